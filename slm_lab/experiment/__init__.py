@@ -1,1 +1,1 @@
-"""Experiment, Trial and Session: the layer that manages files, processes and the terminal."""
+"""Run experiments, trials and Sessions: the layer that manages files, processes and the terminal."""

@@ -1,6 +1,6 @@
-"""Events that a running Session reports. A Session passes its events, which are of five kinds, to one callable.
+"""Events that a running Session reports.
 
-The state of a Session is written to files and is never sent as an event.
+A Session passes every event to one callable (`Emit`). The state of a Session is written to files and is never sent as an event.
 """
 
 from __future__ import annotations
@@ -12,31 +12,34 @@ from typing import Literal
 
 Mode = Literal["train", "eval"]
 RowValues = dict[str, float | int | None]
-"""Column → value; None if the column has no value in this row."""
+"""Values of one table row: column → value; None if the column has no value in the row."""
 Status = Literal["done", "stopped", "failed"]
-"""How a Session ended. "stopped": it saved its state and ended early, as requested."""
+"""How a Session ended. The status "stopped" means that the Session saved its state and ended early because a stop was requested."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table. If each Session has P policies, table s · P + p belongs to policy p of Session s."""
+    """A new row for the table of training or evaluation values of one policy.
+
+    If each Session has P policies, table s · P + p belongs to policy p of Session s.
+    """
 
     table: int
     mode: Mode
     values: RowValues
     scalars: RowValues = field(default_factory=dict)
-    """Means of further values over the updates since the previous row; only trackers receive them."""
+    """Means of further values over the updates since the previous row. Only trackers (such as TensorBoard) receive these means."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a Session, or of one of its policies."""
+    """Progress of a Session or, if the Session trains several policies, of one policy."""
 
     table: int
     frame: int
     fps: float
     row: RowValues | None = None
-    """The row that was just added, if any."""
+    """The row that was just added to the table; None if no row was added."""
     seconds_left: float = math.inf
     """Seconds until meta.max_seconds is reached."""
 
@@ -50,7 +53,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """The state of a Session, or of one of its policies, was written."""
+    """A checkpoint of one policy of a Session was written."""
 
     table: int
     frame: int
@@ -63,7 +66,7 @@ class SessionEnded:
     session: int
     status: Status
     detail: str = ""
-    """If the status is "failed": the cause, the traceback, or the name of the signal."""
+    """Cause of the failure if the status is "failed": a message, a traceback, or the name of the signal that ended the process."""
 
 
 Event = Row | Progress | Notice | CheckpointWritten | SessionEnded

@@ -1,4 +1,4 @@
-"""How to run a spec: the options of the command line, in the form in which functions receive them."""
+"""The options with which a spec is run (`Plan`), and the exceptions of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.spec.models.spec import Spec
 
 
 class UserError(Exception):
-    """An error that the user can correct. It is shown without a traceback, and the exit code is 2."""
+    """An error that the user can correct. The command line shows the error without a traceback and exits with code 2."""
 
 
 def check_spec(spec: object) -> None:
@@ -24,7 +24,10 @@ def check_spec(spec: object) -> None:
 
 
 class TrialFailed(Exception):
-    """A Session failed. `metrics` are computed from the Sessions that did not fail; {} if all failed."""
+    """At least one Session of a trial failed.
+
+    Args: metrics: metrics of the trial, computed from the Sessions that did not fail; {} if all Sessions failed.
+    """
 
     def __init__(self, message: str, metrics: dict[str, Any]) -> None:
         super().__init__(message)
@@ -32,7 +35,7 @@ class TrialFailed(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run early; `code` is the exit code for it (130 for Ctrl-C)."""
+    """A signal ended the run early. The exit code of the process is `code`: 128 + number of the signal (130 for Ctrl-C)."""
 
     def __init__(self, message: str, number: int | None) -> None:
         super().__init__(message)
@@ -40,14 +43,17 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A stop request, set by a signal or by the parent process. The training loop checks it between steps, and then ends early."""
+    """A stop request, which a signal or the parent process sets.
+
+    The training loop checks `requested` between steps, and ends early if `requested` is True.
+    """
 
     __slots__ = ("number", "requested")
 
     def __init__(self) -> None:
         self.requested = False
         self.number: int | None = None
-        """Number of the signal that requested the stop."""
+        """Number of the signal that requested the stop; None if no signal did."""
 
 
 @dataclass(frozen=True)
@@ -58,19 +64,19 @@ class Plan:
     data_dir: Path = Path("data")
     """Folder in which the run folder is created."""
     device: str | None = None
-    """cpu, cuda or cuda:N; None: according to agent.net.gpu."""
+    """cpu, cuda or cuda:N; None: agent.net.gpu determines the device."""
     first_gpu: int = 0
-    """Index of the GPU of Session 0 if neither `device` nor agent.net.cuda_id selects a GPU; later Sessions use the following GPUs."""
+    """Session s uses GPU first_gpu + s, modulo the number of GPUs, if neither `device` nor agent.net.cuda_id selects a GPU."""
     jobs: int | None = None
-    """Maximum number of concurrent Sessions; None: as many as the cores allow."""
+    """Maximum number of concurrent Sessions; None: the number of cores limits the number of Sessions."""
     engine: str | None = None
-    """Name of an engine in engine.ENGINES; None: chosen by `choose_engine` for the spec."""
+    """Name of the engine that runs the Sessions, a key of run.engine.ENGINES; None: `choose_engine` selects the engine."""
     cluster: str | None = None
     """Address of the Ray cluster on which to run the spec: HOST:PORT, "auto" (the cluster to which this machine belongs), or "local" (a
     cluster that is started on this machine). None: run on this machine without Ray."""
     storage: str | None = None
-    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder; None: checkpoints are in the run folder.
-    A continued run keeps the location of its checkpoints."""
+    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder; None: checkpoints are written to the run
+    folder. A continued run keeps the location of its checkpoints."""
     common_seeds: bool = False
     """Whether all trials of a search use the seeds of the first trial."""
     observers: tuple[Callable[..., Any], ...] = ()
@@ -79,8 +85,9 @@ class Plan:
     def concurrent_sessions(self, meta: MetaSpec) -> int:
         """Return the number of concurrent Sessions.
 
-        If the Sessions train one net, all run concurrently; otherwise as many as the cores allow, given the processes of each Session. On a
-        cluster, the resources of the nodes limit the number further.
+        If the Sessions train one shared net (meta.distributed), all Sessions run concurrently. Otherwise `jobs` limits the number of
+        concurrent Sessions. If `jobs` is None, the limit is the number of cores divided by the number of processes of a Session. On a
+        cluster, only `jobs` limits the returned number, and each Session waits until a node has free resources.
         """
         if meta.distributed:
             return meta.max_session

@@ -21,17 +21,22 @@ from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 
 
 class PolicyRows:
-    """The rows of an env for which one policy acts, with their hidden states and open transitions.
+    """The rows of a vector env for which one policy acts, with their hidden states and open transitions.
 
-    Args: info: info of the env. names: names of the agents of the policy.
+    Each row of the vector env belongs to one agent of one env copy. A transition is open from an action of the agent until the agent's next
+    action or the end of its episode.
+
+    Args:
+        info: info of the vector env.
+        names: names of the agents for which the policy acts.
     """
 
     def __init__(self, learner: PolicyLearner, info: EnvInfo, names: Collection[str]) -> None:
         self.learner = learner
         self.rows = rows = info.rows_of(names)
-        """Indices of the rows in the env, int64 [K], ascending."""
+        """Indices of the policy's rows in the vector env, int64 [K], ascending."""
         self.all = len(rows) == info.num_envs
-        """Whether these are all rows of the env."""
+        """Whether the policy acts for all rows of the vector env."""
         self._own_space = info.for_agents(names).observation if info.groups else None
         """The space of the policy's observations if the env pads observations (see EnvInfo.groups), else None."""
         self._positions = {int(row): k for k, row in enumerate(rows)}
@@ -40,18 +45,18 @@ class PolicyRows:
         self.turns = Turns(len(rows), policy.state_size)
 
     def of(self, values_N: np.ndarray) -> np.ndarray:
-        """Return the policy's rows, [K, …], of the values of all rows, [N, …]."""
+        """Select the values of the policy's K rows, [K, …], from the values of all N rows of the vector env, [N, …]."""
         return values_N if self.all else values_N[self.rows]
 
     def seen(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the policy's observations, [K, …], without padding."""
+        """Return the observations of the policy's K rows without padding, [K, …]."""
         obs_K = self.of(obs_N)
         return obs_K if self._own_space is None else without_padding(obs_K, self._own_space)
 
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
-        """Choose the actions of the rows that act.
+        """Choose actions for the rows whose agents act in the next step.
 
-        Args: acts_K: the rows that act, bool [K]; None: all. The output is undefined for other rows.
+        Args: acts_K: whether the agent of each row acts, bool [K]; None: all agents act. The output is undefined for rows that do not act.
         """
         agent = self.learner.agent
         if acts_K is None:
@@ -74,13 +79,13 @@ class PolicyRows:
         step: VecStep,
         own_K: np.ndarray | None = None,
     ) -> Experience:
-        """Return the experience of a step.
+        """Return the experience of the policy in one step of the vector env, and update the hidden states.
 
         Args:
-            obs_K, first_K, acts_K: values before the step.
-            out: output of `act` for these values.
-            step: the step of all rows of the env.
-            own_K: rows for which the policy acts in the running episodes, bool [K]; None: all.
+            obs_K, first_K, acts_K: observations, first-step flags and acting flags of the policy's rows before the step.
+            out: output of `act` for `obs_K` and `acts_K`.
+            step: result of the step for all rows of the vector env.
+            own_K: whether the policy (and not an opponent) acts for each row in the running episode, bool [K]; None: for all rows.
         """
         own = step if self.all else self._own(step)
         if own_K is not None:
@@ -91,7 +96,7 @@ class PolicyRows:
         return Experience(0, 0, own.episodes, transition)
 
     def _own(self, step: VecStep) -> VecStep:
-        """Return the part of a step that belongs to the policy's rows."""
+        """Return a VecStep that contains only the policy's rows of `step`."""
         rows, position = self.rows, self._positions
         episodes = [episode._replace(env=position[episode.env]) for episode in step.episodes if episode.env in position]
         obs_K = self.seen(step.obs_N)
@@ -102,7 +107,7 @@ class PolicyRows:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden states and open transitions, which are valid only if the envs continue from the same step."""
+        """Return the hidden states and the open transitions. Both are valid only if the envs continue from the same step."""
         state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
         return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
 
@@ -113,7 +118,10 @@ class PolicyRows:
 
 
 def spread_to_all_rows(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
-    """Extend the output for some rows to all num_rows rows. The hidden states of the other rows are taken from state_N."""
+    """Extend a policy output that was computed for the rows `rows` to num_rows rows.
+
+    The other rows get zero actions and the hidden states of state_N.
+    """
     action_N = np.zeros((num_rows, *out.action_N.shape[1:]), out.action_N.dtype)
     logp_N = np.zeros(num_rows, np.float32)
     action_N[rows], logp_N[rows] = out.action_N, out.logp_N
@@ -124,11 +132,12 @@ def spread_to_all_rows(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np
 
 
 class AgentsSource(EnvSource):
-    """Steps envs with several agents. Each policy acts for the rows of its agents.
+    """Steps a vector env with several agents. Each policy acts for the rows of its agents.
 
     Args:
-        policies: for each learner's policy, the names of its agents; None: one policy acts for all agents.
-        self_play: chooses the opponents of the only policy and acts for them; None: there are no opponents.
+        policies: name of a policy → names of the agents for which the policy acts, in the order of `learners`; None: one policy acts for
+            all agents.
+        self_play: chooses the opponents of the only policy and computes their actions; None: there are no opponents.
     """
 
     def __init__(
@@ -145,7 +154,7 @@ class AgentsSource(EnvSource):
         names = [env.info.agents] if policies is None else list(policies.values())
         self.parts = [PolicyRows(learner, env.info, own) for learner, own in zip(learners, names, strict=True)]
         self._obs_N: np.ndarray | None = None
-        """The next observations; None before the first reset."""
+        """Observations on which the policies act next; None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
 
     def begin(self) -> None:
@@ -171,7 +180,7 @@ class AgentsSource(EnvSource):
             beat(STEPPING)
             step = env.step(action_N)
             beat(TRAINING)
-            # set before the learner trains on the step, so that the state can be saved after the update
+            # assign before the learner trains on the step, so that the state can be saved after the update
             self._obs_N, self._first_N = step.obs_N, step.first_N
             own_N = None if self_play is None else self_play.learner_N
             experiences = [
@@ -188,7 +197,7 @@ class AgentsSource(EnvSource):
             self_play.take_snapshot_if_due()
 
     def _acting(self) -> np.ndarray | None:
-        """Return the rows that act next and for which the learning policies act, bool [N]; None: all."""
+        """Return whether a learning policy acts next for each row, bool [N]; None: for all rows."""
         acts_N = self.env.acts_N
         if self.self_play is None:
             return acts_N
@@ -196,7 +205,7 @@ class AgentsSource(EnvSource):
         return own_N if acts_N is None else acts_N & own_N
 
     def _env_actions(self, outs: Sequence[ActOut]) -> np.ndarray:
-        """Return the actions of all rows in the form that the env takes."""
+        """Combine the outputs of the policies into the actions of all rows, in the format of `env.step`."""
         actions = [part.learner.agent.policy.env_action(out.action_N) for part, out in zip(self.parts, outs, strict=True)]
         if self.parts[0].all:
             return actions[0]

@@ -16,9 +16,9 @@ from slm_lab.experiment.training.learner import PolicyLearner
 
 
 class EnvSource:
-    """Base class of the sources that own an env in this process.
+    """Base class of the sources of experience that own an env in this process.
 
-    Args: learner: the learner whose frames end the collection.
+    Args: learner: the collection ends when this learner has collected all its frames.
     """
 
     between_rounds = True
@@ -29,7 +29,7 @@ class EnvSource:
 
     @property
     def lost_reason(self) -> str:
-        """Reason why open episodes cannot be saved, if they cannot be saved."""
+        """Reason why open episodes cannot be saved. The text applies only if they cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
 
     def recent_spans(self) -> None:
@@ -46,7 +46,7 @@ class LocalSource(EnvSource):
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         super().__init__(env, learner, stop, beat)
         self._obs_N: np.ndarray | None = None
-        """The next observations; None before the first reset."""
+        """Observations on which the policy acts next; None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
         self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
 
@@ -68,7 +68,7 @@ class LocalSource(EnvSource):
                 env.follow(learner.clock.global_frame + num_envs)
             step = env.step(env_action(out.action_N))
             beat(TRAINING)
-            # set before the learner trains on the step, so that the state can be saved after the update
+            # assign before the learner trains on the step, so that the state can be saved after the update
             self._obs_N, self._first_N = step.obs_N, step.first_N
             if out.state_N is not None:
                 self._state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)

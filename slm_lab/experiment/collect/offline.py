@@ -11,7 +11,7 @@ from slm_lab.experiment.training.experience import Experience
 
 
 class OfflineSource(EnvSource):
-    """Counts each gradient step as a frame. The env is not stepped; it only defines the spaces."""
+    """Counts each gradient step as a frame. The env only defines the observation and action spaces and is never stepped."""
 
     def begin(self) -> None:
         """Do nothing, since no preparation is needed."""

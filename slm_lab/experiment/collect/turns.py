@@ -12,22 +12,25 @@ from slm_lab.lib.records import ActOut, VecStep
 
 
 class Turns:
-    """Joins the steps between two actions of an agent into one transition.
+    """Joins the env steps between two actions of an agent into one transition.
 
     A transition begins when an agent acts, and ends at the agent's next action or at the end of its episode. The reward of the transition
-    is the sum of the rewards that the agent received in this time, and its next observation is the one on which the agent acts next. If a
-    move of another player ends the game, the agent's final reward therefore belongs to the agent's own last move. Rewards before the first
-    action of an episode do not belong to any transition. The discount factor applies once per action of the agent. The observation of the
-    first action counts as the first observation of the episode, even if the agent had to wait for its turn.
+    is the sum of the rewards that the agent received from its beginning to its end. The next observation of the transition is the
+    observation on which the agent acts next. If a move of another player ends the game, the agent's final reward therefore belongs to the
+    agent's own last move. Rewards that an agent receives before its first action of an episode do not belong to any transition. The
+    discount factor applies once per action of the agent. The observation of the agent's first action counts as the first observation of the
+    episode, even if the agent had to wait for its turn.
 
-    Args: num_rows: N, number of rows. state_size: S, size of the hidden state.
+    Args:
+        num_rows: N, number of rows of the vector env (one row per agent of each env copy).
+        state_size: S, size of the hidden state of the policy.
     """
 
     def __init__(self, num_rows: int, state_size: int) -> None:
         self.open_N = np.zeros(num_rows, np.bool_)
-        """Rows with an open transition, which has begun and not ended."""
+        """Whether each row has an open transition, which has begun and not ended, bool [N]."""
         self.fresh_N = np.zeros(num_rows, np.bool_)
-        """Rows whose agent has not acted yet in its episode."""
+        """Whether the agent of each row has not acted yet in its current episode, bool [N]."""
         self._begun: dict[str, np.ndarray] = {
             "first": np.zeros(num_rows, np.bool_),
             "reward": np.zeros(num_rows, np.float32),
@@ -36,17 +39,19 @@ class Turns:
             "state": np.zeros((num_rows, state_size), np.float32),
             "next_state": np.zeros((num_rows, state_size), np.float32),
         }
-        """The open transitions: for each row the observation, the action, the hidden states and the reward so far."""
+        """The open transition of each row: observation, action, log probability, hidden states, and sum of the rewards so far."""
 
     def advance(
         self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep, acted_N: np.ndarray | None
     ) -> Transition:
-        """Return the transitions that end with this step. `valid_N` of the returned step marks their rows; other rows must be ignored.
+        """Return the transitions that end with an env step. In the returned step, `valid_N` is True for the rows with such a transition.
+
+        All other values of the returned arrays must be ignored in rows where `valid_N` is False.
 
         Args:
-            obs_N, first_N, state_N, out: inputs and outputs of the policies; undefined in rows that did not act.
-            step: the step of the env.
-            acted_N: rows that acted, bool [N]; None: all rows.
+            obs_N, first_N, state_N, out: inputs and outputs of the policies before the step; undefined in rows that did not act.
+            step: result of the env step.
+            acted_N: whether the agent of each row acted in the step, bool [N]; None: all agents acted.
         """
         if acted_N is None and step.acts_N is None and not (self.open_N | self.fresh_N).any():
             return obs_N, first_N, state_N, out, step
@@ -68,7 +73,7 @@ class Turns:
         return begun["obs"], begun["first"], begun["state"] if recurrent else None, chosen, joined
 
     def _begin_transitions(self, new_N: np.ndarray, obs_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
-        """Begin transitions in the rows given by new_N, bool [N]."""
+        """Begin a transition in each row for which new_N, bool [N], is True."""
         begun = self._begun
         if "obs" not in begun:
             begun |= {"obs": np.zeros_like(obs_N), "action": np.zeros_like(out.action_N)}
@@ -83,7 +88,7 @@ class Turns:
         self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the open transitions, which are valid only if the envs continue from the same step."""
+        """Return the open transitions. They are valid only if the envs continue from the same step."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
             "fresh": torch.from_numpy(self.fresh_N.copy()),

@@ -1,4 +1,4 @@
-"""Assemble datasets from the slots that workers have filled."""
+"""Assemble datasets from the slots that rollout workers have filled. A slot is storage for one rollout."""
 
 from __future__ import annotations
 
@@ -13,41 +13,46 @@ from slm_lab.experiment.collect.workers.worker import Collected
 
 @dataclass
 class FilledSlot:
-    """A slot that waits to be copied, with the rollouts of all env groups of a worker."""
+    """A filled slot that waits to be copied into datasets. The slot contains the rollouts of all env groups of one worker."""
 
     worker: int
     slot: int
     report: Collected
     begins: list[int]
-    """For each group and policy: the first column that has not been copied yet."""
+    """Index of the first column that has not been copied yet, for each pair of env group and policy."""
 
 
 class RolloutAssembler:
-    """Copies slots into datasets, in the order of arrival or in rounds.
+    """Copies the rollouts of workers into datasets, in the order of arrival or in synchronous rounds.
 
-    In a round, rollouts are copied in the order of the workers. At the end of a round, datasets count as complete even if they are not
-    full.
+    In a round, each worker collects the same number of rollouts, and rollouts are copied in the order of the worker indices. At the end of
+    a round, datasets count as complete even if they are not full.
 
     Args:
-        slots: indexed as [worker][slot][group].
-        rounds: number of rollouts per worker in a round; None: rollouts are copied in the order of arrival.
+        slots: the slots of all workers, indexed as [worker][slot][group].
+        builders: the dataset builder of each policy.
+        rounds: number of rollouts of each worker in a round; None: rollouts are copied in the order of arrival.
     """
 
     def __init__(self, slots: list[list[list[Slot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
         self.slots, self.builders, self.rounds = slots, builders, rounds
         self.waiting: list[deque[FilledSlot]] = [deque() for _ in slots]
         self.copied_W = [0] * len(slots)
-        """Number of rollouts of each worker that were copied in this round."""
+        """Number of rollouts of each worker that were copied in the current round."""
         self.turn = 0
         self.round_over = False
 
     def put(self, worker: int, slot: int, report: Collected) -> None:
-        """Add a slot that a worker has filled."""
+        """Add a slot that a worker has filled to the queue of the worker."""
         parts = len(report.rollouts) * len(self.builders)
         self.waiting[worker].append(FilledSlot(worker, slot, report, [0] * parts))
 
     def assemble(self) -> Iterator[tuple[FilledSlot | None, list[tuple[int, Dataset]]]]:
-        """Copy as many rollouts as possible. Yields slots that are free again, and complete datasets with their policies."""
+        """Copy as many waiting rollouts into datasets as fit.
+
+        Yields pairs (slot, complete). `slot` is a slot that the worker may overwrite, or None if a slot is only partly copied. `complete` is
+        a list of (index of a policy, complete dataset of the policy).
+        """
         while (filled := self._next()) is not None:
             complete, done = self._copy(filled)
             if not done:
@@ -60,12 +65,12 @@ class RolloutAssembler:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether all rollouts of a round have been copied, and none of the next round."""
+        """Whether all rollouts of a round have been copied, and no rollout of the next round has arrived."""
         return self.rounds is not None and not any(self.copied_W) and not any(self.waiting)
 
     @property
     def free_rollouts(self) -> int:
-        """Number of additional rollouts of workers that fit into the current dataset and the free datasets, rounded up."""
+        """Number of rollouts, besides the waiting rollouts, that fit into the current dataset and the free datasets, rounded up."""
         columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))
         return -(-columns // sum(int(slot.played_TN.shape[1]) for slot in self.slots[0][0])) - waiting
@@ -89,7 +94,10 @@ class RolloutAssembler:
         return complete, done
 
     def _count(self, worker: int) -> list[tuple[int, Dataset]]:
-        """Count a copied rollout; at the end of a round, return the dataset of each policy, even if it is not full."""
+        """Count a copied rollout of a worker.
+
+        Returns (policy, dataset) for each policy with a non-empty dataset if the rollout was the last of the round, else [].
+        """
         assert self.rounds is not None
         self.copied_W[worker] += 1
         self.turn = (worker + 1) % len(self.slots)

@@ -1,4 +1,4 @@
-"""Build the datasets of one policy from rollouts of groups of envs."""
+"""Build the training datasets of one policy from the rollouts of rollout workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.lib.records import EnvInfo, Episode
 
 
 class EndedEpisode(NamedTuple):
-    """An episode, played by `policy`, that ended in step t of a rollout in row n of the envs."""
+    """An episode that the policy with index `policy` played, and that ended in step t of a rollout in row n of the vector env."""
 
     t: int
     n: int
@@ -24,7 +24,7 @@ class EndedEpisode(NamedTuple):
 
 @dataclass
 class GroupRollout:
-    """Report of a worker on the rollout of one env group; the transitions are in the slot."""
+    """Report of a worker on the rollout of one env group. The transitions are in a slot and not in the report."""
 
     truncations: list[Truncation]
     ended: list[EndedEpisode]
@@ -32,19 +32,19 @@ class GroupRollout:
 
 @dataclass
 class Dataset:
-    """A batch of rollouts on which a policy trains. Each column is the rollout of one env or, with several agents, of one agent."""
+    """A batch of rollouts on which one policy trains. Each column contains the rollout of one env or, with several agents, of one agent."""
 
     storage: OnPolicyBatchReplay
     frame_TN: np.ndarray
-    """Whether a step of a column counts as a frame of the policy, bool [T, N]. It counts if the policy played it, including dummy rows. If
-    the policy played several agents of an env, only the first of them counts."""
+    """Whether each step of each column counts as a frame of the policy, bool [T, N]. A step counts if the policy played it, even if the step
+    is not a valid transition. If the policy played several agents of an env in the same step, only the column of the first agent counts."""
     columns: int = 0
-    """Number of columns filled so far."""
+    """Number of columns that have been filled."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
-    """(step, episode) for each episode of the policy that ended."""
+    """(step, episode) for each episode of the policy that ended during the rollouts."""
 
     def rollout(self) -> Rollout:
-        """Return a Rollout with views of the filled columns."""
+        """Return a Rollout that contains only the filled columns, as views."""
         rollout, C = self.storage.rollout(), self.columns
         if rollout.reward_TN.shape[1] == C:
             return rollout
@@ -53,7 +53,7 @@ class Dataset:
 
 
 class DatasetBuilder:
-    """Copies rollouts into the datasets of one policy, so that slots become free again immediately.
+    """Copies rollouts from slots into the datasets of one policy, so that workers can overwrite the slots before the policy trains.
 
     Args:
         policy: index of the policy.
@@ -61,7 +61,7 @@ class DatasetBuilder:
         columns: number of columns of a dataset.
         rows: number of steps of a rollout.
         state_size: S, size of the hidden state.
-        num_spare: number of datasets in addition to the current one.
+        num_spare: number of allocated datasets in addition to the dataset that is being filled.
         single_policy: whether the Session has only this policy.
     """
 
@@ -73,13 +73,14 @@ class DatasetBuilder:
 
     @property
     def free_columns(self) -> int:
-        """Number of columns that fit into the current dataset and the free datasets."""
+        """Number of columns that still fit into the current dataset and the free datasets."""
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
-        """Copy the columns of a rollout that this policy played, starting at column `begin`.
+        """Copy the columns of a rollout in which this policy played, starting at column `begin`.
 
-        Returns the datasets that are now full, and the index of the first column that did not fit (the number of columns if all fit).
+        Returns the datasets that have become full, and the index of the first column that did not fit (the number of columns if all columns
+        fit).
         """
         own_TN = slot.played_TN == self.policy
         num_columns = own_TN.shape[1]
@@ -101,9 +102,11 @@ class DatasetBuilder:
         return full, num_columns
 
     def _frames(self, own_TN: np.ndarray) -> np.ndarray:
-        """Return which steps of which rows count as frames, bool [T, N].
+        """Return whether step t of row n counts as a frame, bool [T, N].
 
-        In each step, of the rows of an env that the policy plays, only the first one counts.
+        If the policy plays several rows of an env in a step, only the first of these rows counts.
+
+        Args: own_TN: whether this policy played row n in step t, bool [T, N].
         """
         if self.num_agents < 2:
             return own_TN
@@ -112,12 +115,12 @@ class DatasetBuilder:
         return frame_TN
 
     def close(self) -> Dataset | None:
-        """Return the current dataset even if it is not full; None if it is empty. The next rollout begins a new dataset."""
+        """Return the current dataset even if it is not full, or None if no dataset has been begun. The next rollout begins a new dataset."""
         dataset, self.current = self.current, None
         return dataset
 
     def release(self, dataset: Dataset) -> None:
-        """Make a dataset available again after training on it."""
+        """Empty a dataset on which the policy has trained, and add it to the free datasets."""
         dataset.columns = 0
         dataset.ended.clear()
         dataset.storage.restart()

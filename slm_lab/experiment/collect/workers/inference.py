@@ -1,7 +1,8 @@
-"""Central inference: one process computes the action distributions for the envs of all workers, with one batch for all waiting requests.
+"""Central inference: a server process computes the action distributions for the envs of all rollout workers.
 
-Observations and answers are in shared memory. A request or an answer is a byte that is sent over a socket and contains the index of the env
-group. The worker samples the actions itself, so that its random stream does not depend on the requests of other workers.
+The server computes all waiting requests in one batch. Observations and action distributions are in shared memory. A request, like an
+answer, is one byte that is sent over a socket and contains the index of an env group. Each worker samples actions itself, so that the
+worker's random stream does not depend on the requests of other workers.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from slm_lab.lib.records import ActOut
 from slm_lab.lib.store import SharedArrays
 
 _CONNECT_SECONDS = 120.0
-"""Time limit for connecting, in seconds; a new server process takes seconds to start."""
+"""Maximum time in seconds for connecting to the inference server. A new server process takes seconds to start."""
 
 
 class InferenceServer:
-    """Answers the requests of workers, using the newest weights, on config.device."""
+    """Computes the action distributions that workers request, with the newest weights, on the device config.device."""
 
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None
@@ -42,7 +43,10 @@ class InferenceServer:
         """Connection → number of the connected worker."""
 
     def answer(self, asked: Sequence[tuple[int, int]]) -> None:
-        """Compute the answers for groups of envs, each given as (worker, group)."""
+        """Compute the action distributions of env groups, and write them to the inference buffers.
+
+        Args: asked: (index of the worker, index of the env group) for each request.
+        """
         begin = perf_counter()
         self.subscriber.pull()
         buffers = [self.arrays.buffers[worker][group] for worker, group in asked]
@@ -67,11 +71,11 @@ class InferenceServer:
             begin = end
 
     def accept(self, listener: Listener) -> None:
-        """Start a thread that accepts connections."""
+        """Start a thread that accepts connections of workers."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def serve(self) -> None:
-        """Answer all waiting requests; if there are none, wait briefly and return."""
+        """Answer all waiting requests. If no request is waiting, wait briefly for requests."""
         self.beat(WAITING)
         asked: list[tuple[Connection, int, int]] = []
         for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
@@ -96,12 +100,12 @@ class InferenceServer:
 
 
 class CentralInference:
-    """The client side, in a worker: sends requests to the server, and reconnects after the server was restarted."""
+    """Client of the inference server in a rollout worker. It reconnects if the server was restarted."""
 
     def __init__(self, address: str, worker: int, buffers: Sequence[InferenceBuffer], subscriber: WeightSubscriber) -> None:
         self.address, self.worker, self.buffers, self.subscriber = address, worker, buffers, subscriber
         self.open: dict[int, EnvGroup] = {}
-        """Index of a group → group, for the groups that wait for an answer."""
+        """Index of an env group → env group, for the groups that wait for an answer of the server."""
         self.connection = self._connect()
 
     def request(self, group: EnvGroup) -> None:
@@ -135,7 +139,10 @@ class CentralInference:
         return merge_outputs(group, parts)
 
     def _request_again(self) -> None:
-        """Send every open request again, since the server may have died while it was overwriting a request with its answer."""
+        """Reconnect, and send every unanswered request again.
+
+        The observations are also written again, since the server may have died while it was overwriting a request with its answer.
+        """
         self.connection.close()
         self.connection = self._connect()
         for group in self.open.values():

@@ -1,9 +1,10 @@
-"""The tasks of workers, and the exchange of weights and rollouts between workers and the learner, on one machine or on a cluster.
+"""Exchange of weights and rollouts between rollout workers and the learner, on one machine or on a cluster.
 
-On one machine, weights and rollouts are in shared memory, and messages contain only slot numbers. On a cluster, weights are sent once to
-each node, and rollouts are sent in messages. A worker acts with the weights of the last broadcast that it has received; the learner
-measures the policy lag and leaves out transitions that are too old (meta.sampler.max_policy_lag). For each of the two cases there are two
-classes: a Link for the pool, and a WorkerEndpoint for each worker.
+On one machine, weights and rollouts are in shared memory, and messages contain only slot numbers (a slot is storage for one rollout). On a
+cluster, weights are sent once to each node, and rollouts are sent in messages. A worker acts with the newest weights that it has received.
+The learner measures the policy lag, and masks transitions that are too old (meta.sampler.max_policy_lag). The learner's pool of workers
+uses a MemoryLink on one machine and a MessageLink on a cluster. Each worker process uses the corresponding MemoryEndpoint or
+MessageEndpoint. The module also defines the functions that the processes of workers and of the inference server run.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from slm_lab.lib.system import has_feature
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
-"""First order to a worker on this machine; it means that the shared arrays are ready."""
+"""First order to a worker on this machine. The order means that the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
-"""Minimum time in seconds between two broadcasts to a worker, except in synchronous rounds. With a broadcast after every update in
-CartPole, a worker spent a quarter of its processor time on receiving weights."""
+"""Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. When the weights were broadcast after
+every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
 
 
 class MemoryLink:
-    """The pool's endpoint of the links to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
+    """Connects the learner's pool to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
 
     Attributes:
-        remote: whether workers may run on other nodes, where they may wait long for a free core.
+        remote: whether workers may run on other nodes, where a worker may wait long for a free core before it starts.
         poll_seconds: maximum time in seconds between two calls of `refresh`.
         store: shared arrays that the workers attach to; None if there are none.
     """
@@ -53,25 +54,25 @@ class MemoryLink:
         self.store: SharedArrays | None = SharedArrays(self.fd)
 
     def worker_endpoint(self) -> WorkerEndpoint:
-        """Return the other endpoint of the link, which is passed to a process as an argument."""
+        """Return the worker's endpoint of this link. The endpoint is passed to the process of a worker as an argument."""
         return MemoryEndpoint(SharedFd(self.fd))
 
     def attach(self, arrays: WorkerArrays) -> None:
-        """Connect the link to the arrays of the learner, which contain the initial weights."""
+        """Set the arrays of the learner, which contain the initial weights. A MemoryLink need not store them."""
 
     def connect(self, task: Task) -> None:
-        """Send the first order to a new process."""
+        """Send the first order to a new worker process."""
         task.send(CONNECT)
 
     def refresh(self, tasks: Iterable[Task]) -> None:
-        """Make the newest weights available to connected workers."""
+        """Make the newest weights available to connected workers. With shared memory, nothing needs to be done."""
 
     def arrived(self, worker: int, slot: int, report: Collected) -> Collected:
-        """Make the content of a message "rollout" available in the slot of the learner; return the report."""
+        """Make the content of a message "rollout" available in the learner's slot, and return the worker's report."""
         return report
 
     def close(self) -> None:
-        """Release the resources of the link; called after the workers have ended."""
+        """Close the file of the shared memory. Must be called after the workers have ended."""
         os.close(self.fd)
 
 
@@ -81,18 +82,18 @@ class MemoryEndpoint:
 
     memory: SharedFd
     niceness = 5
-    """Value added to the niceness of the process in async mode, so that the learner has priority. With fewer cores than processes, training
-    is more often the bottleneck than the envs, and workers that run ahead of the learner only wait."""
+    """Value added to the niceness of a worker process if collection is asynchronous, so that the learner has priority. With fewer cores than
+    processes, training is more often the bottleneck than the envs, and workers that run ahead of the learner only wait."""
 
     @property
     def store(self) -> SharedArrays:
-        """The shared arrays, as seen by a process other than that of the learner."""
+        """The shared arrays of the learner, mapped into the process of a worker or of the inference server."""
         return SharedArrays(self.memory.fd, fresh=False)
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
-        """Build the policies of a worker and begin its episodes.
+        """Connect a worker to the learner's arrays, build the worker's policies, and begin its episodes.
 
-        Args: first: the first order.
+        Args: first: the first order that the worker has received.
         """
         worker.attach(lambda own: self.store.attach({"workers": own}))
         config = worker.config
@@ -100,28 +101,29 @@ class MemoryEndpoint:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
     def take(self, order: Any) -> None:
-        """Execute an order of the link; a MemoryLink sends no orders."""
+        """Execute an order that a link has sent. The method does nothing, since a MemoryLink sends no orders."""
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
-        """Send the message ("rollout", slot, report, …); called after the slot was filled."""
+        """Send the message ("rollout", slot, report) after the worker has filled a slot."""
         context.send("rollout", slot, report)
 
 
 @dataclass
 class Broadcast:
-    """The newest weights of all policies."""
+    """A message with the newest weights of all policies."""
 
     weights: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
     """Result of PublishedWeights.newest for each policy."""
     active_P: np.ndarray
-    """Policies that still need frames."""
+    """Whether each policy still needs frames, bool [P]."""
 
 
 class MessageLink:
-    """The pool's endpoint of the links to workers on any nodes. Weights and rollouts are sent in messages of an executor.
+    """Connects the learner's pool to workers on any nodes of a cluster. Weights and rollouts are sent in messages of an executor.
 
-    Args: in_rounds: whether workers wait while the learner trains, and then collect a round with the new weights. Otherwise workers use
-        new weights as soon as they arrive, even in the middle of a rollout.
+    Args:
+        in_rounds: if True, workers wait while the learner trains, and then collect a round with the new weights. If False, workers use new
+            weights as soon as the weights arrive, even in the middle of a rollout.
     """
 
     remote, poll_seconds = True, 0.01
@@ -131,9 +133,10 @@ class MessageLink:
         self.executor, self.in_rounds = executor, in_rounds
         self._broadcast: Any = None
         self._number = self._published = 0
-        """Number of the newest broadcast; number of times that weights had been published when it was created, summed over policies."""
+        """`_number`: number of the newest broadcast. `_published`: number of times that weights had been published, summed over the
+        policies, when the newest broadcast was created."""
         self._sent: dict[Task, tuple[int, float]] = {}
-        """Worker → number of the last broadcast to this worker, and time at which it was sent."""
+        """Task of a worker → (number of the last broadcast that was sent to the worker, time at which the broadcast was sent)."""
 
     def worker_endpoint(self) -> WorkerEndpoint:
         return MessageEndpoint()
@@ -156,14 +159,18 @@ class MessageLink:
                 self._sent[task] = self._number, now
 
     def _send(self, task: Task) -> bool:
-        """Send the newest broadcast; in rounds it is sent as an order that precedes the next rollout. Returns whether it was sent."""
+        """Send the newest broadcast to a worker. Returns whether the broadcast was sent.
+
+        In synchronous rounds, the broadcast is an order that precedes the order for the next rollout. Otherwise it is a signal, which is not
+        sent if the previous signal has not been delivered yet.
+        """
         if not self.in_rounds:
             return task.signal(self._broadcast)
         task.send(self._broadcast)
         return True
 
     def _renew(self) -> None:
-        """Create a broadcast of the newest weights, unless the last broadcast already contains them."""
+        """Create a broadcast of the newest weights, unless the last broadcast already contains the newest weights."""
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published:
             self._published, self._number = published, self._number + 1
@@ -171,7 +178,7 @@ class MessageLink:
             self._broadcast = self.executor.share(newest)
 
     def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
-        """Use the received arrays as the slot, without copying them, and convert times to the clock of this process."""
+        """Use the received arrays as the slot's arrays without copying, and return the report with times of this process's clock."""
         for place, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
             place.use(arrays)
         now = time.perf_counter()
@@ -194,7 +201,7 @@ class MessageEndpoint:
         context.on_signal = self.take
 
     def take(self, order: Broadcast) -> None:
-        """Load the weights of a broadcast, which are used from the next step on."""
+        """Load the weights of a broadcast. The worker's policies use these weights from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
             mine.write(*newest)
         self.arrays.active_P[:] = order.active_P
@@ -208,16 +215,19 @@ WorkerEndpoint = MemoryEndpoint | MessageEndpoint
 
 
 SAVE, LOAD = "save", "load"
-"""Orders between two rounds. (SAVE, number of the request): send the state. (LOAD, state or None, resumes): continue a run."""
+"""Orders to a worker between two rounds. (SAVE, number of the request) makes the worker send its state. (LOAD, state or None, number of times
+that the run was continued) makes the worker continue a run."""
 _ORPHAN_SECONDS = 10.0
-"""Time in seconds for which the inference server still answers workers after the learner was killed, so that they can close their envs."""
+"""Time in seconds for which the inference server still answers workers after the learner was killed, so that the workers can close their
+envs."""
 
 
 def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> None:
-    """Run a worker: collect rollouts into the requested slots until a stop is requested.
+    """Run a rollout worker, which collects rollouts into the requested slots until a stop is requested.
 
-    Messages: ("built", EnvInfo) once the envs are built; ("ready",) after the first order; then ("rollout", slot, Collected, …) for each
-    requested slot, and ("state", number, state) on request. ("user_error", SpecError) if the envs cannot be built.
+    The worker sends ("built", EnvInfo) when the envs are built, or ("user_error", SpecError) if the envs cannot be built. It sends
+    ("ready",) after the first order has been executed. It then sends ("rollout", slot, Collected, …) for each requested slot, and
+    ("state", number of the request, state) for each SAVE order.
     """
     if sampler_of(config.spec).async_rl and has_feature("priority"):
         os.nice(link.niceness)
@@ -241,7 +251,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> 
 
 
 def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context: Context) -> None:
-    """Execute an order: collect into a slot, load or send the state, or pass the order to the link."""
+    """Execute an order: collect a rollout into a slot, load the worker's state, send the worker's state, or pass the order to the link."""
     match order:
         case int(slot):
             report = worker.collect(slot)
@@ -256,7 +266,10 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context:
 
 
 def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:
-    """Run the inference server until it is killed or, if the learner was killed, until the workers have ended. Message: ("ready",)."""
+    """Run the inference server until it is killed or, if the learner was killed, until the workers have ended or _ORPHAN_SECONDS have passed.
+
+    The server sends the message ("ready",) when workers can connect.
+    """
     server = InferenceServer(config, link.store, context.beat)
     if os.path.exists(config.address):  # left behind by a killed server
         os.unlink(config.address)
@@ -268,4 +281,4 @@ def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) 
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while server.clients and time.monotonic() < deadline:
             server.serve()
-    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # normally the learner does this, but it was killed
+    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # normally the learner removes the folder, but the learner was killed

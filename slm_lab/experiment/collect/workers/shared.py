@@ -1,4 +1,4 @@
-"""Data that the learner and its rollout workers share: the newest weights, and slots for rollouts."""
+"""Arrays that the learner shares with its rollout workers and the inference server: the newest weights, and slots (storage) for rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 SLOTS = 2
-"""Number of slots of each env group: one slot is written while the other one is read."""
+"""Number of slots of each env group. A worker writes one slot while the learner's process reads the other slot."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,34 @@ class WorkerConfig:
     """Seeds of the Session."""
     index: int = 0
     restart: int = 0
-    """Number of processes that had this role before and died."""
+    """Number of earlier processes of this worker or server that died."""
     info: EnvInfo | None = None
-    """Info of the envs of all workers; None: the worker derives it from its own envs."""
+    """Info of the envs of all workers together; None: the worker derives the info from its own envs."""
     acting_state_size: int = 0
-    """Number of values that are published together with the weights, see the function acting_state_size."""
+    """Number of values of the acting state, which is published together with the weights. See the function acting_state_size."""
     address: str = ""
-    """Address of the inference server; "" if each worker computes its actions itself."""
+    """Address of the inference server's socket; "" if each worker computes its actions itself."""
     device: str = "cpu"
     """Device of the inference server."""
 
 
 def acting_state_size(normalizers: Normalizers) -> int:
-    """Return the size of a policy's acting state, which consists of explore_var, Policy.uniform, frames and Normalizers.vector."""
+    """Return the number of values of the acting state, which workers need in addition to the weights.
+
+    The acting state consists of the exploration variable (explore_var), Policy.uniform, the number of frames and Normalizers.vector.
+    """
     return 3 + len(normalizers.vector)
 
 
 class PublishedWeights:
-    """The newest weights of a policy, with their version and acting state (see acting_state_size).
+    """Shared arrays with the newest weights of a policy, the version of the weights, and the acting state (see acting_state_size).
 
     The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`. A reader copies the half that
-    `done` selects, and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. Memory barriers between the
-    steps make this correct on processors that reorder writes.
+    `done` selects, and accepts the copy unless `begun` shows that the writer has begun to overwrite the same half. Memory barriers between
+    these steps make the protocol correct on processors that reorder writes.
 
     Args:
-        policy: its parameters and buffers are written by `publish` and overwritten by `pull`.
+        policy: `publish` copies its parameters and buffers to the shared arrays; `pull` overwrites them from the shared arrays.
         acting_state_size: number of values of the acting state.
     """
 
@@ -85,7 +88,7 @@ class PublishedWeights:
         self._arrays, self._store = dict(arrays), store
 
     def read_from(self, writer: PublishedWeights) -> None:
-        """Use the arrays of a writer that is in this process."""
+        """Use the arrays of another PublishedWeights in this process, which publishes the weights."""
         self._arrays = writer._arrays
 
     def publish(self, version: int, acting_state: np.ndarray) -> None:
@@ -94,7 +97,7 @@ class PublishedWeights:
         self.write(version, param, buffer, acting_state)
 
     def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, acting_state: np.ndarray) -> None:
-        """Make the given weights available to all readers. Only one process or thread may call this at a time."""
+        """Make the given weights available to all readers. Only one process or thread may call this method at a time."""
         arrays = self._arrays
         count = int(arrays["done"][0]) + 1
         half = count % 2
@@ -113,7 +116,7 @@ class PublishedWeights:
     def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """Return copies of the version, parameters, buffers and acting state that were published last.
 
-        Only the process that publishes may call this.
+        Only the process that publishes the weights may call this method.
         """
         half = int(self._arrays["done"][0]) % 2
         return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
@@ -124,7 +127,7 @@ class PublishedWeights:
         return int(self._arrays["done"][0])
 
     def pull(self) -> bool:
-        """Copy the newest weights into the policy. Returns False if the policy already had them."""
+        """Copy the newest weights into the policy. Returns False if the policy already had the newest weights."""
         arrays = self._arrays
         if arrays["done"][0] == self._seen:
             return False
@@ -148,16 +151,17 @@ class PublishedWeights:
 
 
 class InferenceBuffer:
-    """The observations of an env group for the inference server, and the answer of the server."""
+    """Shared arrays with the observations of an env group for the inference server, and with the answer of the server."""
 
     def __init__(self, info: EnvInfo, policy: Policy) -> None:
         N, obs = info.num_envs, info.observation
         self.obs_N = np.zeros((N, *obs.shape), obs.dtype)
         self.policy_N = np.zeros(N, np.int64)
         self.state_NS = np.zeros((N, policy.state_size), np.float32)
-        """Hidden state. A request contains the state before the observation, an answer the state after it."""
+        """Hidden states. A request contains the hidden states before the observations, and an answer contains the hidden states after the
+        observations."""
         self.params_NP = np.zeros((N, policy.param_dim), np.float32)
-        """Parameters of the action distributions; written by the server."""
+        """Parameters of the action distributions, which the server writes."""
         self.version_N = np.zeros(N, np.int64)
 
     def shared_arrays(self) -> Named:
@@ -169,7 +173,7 @@ class InferenceBuffer:
 
 
 class BusySpans:
-    """Ring buffer of the times at which the inference server was busy: (begin, end) in seconds of perf_counter."""
+    """Shared ring buffer of the time spans in which the inference server was busy, as (begin, end) in seconds of perf_counter."""
 
     SIZE = 4096
 
@@ -188,7 +192,7 @@ class BusySpans:
         self._count[0] += 1
 
     def unread(self) -> list[tuple[float, float]]:
-        """Return the spans that were added since the last call, but at most the newest SIZE of them."""
+        """Return the time spans that were added since the last call, but at most the newest SIZE spans."""
         count = int(self._count[0])
         first = max(self._read, count - self.SIZE)
         self._read = count
@@ -201,20 +205,20 @@ class Slot:
     def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
         self.storage, self.t = batch_storage(info, rows, state_size), 0
         self.played_TN = np.zeros((rows, info.num_envs), np.int64)
-        """Index of the policy that played each row of the envs in each step."""
+        """Index of the policy that played each row of the vector env in each step."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
-        """Index of the policy that played each stored transition. With several agents, t counts the transitions of a column and not the
-        steps of the envs, see AgentsBatchReplay."""
+        """Index of the policy that played each stored transition. With several agents, index t counts the transitions of a column and not
+        the steps of the envs (see AgentsBatchReplay)."""
 
     def begin(self) -> None:
-        """Begin a rollout."""
+        """Begin a new rollout, which overwrites the previous one."""
         self.t = 0
         self.storage.restart()
 
     def add(self, policy_N: np.ndarray, transition: Transition) -> None:
-        """Store the transitions that end in a step.
+        """Store the transitions that end in one step of the envs.
 
-        Args: policy_N: index of the policy that played each row.
+        Args: policy_N: index of the policy that played each row of the vector env in the step.
         """
         self.played_TN[self.t] = policy_N
         self.t += 1
@@ -224,7 +228,7 @@ class Slot:
             self.policy_TN[self.storage.count_N[n_K] - 1, n_K] = policy_N[n_K]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the slot, by name."""
+        """Return the arrays of the slot as a dict: name → array."""
         named = {**self.storage.arrays(), "played": self.played_TN}
         return named if self.policy_TN is self.played_TN else named | {"policy": self.policy_TN}
 
@@ -235,7 +239,7 @@ class Slot:
         self.use(arrays)
 
     def use(self, arrays: Arrays) -> None:
-        """Use the given arrays as storage. Their names are those returned by `arrays`."""
+        """Use the given arrays as storage. The names of the arrays are the names that the method `arrays` returns."""
         self.storage.use(arrays)
         self.played_TN = arrays["played"]
         self.policy_TN = arrays.get("policy", self.played_TN)
@@ -250,7 +254,7 @@ class WorkerArrays:
         group = info.of_envs(sampler.num_envs_per_worker // groups)
         self.weights = [PublishedWeights(one, acting_state_size) for one in policies]
         self.active_P = np.ones(len(policies), np.bool_)
-        """Policies that still need frames."""
+        """Whether each policy still needs frames, bool [P]."""
         self.slots = [
             [[Slot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
         ]
@@ -277,25 +281,28 @@ class WorkerArrays:
         attach_parts(self._parts(), store, arrays)
 
     def use(self, learners: WorkerArrays) -> None:
-        """Use the weights and slots of the learner, which runs in this process."""
+        """Use the weights and slots of the learner, which runs in this process, instead of the own arrays."""
         for mine, theirs in zip(self.weights, learners.weights, strict=True):
             mine.read_from(theirs)
         self.slots, self.active_P = learners.slots, learners.active_P
 
 
 def sampler_of(spec: Spec) -> SamplerSpec:
-    """Return meta.sampler of a spec, which must have this section."""
+    """Return meta.sampler of a spec that has this section."""
     assert spec.meta.sampler is not None
     return spec.meta.sampler
 
 
 def num_splits(sampler: SamplerSpec) -> int:
-    """Return the number of env groups of a worker: one with local inference, where no time is spent on waiting for answers."""
+    """Return the number of env groups of a worker.
+
+    With central inference, a worker steps one env group while another group waits for actions. With local inference, there is one group.
+    """
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
 
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
-    """Return the memory, in bytes, that the slots and datasets of a Session need."""
+    """Return the memory in bytes that the rollout slots and the datasets of a Session need."""
     sampler, rows = sampler_of(spec), spec.rollout_rows
     slots = SLOTS * storage_bytes(info.of_envs(sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
@@ -304,10 +311,11 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
 
 
 def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
-    """Return, for each policy, the number of columns of a dataset: one column for each agent of the policy in spec.dataset_columns envs.
+    """Return the number of columns of a dataset for each policy.
 
-    If agent.policies is given, it names the agents of each policy. Otherwise every policy may be drawn for every agent (see
-    meta.sampler.num_policies), so that all agents of the env are counted for each policy.
+    A dataset has one column for each agent of the policy in each of spec.dataset_columns envs. If agent.policies is given, it names the
+    agents of each policy. If agent.policies is not given, every policy may be drawn for every agent (see meta.sampler.num_policies), and all
+    agents of the env are counted for each policy.
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]
@@ -315,7 +323,10 @@ def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
 
 
 def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
-    """Return the policy of each row as determined by agent.policies, int64 [N]; None: a policy is drawn for each episode."""
+    """Return the index of the policy that agent.policies assigns to each row of the vector env, int64 [N].
+
+    Returns None if agent.policies is not given, in which case a policy is drawn for each episode.
+    """
     if spec.agent.policies is None:
         return None
     policy_N = np.zeros(info.num_envs, np.int64)
@@ -325,7 +336,7 @@ def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
 
 
 def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> None:
-    """Raise SpecError if the slots and datasets of all concurrent Sessions do not fit into the memory of this machine."""
+    """Raise SpecError if the rollout slots and datasets of all concurrent Sessions do not fit into the memory of this machine."""
     needed = concurrent_sessions * rollout_bytes(spec, info)
     if needed > memory_bytes():
         sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"

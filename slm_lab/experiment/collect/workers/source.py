@@ -1,4 +1,4 @@
-"""Source of experience that uses rollout workers."""
+"""Source of experience that collects with rollout workers."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from slm_lab.spec.report import Problem, SpecError
 
 Kind = Literal["rollout", "inference", "train"]
 _TRAININGS = 6
-"""Number of updates that the timeline shows."""
+"""Number of updates of the learner that the timeline plot shows."""
 _SPANS = 2048
 _WINDOW = 5.0
-"""Time in seconds over which the shares of busy time are measured."""
+"""Time window in seconds over which the share of busy time of each process is measured."""
 
 
 class BusySpan(NamedTuple):
-    """A time span in which a process was busy, from `begin` to `end`, in seconds of perf_counter."""
+    """A time span in which a process was busy. The times `begin` and `end` are in seconds of perf_counter."""
 
     process: str
     kind: Kind
@@ -49,43 +49,43 @@ class BusySpan(NamedTuple):
 
 
 class UtilizationTracker:
-    """Records when each process is busy. Reports the shares of busy time, and recent spans for the timeline.
+    """Records the time spans in which rollout workers, inference and the learner are busy.
 
     Args:
         workers: number of rollout workers.
-        central: whether an inference server computes the actions, so that a worker that waits for actions is idle.
+        central: whether an inference server computes the actions. A worker that waits for the server counts as idle.
     """
 
     def __init__(self, workers: int, central: bool) -> None:
         self.workers, self.central = workers, central
         self.spans: deque[BusySpan] = deque(maxlen=_SPANS * (8 if central else 1))
         self.busy: dict[Kind, float] = {"rollout": 0.0, "inference": 0.0, "train": 0.0}
-        """Busy time so far in seconds, summed over all processes of a kind."""
+        """Total busy time in seconds for each kind of work, summed over the processes."""
         self.marks: deque[tuple[float, dict[Kind, float]]] = deque()
-        """Times at which shares were requested, with the values of `busy` at these times."""
+        """(time of a call of `shares`, value of `busy` at this time) for the recent calls."""
         self.begin()
 
     def begin(self) -> None:
-        """Start the measurement."""
+        """Start the measurement of busy times."""
         self.marks.clear()
         self.marks.append((perf_counter(), dict(self.busy)))
 
     def record_rollout(self, worker: int, report: Collected) -> None:
-        """Record the busy time of a rollout."""
+        """Record the busy times of a worker during one rollout."""
         self.spans.append(BusySpan(f"worker {worker}", "rollout", report.begin, report.end))
         self.busy["rollout"] += report.env_seconds
         if not self.central:
             self.busy["inference"] += report.act_seconds
 
     def record(self, span: BusySpan) -> None:
-        """Record the span of an answer of the inference server or of an update."""
+        """Record a time span in which the inference server computed an answer or the learner computed an update."""
         self.spans.append(span)
         self.busy[span.kind] += span.end - span.begin
 
     def shares(self) -> dict[str, float]:
-        """Return, for each kind of process, the share of busy time (0 to 1) in the last _WINDOW seconds.
+        """Return the share of busy time (0 to 1) of rollout workers, inference and the learner, measured over the last _WINDOW seconds.
 
-        In a shorter window a single rollout could dominate.
+        In a shorter time window, a single rollout could dominate the result.
         """
         now, marks = perf_counter(), self.marks
         while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
@@ -97,9 +97,9 @@ class UtilizationTracker:
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
     def recent_spans(self) -> Spans:
-        """Return the spans during a few recent updates."""
+        """Return (process, kind, begin, end) of the busy time spans during the last few updates for which all reports have arrived."""
         trainings = [span for span in self.spans if span.kind == "train"]
-        # leave out the last updates, since the workers have not reported their spans of that time yet
+        # leave out the last updates, since the workers have not reported their busy spans for these updates yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
         begin, end = (window[0].begin, window[-1].end) if window else (0.0, 0.0)
         shown = [(span.process, str(span.kind), span.begin, span.end) for span in self.spans if span.end > begin and span.begin < end]
@@ -107,14 +107,14 @@ class UtilizationTracker:
 
 
 STOP_SECONDS = 3.0
-"""Maximum time in seconds to finish the current round after a stop request."""
+"""Maximum time in seconds for finishing the current round of rollouts after a stop request."""
 
 
 class WorkerSource:
-    """Collects experience for the learners (one per policy) with a pool of rollout workers, and publishes the weights of the learners.
+    """Collects experience for the learners (one per policy) with a pool of rollout workers, and publishes the learners' weights.
 
     Args:
-        info: info of the envs of all workers.
+        info: info of the envs of all workers together.
         concurrent_sessions: number of Sessions that run at the same time on this machine.
     """
 
@@ -133,16 +133,16 @@ class WorkerSource:
         self.spec, self.sampler, self.pool, self.learners = spec, sampler_of(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.normalizers = learners[0].normalizers
-        """Normalizers that all learners share; they are updated with the statistics of all workers."""
+        """Normalizers that all learners share. The statistics that the workers collect are merged into these normalizers."""
         self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
         """Whether the workers wait while the learner trains."""
         self._midway = False
-        """Whether the learner has trained on only a part of the current dataset."""
+        """Whether the learner has trained on only some of the transitions of the current dataset."""
         self._states: list[Any] | None = None
-        """States of the workers from which they continue; None: they begin new episodes."""
+        """Saved states from which the workers continue; None: the workers begin new episodes."""
         self._loaded, self._resumes = False, 0
         self.population: Population | None = None
-        """The population of meta.sampler.pbt; None without it."""
+        """Population-based training as configured by meta.sampler.pbt; None if this section is not given."""
         policies = [learner.agent.policy for learner in learners]
         self.arrays = WorkerArrays(spec, info, policies, acting_state_size(self.normalizers))
         try:
@@ -157,7 +157,7 @@ class WorkerSource:
         pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rounds()), info)
 
     def _rounds(self) -> int | None:
-        """Return the number of rollouts per worker in a round; None if rollouts are used as they arrive."""
+        """Return the number of rollouts per worker in a round; None if rollouts are used in the order of arrival, without rounds."""
         if not self.spec.agent.algorithm.on_policy:
             return 1  # FrameStore: a replay memory of images needs all steps of an env in one column
         if not self.in_rounds:
@@ -185,7 +185,7 @@ class WorkerSource:
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         deadline = math.inf
         while self.arrays.active_P.any():
-            if self.stop.requested:  # in rounds, finish the current round, since a run can continue exactly only from the end of a round
+            if self.stop.requested:  # in rounds, finish the current round: a run can continue exactly only from the end of a round
                 deadline = min(deadline, monotonic() + STOP_SECONDS)
                 if self.between_rounds or monotonic() > deadline:  # after the deadline, the state is saved without the envs
                     return
@@ -208,7 +208,7 @@ class WorkerSource:
                 self.pool.release(policy, dataset)
 
     def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience | CollectedRollout]:
-        """Yield the experience of a dataset: one rollout if the algorithm is on-policy, else single transitions."""
+        """Yield the experience of a dataset: one CollectedRollout if the algorithm is on-policy, else one Experience per vector step."""
         learner = self.learners[policy]
         frames_T = dataset.frame_TN[:, : dataset.columns].sum(axis=1).tolist()
         episodes_T: list[list[Episode]] = [[] for _ in frames_T]
@@ -232,15 +232,15 @@ class WorkerSource:
                 return
 
     def _record_update(self, learner: PolicyLearner) -> None:
-        """Record the span of the learner's last update, unless it has already been recorded."""
+        """Record the time span of the learner's last update, unless this time span has already been recorded."""
         if (trained := learner.take_update_times()) is not None:
             self.utilization.record(BusySpan("learner", "train", *trained))
             learner.agent.policy.version = learner.clock.opt_step
 
     def _fresh_part(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
-        """Return a rollout in which the transitions above max_policy_lag are masked, and a function that reports the lag.
+        """Mask the transitions of a rollout whose policy lag exceeds meta.sampler.max_policy_lag.
 
-        Returns None, None if no transitions are left.
+        Returns (rollout, function that reports the lag), or (None, None) if no valid transitions are left.
         """
         lag_TN = opt_step - rollout.version_TN
         lag_B = lag_TN[rollout.valid_TN]
@@ -267,7 +267,7 @@ class WorkerSource:
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
     def _after_dataset(self, policy: int) -> None:
-        """Perform a round of the population if it is due, and publish the new weights; called after each dataset."""
+        """Perform a step of population-based training if it is due, and publish the policy's new weights. Called after each dataset."""
         going_on = not self.learners[policy].finished
         self.arrays.active_P[policy] = going_on
         if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps its evaluated weights
@@ -290,7 +290,10 @@ class WorkerSource:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now. In rounds, this is the case only after training on a round and before the next one begins."""
+        """Whether the state can be saved now.
+
+        With synchronous rounds, the state can be saved only after the learner has trained on a round and before the next round begins.
+        """
         return not self.in_rounds or (not self._midway and self.pool.between_rounds)
 
     @property
@@ -308,7 +311,7 @@ class WorkerSource:
 
 
 def _transition(dataset: Dataset, t: int) -> Transition:
-    """Return row t of a dataset as a transition, a vector step in which each column is one env."""
+    """Return time step t of a dataset as the transition of a vector env, in which each column of the dataset is one env."""
     slabs = dataset.storage.slabs
     obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]
     cut = [(n, obs) for row, n, obs, _ in dataset.storage.truncations if row == t]

@@ -1,7 +1,7 @@
-"""Interface for starting and monitoring processes, on this machine and on a cluster.
+"""Interface for starting and monitoring processes, on this machine (LocalExecutor) and on a cluster (RayExecutor).
 
-A task is a function, `target(context, *args)`, that runs in a separate process. It exchanges messages with the process that started it,
-shows progress by heartbeats, and can be requested to stop. Implementations: LocalExecutor, RayExecutor.
+A task is a function, `target(context, *args)`, that runs in a separate process. A task receives orders from the process that started the
+task, sends messages to this process, shows progress by heartbeats, and can be requested to stop.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat, StallLevel
 from slm_lab.experiment.plan import Stop
 
 Target = Callable[..., None]
-"""target(context, *args): the function that a task runs. It must be defined in an importable module, not in the user's script."""
+"""The function that a task runs: target(context, *args). The function must be defined in an importable module, not in the user's script."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that a task reserves on its node. On this machine nothing is reserved; the caller limits the number of concurrent tasks."""
+    """Resources that a task reserves on a node of a cluster.
+
+    A LocalExecutor reserves nothing, and its caller limits the number of concurrent tasks.
+    """
 
     cores: float = 1.0
     gpus: float = 0.0
 
 
 class Context(ABC):
-    """Context passed to the target of a task, in the process of the task.
+    """First argument of the target of a task, with which the target communicates with the executor.
 
     Attributes:
-        restart: number of processes of this task that ended before this one.
-        stop: the stop request, which the executor sets; it is also set when the executor's process has ended.
+        restart: number of earlier processes of this task.
+        stop: the stop request, which is set by the executor or because the executor's process has ended.
         heartbeat: heartbeat of this process, with the method `beat(phase)`.
-        on_signal: callback for signals (Task.signal), called in another thread. The target sets it; by default it does nothing. It must not
-            raise.
+        on_signal: callback that receives signals (Task.signal) in another thread. The target may replace the default callback, which does
+            nothing. The callback must not raise an exception.
     """
 
     def __init__(self, name: str, restart: int, heartbeat: Heartbeat | None = None) -> None:
@@ -47,14 +50,17 @@ class Context(ABC):
         self.beat = self.heartbeat.beat
         self.on_signal: Callable[[Any], None] = lambda signal: None
         self.orders: SimpleQueue[Any] = SimpleQueue()
-        """Queue of the orders that have arrived; None follows the last order."""
+        """Queue of the orders that have arrived. None is put into the queue after the last order."""
 
     @abstractmethod
     def send(self, kind: str, *content: Any) -> None:
-        """Send a message, from any thread."""
+        """Send a message to the executor. Any thread may call this method."""
 
     def receive(self) -> Any:
-        """Wait for the next order (Task.send), in the phase "waiting"; return it, or None if a stop is requested and no order is left."""
+        """Wait for the next order (Task.send), in the phase "waiting", and return the order.
+
+        Returns None if a stop is requested and no order is left.
+        """
         self.beat(WAITING)
         order = self.orders.get()
         if order is None:
@@ -62,23 +68,23 @@ class Context(ABC):
         return order
 
     def request_stop(self) -> None:
-        """Request a stop; no orders arrive after it."""
+        """Request a stop of this process. No orders arrive after the stop request."""
         self.stop.requested = True
         self.orders.put(None)
 
     @abstractmethod
     def print_to(self, path: Path) -> None:
-        """Append the output of this process to the file `path` on the executor's machine from now on."""
+        """Redirect the output of this process: append it to the file `path` on the executor's machine."""
 
 
 class Task(ABC):
     """A task started by `Executor.start`. Its process can be replaced by a new one (`Executor.restart`).
 
     Attributes:
-        restart: number of processes of this task that ended before the current one.
-        inbox: events that have arrived but were not yielded yet; Died comes last.
+        restart: number of earlier processes of this task.
+        inbox: events that have arrived but were not yielded yet. A Died event comes last.
         deadline: time at which the process will be killed, in seconds of monotonic().
-        kill_reason: reason that Died then contains.
+        kill_reason: reason in the Died event if the process is killed at the deadline.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
@@ -88,7 +94,7 @@ class Task(ABC):
 
     @abstractmethod
     def send(self, order: Any) -> None:
-        """Send an order, which `Context.receive` returns. No effect if the process has ended."""
+        """Send an order to the process, in which `Context.receive` returns the order. No effect if the process has ended."""
 
     @abstractmethod
     def signal(self, content: Any) -> bool:
@@ -99,16 +105,16 @@ class Task(ABC):
 
     @abstractmethod
     def stop(self, grace: float) -> None:
-        """Request a stop; the process is killed if it has not ended within `grace` seconds."""
+        """Request a stop of the process. The process is killed if it has not ended within `grace` seconds."""
 
     def limit_deadline(self, seconds: float) -> None:
-        """Set the deadline to `seconds` from now, unless the current deadline is earlier."""
+        """Set the deadline of the process to `seconds` seconds from now, unless the current deadline is earlier."""
         if time.monotonic() + seconds < self.deadline:
             self.deadline, self.kill_reason = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
 
 class Message(NamedTuple):
-    """A message from a task. The message ("failed", cause) means that the target has raised an exception."""
+    """Event: a task has sent a message. The message ("failed", cause) means that the target has raised an exception."""
 
     task: Any
     kind: str
@@ -116,47 +122,50 @@ class Message(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process of a task and all processes that it started have ended, for any reason."""
+    """Event: the process of a task has ended, for any reason, with all processes that it started."""
 
     task: Any
     reason: str
-    """"killed by SIGKILL (often: out of memory)", "ended with exit code 3", "did not end within 60 seconds", …"""
+    """Reason as text, such as "killed by SIGKILL (often: out of memory)", "ended with exit code 3" or "did not end within 60 seconds"."""
     output: str
-    """Last lines that the process printed, if they are known and not in a log."""
+    """Last lines that the process printed; "" if the lines are unknown or in a log."""
     code: int | None = None
-    """Exit code, negative for a signal; None if it is not known."""
+    """Exit code of the process, negative if a signal ended the process; None if the exit code is unknown."""
     lost: bool = False
-    """Whether the process ended because its node was lost. In this case the task itself has not failed."""
+    """Whether the process ended because its node was lost. If True, the task itself has not failed."""
 
     @property
     def text(self) -> str:
-        """Name of the task and reason."""
+        """Text that contains the name of the task and the reason."""
         return f"{self.task.name}: {self.reason}" if self.lost else f"{self.task.name} {self.reason}"
 
 
 class Stalled(NamedTuple):
-    """The heartbeat of a task has not changed for longer than a limit; the process keeps running."""
+    """Event: the heartbeat of a task has not changed for longer than a limit. The process keeps running."""
 
     task: Any
     seconds: float
     phase: str
     level: StallLevel
     output: str = ""
-    """Last lines that the process printed, if they are known and not in a log; only for the level "limit"."""
+    """Last lines that the process printed. The text is "" if the lines are unknown or in a log, and for the level "notice"."""
 
 
 Event = Message | Died | Stalled
 
 
 class Executor(ABC):
-    """Owns the tasks of one run. Only one thread at a time may call its methods, except `wake`."""
+    """Base class of executors, which start, monitor and end the tasks of one run.
+
+    Only one thread at a time may call the methods, except `wake`, which any thread may call.
+    """
 
     task_type: ClassVar[type[Any]]
     """Class of the tasks of this executor."""
 
     def __init__(self) -> None:
         self.tasks: list[Any] = []
-        """Tasks that have not ended."""
+        """Tasks whose processes have not ended."""
         self._woken = threading.Event()
 
     def __enter__(self) -> Self:
@@ -166,13 +175,16 @@ class Executor(ABC):
         self.close()
 
     def start(self, name: str, target: Target, *args: Any, resources: Resources = Resources()) -> Task:
-        """Start and return a task that runs target(context, *args). Raises OSError if the system cannot create a process."""
+        """Start a task that runs target(context, *args), and return the task. Raises OSError if the system cannot create a process."""
         task: Task = type(self).task_type(name, target, args, resources)
         self._start(task)
         return task
 
     def restart(self, task: Any, *args: Any) -> None:
-        """Kill the process of a task and start a new one, with new arguments if any are given. Raises OSError."""
+        """Kill the process of a task and start a new process for the task. If `args` are given, they replace the task's arguments.
+
+        Raises OSError if the system cannot create a process.
+        """
         self.kill(task)
         task.restart += 1
         task.args = args or task.args
@@ -188,9 +200,10 @@ class Executor(ABC):
         """Start a process for a task."""
 
     def events(self, timeout: float) -> Iterator[Event]:
-        """Wait at most `timeout` seconds for events and yield them. The messages of a task precede its other events.
+        """Wait at most `timeout` seconds for events of the tasks, and yield the events.
 
-        The caller may restart, stop and kill tasks during the iteration.
+        The messages of a task are yielded before other events of the task. The caller may restart, stop and kill tasks during the
+        iteration.
         """
         self._wait(timeout)
         for task in list(self.tasks):
@@ -211,20 +224,20 @@ class Executor(ABC):
             task.inbox.append(Died(task, task.kill_reason, ""))
 
     def wake(self) -> None:
-        """Make a call of `events` in another thread return soon: the running call or, if there is none, the next call."""
+        """Make the running call of `events` in another thread return soon. If no call is running, the next call returns soon."""
         self._woken.set()
 
     def share(self, content: Any) -> Any:
-        """Return an object that replaces `content` in `Task.send` and `Task.signal`, and that is sent only once to each node."""
+        """Return an object to pass to `Task.send` or `Task.signal` in place of `content`. The content is sent only once to each node."""
         return content
 
     def stop(self, grace: float) -> None:
-        """Request all tasks to stop; `events` kills those that have not ended within `grace` seconds."""
+        """Request all tasks to stop. The method `events` kills the tasks that have not ended within `grace` seconds."""
         for task in self.tasks:
             task.stop(grace)
 
     def kill(self, task: Any) -> None:
-        """Kill a task and all processes that it started, immediately and without an event."""
+        """Kill the process of a task and all processes that it started, immediately and without an event."""
         self._end(task)
         task.inbox = deque()
         if task in self.tasks:
@@ -232,7 +245,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _end(self, task: Any) -> None:
-        """Kill the process of a task and all processes that it started, unless it has ended."""
+        """Kill the process of a task, and all processes that it started, unless the process has ended."""
 
     def close(self) -> None:
         """Kill all tasks."""
@@ -243,8 +256,8 @@ class Executor(ABC):
 def run_task(executor: Executor, name: str, target: Target, *args: Any, stop: Stop) -> Sequence[Message]:
     """Run a single task until it ends, and return its messages.
 
-    Raises UserError or SpecError if the task sends ("user_error", error), TaskFailed if it fails, and KeyboardInterrupt if a stop is
-    requested.
+    Raises the error (UserError or SpecError) if the task sends the message ("user_error", error), TaskFailed if the task fails, and
+    KeyboardInterrupt if a stop is requested.
     """
     messages: list[Message] = []
     task = executor.start(name, target, *args)

@@ -1,6 +1,6 @@
-"""Heartbeats: another process can read the current phase of a process without its cooperation.
+"""Heartbeats, with which a process shows its progress and its current phase to other processes through shared memory.
 
-A beat writes eight bytes to shared memory: the number of beats and the phase.
+A beat writes eight bytes, which contain the number of beats and the phase.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from slm_lab.lib.system import has_feature
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
 USER_CODE = frozenset({BUILDING, RESETTING, STEPPING, EVALUATING, CLOSING})
-"""Phases in which the code of an env runs, which may block. An interruption in these phases leaves no partially written files."""
+"""Phases in which code of an env runs, which may block. An interruption of these phases leaves no partially written files."""
 HEARTBEAT_BYTES = 8
 
 
 class Heartbeat:
-    """A heartbeat in the shared memory of file `fd`; by default in private memory of this process.
+    """The heartbeat of a process.
+
+    Args: fd: descriptor of the file whose shared memory contains the heartbeat; −1: the heartbeat is in private memory of this process.
 
     Attributes:
-        beat: `beat(phase)`, which the process itself calls often; a call takes 0.1 µs.
+        beat: function `beat(phase)`, which the monitored process calls often. A call takes 0.1 µs.
     """
 
     def __init__(self, fd: int = -1) -> None:
@@ -57,7 +59,7 @@ class Heartbeat:
 
 
 class _EndsCopy:
-    """Replaces the memory of a heartbeat in a forked copy of the process, and ends the copy at its next beat."""
+    """Replaces the memory of a heartbeat in a forked copy of the process, and ends the copy when the copy calls `beat`."""
 
     def __setitem__(self, index: int, value: int) -> None:
         os.write(2, b"the env copied the process (os.fork), and the copy returned from the env; the copy is ended\n")
@@ -78,7 +80,7 @@ StallLevel = Literal["notice", "limit"]
 
 
 class StallTimer:
-    """Measures the time for which a heartbeat has not changed."""
+    """Measures the time for which a heartbeat has not changed, and detects stalls."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
@@ -86,19 +88,24 @@ class StallTimer:
         self._reported = 0
 
     def seconds(self) -> float:
-        """Return the seconds since a call first observed the current heartbeat; 0 in the phase "waiting", which has no limit."""
+        """Return the time in seconds for which the heartbeat has not changed, as observed by the calls of this method.
+
+        Returns 0 in the phase "waiting", in which a process may wait without limit.
+        """
         value, now = self.heartbeat.value, time.monotonic()
         if value != self._value or self.heartbeat.phase == WAITING:
             self._value, self._since = value, now
         return now - self._since
 
     def stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
-        """Return (seconds, phase, level) of a new stall of at least `notice` or `limit` seconds; None if there is none.
+        """Return (seconds, phase, level) if the heartbeat has not changed for at least `notice` or `limit` seconds; else None.
 
-        A stall is returned once per level. Before the first beat only `notice` applies, since importing torch may take long on a busy
-        machine.
+        The same stall is returned only once for each level. Before the first beat, `limit` is not applied, since importing torch may take
+        long on a busy machine.
 
-        Args: notice, limit: None: no limit.
+        Args:
+            notice: seconds after which the level "notice" is returned; None: never.
+            limit: seconds after which the level "limit" is returned; None: never.
         """
         seconds, before = self.seconds(), self._reported
         over = self.heartbeat.value and seconds >= (limit or math.inf)

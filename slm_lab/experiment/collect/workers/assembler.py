@@ -50,8 +50,8 @@ class RolloutAssembler:
     def assemble(self) -> Iterator[tuple[FilledSlot | None, list[tuple[int, Dataset]]]]:
         """Copy as many waiting rollouts into datasets as fit.
 
-        Yields pairs (slot, complete). `slot` is a slot that the worker may overwrite, or None if a slot is only partly copied. `complete` is
-        a list of (index of a policy, complete dataset of the policy).
+        Yields pairs (slot, complete). `slot` is a slot that the worker may overwrite, or None if a slot is only partly copied. `complete`
+        is a list of (index of a policy, complete dataset of the policy).
         """
         while (filled := self._next()) is not None:
             complete, done = self._copy(filled)

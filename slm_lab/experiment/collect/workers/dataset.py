@@ -36,8 +36,9 @@ class Dataset:
 
     storage: OnPolicyBatchReplay
     frame_TN: np.ndarray
-    """Whether each step of each column counts as a frame of the policy, bool [T, N]. A step counts if the policy played it, even if the step
-    is not a valid transition. If the policy played several agents of an env in the same step, only the column of the first agent counts."""
+    """Whether each step of each column counts as a frame of the policy, bool [T, N]. A step counts if the policy played it, even if the
+    step is not a valid transition. If the policy played several agents of an env in the same step, only the column of the first agent
+    counts."""
     columns: int = 0
     """Number of columns that have been filled."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
@@ -115,7 +116,8 @@ class DatasetBuilder:
         return frame_TN
 
     def close(self) -> Dataset | None:
-        """Return the current dataset even if it is not full, or None if no dataset has been begun. The next rollout begins a new dataset."""
+        """Return the current dataset even if it is not full, or None if no dataset has been begun. The next rollout begins a new
+        dataset."""
         dataset, self.current = self.current, None
         return dataset
 

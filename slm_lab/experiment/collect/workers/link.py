@@ -34,8 +34,8 @@ from slm_lab.spec.report import SpecError
 CONNECT = "connect"
 """First order to a worker on this machine. The order means that the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
-"""Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. When the weights were broadcast after
-every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
+"""Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. When the weights were broadcast
+after every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
 
 
 class MemoryLink:
@@ -82,8 +82,8 @@ class MemoryEndpoint:
 
     memory: SharedFd
     niceness = 5
-    """Value added to the niceness of a worker process if collection is asynchronous, so that the learner has priority. With fewer cores than
-    processes, training is more often the bottleneck than the envs, and workers that run ahead of the learner only wait."""
+    """Value added to the niceness of a worker process if collection is asynchronous, so that the learner has priority. With fewer cores
+    than processes, training is more often the bottleneck than the envs, and workers that run ahead of the learner only wait."""
 
     @property
     def store(self) -> SharedArrays:
@@ -161,8 +161,8 @@ class MessageLink:
     def _send(self, task: Task) -> bool:
         """Send the newest broadcast to a worker. Returns whether the broadcast was sent.
 
-        In synchronous rounds, the broadcast is an order that precedes the order for the next rollout. Otherwise it is a signal, which is not
-        sent if the previous signal has not been delivered yet.
+        In synchronous rounds, the broadcast is an order that precedes the order for the next rollout. Otherwise it is a signal, which is
+        not sent if the previous signal has not been delivered yet.
         """
         if not self.in_rounds:
             return task.signal(self._broadcast)
@@ -215,8 +215,8 @@ WorkerEndpoint = MemoryEndpoint | MessageEndpoint
 
 
 SAVE, LOAD = "save", "load"
-"""Orders to a worker between two rounds. (SAVE, number of the request) makes the worker send its state. (LOAD, state or None, number of times
-that the run was continued) makes the worker continue a run."""
+"""Orders to a worker between two rounds. (SAVE, number of the request) makes the worker send its state. (LOAD, state or None, number of
+times that the run was continued) makes the worker continue a run."""
 _ORPHAN_SECONDS = 10.0
 """Time in seconds for which the inference server still answers workers after the learner was killed, so that the workers can close their
 envs."""
@@ -266,7 +266,8 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context:
 
 
 def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:
-    """Run the inference server until it is killed or, if the learner was killed, until the workers have ended or _ORPHAN_SECONDS have passed.
+    """Run the inference server until it is killed or, if the learner was killed, until the workers have ended or _ORPHAN_SECONDS have
+    passed.
 
     The server sends the message ("ready",) when workers can connect.
     """
@@ -281,4 +282,4 @@ def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) 
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while server.clients and time.monotonic() < deadline:
             server.serve()
-    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # normally the learner removes the folder, but the learner was killed
+    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # the learner, which normally does this, was killed

@@ -1,4 +1,5 @@
-"""Arrays that the learner shares with its rollout workers and the inference server: the newest weights, and slots (storage) for rollouts."""
+"""Arrays that the learner shares with its rollout workers and the inference server: the newest weights, and slots (storage) for
+rollouts."""
 
 from __future__ import annotations
 
@@ -314,8 +315,8 @@ def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
     """Return the number of columns of a dataset for each policy.
 
     A dataset has one column for each agent of the policy in each of spec.dataset_columns envs. If agent.policies is given, it names the
-    agents of each policy. If agent.policies is not given, every policy may be drawn for every agent (see meta.sampler.num_policies), and all
-    agents of the env are counted for each policy.
+    agents of each policy. If agent.policies is not given, every policy may be drawn for every agent (see meta.sampler.num_policies), and
+    all agents of the env are counted for each policy.
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]

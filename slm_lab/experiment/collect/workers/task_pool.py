@@ -33,15 +33,15 @@ from slm_lab.lib.store import SharedArrays
 _CLOSE_SECONDS = 3.0
 """Maximum time in seconds for workers to close their envs."""
 _STATE_SECONDS = 30.0
-"""Maximum time in seconds for workers to send their states. If a worker dies before it has sent its state, no states are saved."""
+"""Maximum time in seconds for workers to send their states. If a worker dies before the worker has sent its state, no states are saved."""
 _BUILD_SECONDS = 120.0
-"""Timeout in seconds for building the envs. If there are more workers than cores, it is multiplied by the number of workers per core. There
-is no timeout on a cluster, since a worker may have to wait for a free core."""
+"""Timeout in seconds for building the envs. If there are more workers than cores, the timeout is multiplied by the number of workers per
+core. On a cluster there is no timeout, since a worker may have to wait for a free core."""
 
 
 @dataclass
 class _Child:
-    """State of a rollout worker or of the inference server."""
+    """State of a rollout worker, or of the inference server, as the pool knows it."""
 
     index: int
     """Number of the worker."""
@@ -49,32 +49,32 @@ class _Child:
     running: bool = True
     """Whether the process is running."""
     deaths: int = 0
-    """Number of processes of this child that died for a reason other than the loss of their node."""
+    """Number of processes of this worker or server that died for a reason other than the loss of their node."""
     built: bool = False
     """Whether the envs of the worker are built."""
     ready: bool = False
     """Whether the worker accepts orders to fill slots."""
     orders: deque[int] = field(default_factory=deque)
-    """Slots that the worker was ordered to fill and has not filled yet, in order. There are up to SLOTS orders, so that the worker need not
-    wait for a message."""
+    """Slots that the worker was ordered to fill and has not filled yet, in order. Up to SLOTS orders are sent in advance, so that the
+    worker need not wait for the next order after each rollout."""
     free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
     ordered: int = 0
-    """Number of rollouts ordered so far, except those that were lost."""
+    """Number of rollouts that were ordered from the worker, except rollouts that were lost because its process died."""
 
 
 class TaskPool:
     """Pool of rollout workers, each of which runs as a task.
 
-    A thread communicates with the workers: it orders rollouts, copies rollouts into datasets, and restarts workers that died. The learner
-    takes complete datasets from a queue and returns them after training. Without synchronous rounds, the other workers continue while a
-    worker is restarted.
+    A thread orders rollouts from the workers, copies rollouts into datasets, and restarts workers that died. The learner takes complete
+    datasets from a queue and returns the datasets after training. Without synchronous rounds, the other workers continue while a worker is
+    restarted.
 
     Attributes:
-        synchronous: whether workers wait while the learner trains (no async_rl).
-        due: if synchronous, total number of rollouts to be ordered from each worker by the end of the round.
-        out: number of datasets that the learner has taken and not returned.
-        put, taken: numbers of datasets that were put in the queue and taken from it so far.
-        round_end: if synchronous, the value of `put` at the end of the last round; −1 while a round is being collected. The next round
+        synchronous: whether workers wait while the learner trains (meta.sampler.async_rl is False).
+        due: if `synchronous`, total number of rollouts to be ordered from each worker by the end of the current round.
+        out: number of complete datasets that the learner has not returned yet.
+        put, taken: total numbers of datasets that were put into the queue and taken from the queue.
+        round_end: if `synchronous`, the value of `put` at the end of the last round; −1 while a round is being collected. The next round
             begins when the learner has returned all datasets, unless a stop is requested.
     """
 
@@ -85,7 +85,7 @@ class TaskPool:
         sampler = sampler_of(self.spec)
         self.synchronous = not sampler.async_rl
         self.folder: str | None = None
-        """Folder that contains the socket of the inference server; None without a server."""
+        """Folder that contains the socket of the inference server; None if there is no inference server."""
         if sampler.inference == "central":
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
@@ -94,14 +94,15 @@ class TaskPool:
         self.server: _Child | None = None
         self.due = self.out = self.put = self.taken = self.round_end = 0
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        """Complete datasets with their policies, or the reason why the pool has failed."""
+        """Queue of complete datasets as (index of the policy, dataset). The reason is put into the queue if the pool fails."""
         self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self._info: EnvInfo | None = None
         self.connected = self.begun = self.ended = self.closed = False
         self._resumes = 0
         self.requests = self.answered = 0
-        """Number of the last request for the states of the workers, and number of the last request that was answered or refused."""
+        """`requests`: number of the learner's last request for the states of the workers. `answered`: number of the last request that the
+        thread has passed to the workers or refused."""
         self.states_W: dict[int, Any] = {}
         self.saved: SimpleQueue[tuple[int, list[Any] | None]] = SimpleQueue()
         self.thread = threading.Thread(target=self._run_thread, name="worker pool", daemon=True)
@@ -114,11 +115,11 @@ class TaskPool:
             self.close()
             raise
 
-    # ---- called by the learner
+    # ---- methods that the learner calls
 
     @property
     def store(self) -> SharedArrays | None:
-        """Shared arrays that the workers attach to; None if there are none."""
+        """Shared arrays that the workers attach to; None if weights and rollouts are sent in messages."""
         return self.link.store
 
     @property
@@ -127,7 +128,7 @@ class TaskPool:
         return self.taken == self.round_end
 
     def info(self) -> EnvInfo:
-        """Wait until the first worker has built its envs; return the info of the envs of all workers together.
+        """Wait until the first worker has built its envs, and return the info of the envs of all workers together.
 
         Raises SpecError, WorkerFailed or Interrupted.
         """
@@ -140,7 +141,10 @@ class TaskPool:
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
         """Connect the workers to the arrays of the learner, which contain the initial weights.
 
-        Args: assembler: copies rollouts into datasets.
+        Args:
+            arrays: arrays of the learner.
+            assembler: copies rollouts into datasets.
+            info: info of the envs of all workers together.
         """
         self.assembler = assembler
         self.assembler.round_over = True
@@ -155,11 +159,11 @@ class TaskPool:
                 self.link.connect(worker.task)
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
-        """Start collecting, unless a stop is requested first. Raises WorkerFailed.
+        """Wait until enough workers are ready, and start the collection unless a stop is requested first. Raises WorkerFailed.
 
         Args:
-            states: states of the workers, as returned by `states`, from which they continue; None: they begin new episodes.
-            resumes: number of times that the run was continued. Without states, each continuation uses new random streams.
+            states: states from which the workers continue, as returned by the method `states`; None: the workers begin new episodes.
+            resumes: number of times that the run was continued. If `states` is None, each continuation uses new random streams.
         """
         needed = 1 if self.link.remote and not self.synchronous else len(self.workers)
         self._wait(lambda: len(self._ready()) >= needed)
@@ -172,7 +176,7 @@ class TaskPool:
         self.thread.start()
 
     def next(self) -> tuple[int, Dataset] | None:
-        """Return the next dataset and the policy to train on it; None if no dataset is complete yet. Raises WorkerFailed."""
+        """Return (index of the policy to train, dataset); None if no dataset is complete yet. Raises WorkerFailed."""
         try:
             item = self.datasets.get(timeout=0.2)
         except Empty:
@@ -183,20 +187,20 @@ class TaskPool:
         return item
 
     def release(self, policy: int, dataset: Dataset) -> None:
-        """Return a dataset to the pool after training on it."""
+        """Give a dataset back to the pool after the learner has trained on it."""
         self.returned.put((policy, dataset))
         self.executor.wake()
 
     def reports(self) -> Iterator[tuple[int, Collected]]:
-        """Yield (number of the worker, report) for each report that has arrived since the last call."""
+        """Yield (index of the worker, report) for each rollout report that has arrived since the last call."""
         with suppress(Empty):
             while True:
                 yield self.reported.get_nowait()
 
     def states(self) -> list[Any] | None:
-        """Return the states of all workers; None if a worker cannot save its open episodes. Called only between rounds.
+        """Return the states of all workers; None if a worker cannot save its open episodes or the states do not arrive in time.
 
-        Raises WorkerFailed.
+        The method may be called only between synchronous rounds. Raises WorkerFailed.
         """
         self.requests += 1
         self.executor.wake()
@@ -227,7 +231,7 @@ class TaskPool:
                 raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers and the inference server, and release their resources."""
         if self.closed:
             return
         self.closed = self.ended = True
@@ -238,7 +242,7 @@ class TaskPool:
                 self.thread.join()
             for worker in self.workers:
                 worker.task.stop(_CLOSE_SECONDS)
-            while any(worker.running for worker in self.workers):  # the server must run until then, since workers may wait for its answers
+            while any(worker.running for worker in self.workers):  # the server must still run, since workers may wait for its answers
                 for event in self.executor.events(0.2):
                     if isinstance(event, Died):
                         self._child(event.task).running = False
@@ -248,7 +252,7 @@ class TaskPool:
             if self.folder is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
-    # ---- called in the thread
+    # ---- methods that run in the pool's thread
 
     def _run_thread(self) -> None:
         try:
@@ -301,7 +305,7 @@ class TaskPool:
                     self._restart(event)
 
     def _restore_worker(self, worker: _Child, saved: Any) -> None:
-        """Order a worker of a continued run to start from its saved state, or else with random streams that no earlier start has used."""
+        """In a continued run, order a worker to start from its saved state or, without a saved state, with new random streams."""
         if saved is not None or self._resumes:
             worker.task.send((LOAD, saved, self._resumes))
 
@@ -310,9 +314,9 @@ class TaskPool:
         self.datasets.put(reason)
 
     def _restart(self, died: Died) -> None:
-        """Start a new process for a worker or for the server, unless too many of its processes have died.
+        """Start a new process for a worker or for the inference server, unless more than meta.max_restart of its processes have died.
 
-        A process that is lost with its node does not count.
+        A process that was lost because its node was lost does not count.
         """
         task, most = died.task, self.spec.meta.max_restart
         child, printed, was_ready = self._child(task), f"\n{died.output}" if died.output else "", self._child(task).ready
@@ -336,7 +340,7 @@ class TaskPool:
             self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")
 
     def _release_returned(self) -> None:
-        """Make the datasets that the learner has returned available to the assembler again."""
+        """Empty the datasets that the learner has returned, so that the assembler can fill them again."""
         with suppress(Empty):
             while True:
                 policy, dataset = self.returned.get_nowait()
@@ -344,7 +348,7 @@ class TaskPool:
                 self.out -= 1
 
     def _assemble(self) -> None:
-        """Copy the rollouts that have arrived into datasets, and put complete datasets in the queue."""
+        """Copy the rollouts that have arrived into datasets, and put complete datasets into the learner's queue."""
         for filled, complete in self.assembler.assemble():
             if filled is not None:
                 self.workers[filled.worker].free.append(filled.slot)
@@ -357,14 +361,14 @@ class TaskPool:
                 self.datasets.put(item)
 
     def _begin_round(self) -> None:
-        """If synchronous, begin the next round when the learner has trained on all datasets of the last round."""
+        """Begin the next synchronous round if the learner has trained on all datasets of the last round."""
         if self.synchronous and self.assembler.round_over and self.out == 0 and not self.stop.requested:
             assert self.assembler.rounds is not None
             self.assembler.round_over, self.round_end = False, -1
             self.due += self.assembler.rounds
 
     def _send_orders(self) -> None:
-        """Order workers to fill free slots."""
+        """Order workers to fill their free slots with rollouts."""
         while (worker := self._next_worker()) is not None:
             slot = worker.free.popleft()
             worker.ordered += 1
@@ -372,9 +376,10 @@ class TaskPool:
             worker.task.send(slot)
 
     def _next_worker(self) -> _Child | None:
-        """Return the next worker that is ordered to fill a slot; None if no worker should be ordered now.
+        """Return the worker that should be ordered next to fill a slot; None if no rollout should be ordered now.
 
-        If synchronous, there are orders until all rollouts of the round are ordered; otherwise as long as they fit into the datasets.
+        In synchronous rounds, rollouts are ordered until all rollouts of the round are ordered. Without rounds, rollouts are ordered as
+        long as they fit into the datasets.
         """
         if self.synchronous:
             candidates = [worker for worker in self.workers if worker.ordered < self.due]
@@ -387,8 +392,10 @@ class TaskPool:
         return next((worker for worker in candidates if worker.ready and worker.free), None)
 
     def _request_states(self) -> None:
-        """Request the states of the workers if the learner has asked for them. The request is refused in the middle of a round, or while a
-        worker is being restarted."""
+        """Request the states of all workers if the learner has asked for the states.
+
+        The learner's request is refused in the middle of a round, and while a worker is being restarted.
+        """
         if self.answered == self.requests:
             return
         self.answered = self.requests

@@ -1,4 +1,4 @@
-"""A rollout worker: steps its envs and writes the transitions into slots."""
+"""The rollout worker, which steps envs and writes the transitions into slots (storage for one rollout)."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 
 
 class Collected(NamedTuple):
-    """Report of a worker on a rollout of all its env groups; the transitions are in the slot."""
+    """Report of a worker on the rollouts of all its env groups. The transitions are in slots and not in the report."""
 
     rollouts: list[GroupRollout]
     deltas: list[list[Moments]]
-    """For each group: the moments that its envs add to the statistics of the normalizers."""
+    """For each env group: the moments of the collected data, to be merged into the statistics of the learner's normalizers."""
     begin: float
-    """Time at which the rollout began, in seconds of perf_counter, which is the same clock for all processes of a machine."""
+    """Time at which the rollout began, in seconds of perf_counter. All processes of a machine use the same clock."""
     end: float
     env_seconds: float
-    """Time spent on env steps and on writing transitions."""
+    """Time in seconds that the worker spent on env steps and on writing transitions."""
     act_seconds: float
-    """Time spent on choosing actions; with central inference, on waiting for actions."""
+    """Time in seconds that the worker spent on choosing actions or, with central inference, on waiting for actions."""
 
 
 class Inference(Protocol):
-    """Computes the next actions of a group of envs."""
+    """Interface of the objects that compute the next actions of an env group."""
 
     def request(self, group: EnvGroup) -> None:
-        """Start computing the group's next actions."""
+        """Start the computation of the env group's next actions."""
 
     def result(self, group: EnvGroup) -> ActOut:
-        """Return the group's next actions."""
+        """Wait for the env group's next actions, and return them."""
 
 
 _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
@@ -68,9 +68,12 @@ _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
 
 
 class EnvGroup:
-    """Envs that step together, the index of the policy that plays each of their rows, and the state that is kept between steps.
+    """A vector env of a worker, the assignment of policies to its rows, and the state that is kept between steps.
 
-    Args: fixed_N: index of the policy that plays each row; None: a policy is drawn for each episode of a row.
+    Args:
+        index: index of the group in the worker.
+        active_P: whether each policy still needs frames, bool [P].
+        fixed_N: index of the policy that plays each row, int64 [N]; None: a policy is drawn for each episode of a row.
     """
 
     def __init__(
@@ -87,25 +90,23 @@ class EnvGroup:
         self.begin()
 
     def begin(self) -> None:
-        """Reset the envs, which begins an episode in each of them."""
+        """Reset the envs, which begins a new episode in each env."""
         info = self.env.info
         count = info.num_envs
         self.obs_N = self.env.reset()
         self.first_N = np.ones(count, np.bool_)
         self.over_N = np.ones(count, np.bool_)
-        """Rows whose episode is over, so that another policy may play the next one. In Atari, the whole game is over, not only a life."""
+        """Whether the episode of each row is over, so that another policy may play the next episode, bool [N]. In Atari, an episode is over
+        when the game is over, and not when a life is lost."""
         self.state_NS = self.policies[0].initial_state(count)
         self.turns = Turns(count, self.policies[0].state_size) if info.agents else None
-        """Open transitions, if the env has several agents; else None."""
+        """Joins env steps into the transitions of agents that take turns; None if the env has no named agents."""
         self.policy_N = np.zeros(count, np.int64) if self.fixed_N is None else self.fixed_N
         self._draw()
 
     @property
     def acting_N(self) -> np.ndarray:
-        """Index of the policy that acts next for each row, int64 [N].
-
-        −1: no policy acts, since the agent waits for its turn or is absent.
-        """
+        """Index of the policy that acts next for each row, int64 [N]; −1 if the agent of the row waits for its turn or is absent."""
         acts_N = self.env.acts_N
         return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
 
@@ -120,7 +121,7 @@ class EnvGroup:
         return {"env": env, "rng": generator_state(self.rng), "arrays": saved, "turns": turns}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Load a state returned by `state_dict`. Returns whether the open episodes continue; otherwise new episodes have begun."""
+        """Load a state returned by `state_dict`. Returns True if the open episodes continue, and False if new episodes have begun."""
         self.env.load_state_dict(state["env"])
         set_generator_state(self.rng, state["rng"])
         if not self.env.resume():
@@ -133,7 +134,12 @@ class EnvGroup:
         return True
 
     def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
-        """Step the envs, and write the transitions that end in this step to the slot."""
+        """Step the envs, and write the transitions that end in this step to `slot`.
+
+        Args:
+            out: output of the policies for the current observations.
+            ended: list to which the episodes that end in this step are appended.
+        """
         t, acts_N = slot.t, self.env.acts_N
         step = self.env.step(self.policies[0].env_action(out.action_N))
         transition = (self.obs_N, self.first_N, self.state_NS, out, step)
@@ -148,7 +154,7 @@ class EnvGroup:
             self._draw()
 
     def _draw(self) -> None:
-        """Draw a policy for each episode that begins."""
+        """Draw an active policy at random for each row in which an episode begins."""
         playing, begins_N = np.flatnonzero(self.active_P), self.first_N & self.over_N
         if self.draws and len(playing) and begins_N.any():
             self.policy_N = np.where(begins_N, self.rng.choice(playing, len(begins_N)), self.policy_N)
@@ -156,7 +162,7 @@ class EnvGroup:
 
 
 class LocalInference:
-    """Inference inside the worker: computes the actions with the newest weights."""
+    """Computes the actions in the process of the worker, with the newest weights."""
 
     def __init__(self, subscriber: WeightSubscriber) -> None:
         self.subscriber = subscriber
@@ -181,9 +187,11 @@ class LocalInference:
 
 
 def merge_outputs(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
-    """Combine the outputs of the policies of a group, each of which applies to certain rows, into one output for all rows.
+    """Combine the outputs of several policies into one output for all rows of an env group.
 
-    Rows for which no policy acts get zeros, and their hidden states are not changed.
+    Rows for which no policy acts get zero actions and keep their hidden states.
+
+    Args: parts: (indices of rows, int64 [K]; output of a policy for these rows) for each policy that acts.
     """
     action, count = group.policies[0].action, len(group.policy_N)
     action_N, logp_N, version_N = np.zeros((count, *action.shape), action.dtype), np.zeros(count, np.float32), np.zeros(count, np.int64)
@@ -196,20 +204,20 @@ def merge_outputs(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -
 
 
 class WeightSubscriber:
-    """Updates the policies and envs of a worker with the weights and statistics that the learner publishes."""
+    """Updates the policies and envs of a worker with the weights and normalizer statistics that the learner publishes."""
 
     def __init__(self, weights: Sequence[PublishedWeights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
         self.weights, self.policies, self.envs = weights, policies, envs
         self.seen = 0.0
-        """Number of samples in the newest statistics."""
+        """Number of samples in the newest normalizer statistics that were copied."""
 
     def pull(self) -> None:
-        """Copy weights and statistics that are newer than those of the worker."""
+        """Copy published weights and normalizer statistics to the worker if they are newer than the worker's own."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
                 (explore_var, uniform, frame), statistics = weights.acting_state[:3].tolist(), weights.acting_state[3:]
                 for env in self.envs:
-                    if env.curriculum is not None:  # the frame of this policy may be behind that of another one
+                    if env.curriculum is not None:  # this policy may have collected fewer frames than another policy
                         env.follow(max(env.curriculum.frame, int(frame)))
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
                 if len(statistics) and statistics[0] > self.seen:  # the statistics of another policy may be older
@@ -219,7 +227,7 @@ class WeightSubscriber:
 
 
 class RolloutWorker:
-    """Rollout worker number `config.index`, with its groups of envs and the policies that play in them."""
+    """Rollout worker with the index `config.index`. It owns groups of envs, and copies of the policies that act in the envs."""
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
         spec, sampler = config.spec, sampler_of(config.spec)
@@ -235,13 +243,13 @@ class RolloutWorker:
 
     @property
     def info(self) -> EnvInfo:
-        """Info of the envs of all workers."""
+        """Info of the envs of all workers together."""
         return self.envs[0].info.of_envs(self.config.spec.env.num_envs)
 
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
-        """Build the policies and begin episodes.
+        """Build the policies, load the learner's weights, and reset the envs.
 
-        Args: connect: called with the arrays of this worker; it connects them to the weights of the learner.
+        Args: connect: function that connects the given arrays of this worker to the arrays of the learner.
         """
         spec, self.policies = self.config.spec, build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
@@ -275,7 +283,7 @@ class RolloutWorker:
         )
 
     def collect(self, slot: int) -> Collected:
-        """Collect a rollout of each group into slot number `slot`; return the report."""
+        """Collect a rollout of each env group into the slot with the index `slot`, and return the report on the rollouts."""
         slots, groups, inference, beat = self.slots[slot], self.groups, self.inference, self.beat
         self.torch.restore()
         ended: list[list[EndedEpisode]] = [[] for _ in groups]
@@ -303,7 +311,7 @@ class RolloutWorker:
         return Collected(rollouts, deltas, begin, now, env_seconds, act_seconds)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the worker between two rollouts; None if the backend of the envs cannot save open episodes."""
+        """Return the state of the worker; None if the backend of the envs cannot save open episodes. Valid only between two rollouts."""
         groups = [group.state_dict() for group in self.groups]
         if None in groups:
             return None
@@ -311,9 +319,10 @@ class RolloutWorker:
         return {"groups": groups, "policies": rngs, "rng": to_arrays(rng_state("cpu"))}
 
     def resume(self, state: dict[str, Any] | None, resumes: int) -> bool:
-        """Load a state returned by `state_dict`, except the process-wide generators.
+        """Load a state returned by `state_dict`, except the states of the process-wide random generators.
 
-        Without a state, new episodes with new random streams begin. Returns whether the open episodes continue.
+        If `state` is None and the run was continued (`resumes` > 0), new episodes begin with new random streams. Returns whether the open
+        episodes of the state continue.
         """
         if state is None:
             self._reseed(resumes)
@@ -330,13 +339,13 @@ class RolloutWorker:
         return continued
 
     def resume_process(self, state: dict[str, Any] | None, resumes: int) -> None:
-        """Like `resume`, but also restore the process-wide generators; for a process that runs only this worker."""
+        """Load a state as `resume` does, and restore the process-wide random generators. For a process that runs only this worker."""
         if self.resume(state, resumes):
             assert state is not None
             set_rng_state(to_tensors(state["rng"]), "cpu")
 
     def _reseed(self, resumes: int) -> None:
-        """Begin new episodes with random streams that no earlier start has used."""
+        """Begin new episodes with random streams that no earlier start of the run has used. No effect if `resumes` is 0."""
         if not resumes:
             return
         self.seeds = worker_seeds(self.config.seeds, self.config.index, self.config.restart + 1000 * resumes)
@@ -354,7 +363,7 @@ class RolloutWorker:
 
 
 def seed_process(config: WorkerConfig) -> None:
-    """Seed the global generators of Python, numpy and torch in the process of a worker, since envs may draw from them."""
+    """Seed the global random generators of Python, numpy and torch in the process of a worker, since envs may use these generators."""
     seed = worker_seeds(config.seeds, config.index, config.restart).env
     random.seed(seed)
     np.random.seed(seed)
@@ -362,7 +371,7 @@ def seed_process(config: WorkerConfig) -> None:
 
 
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:
-    """Return a copy of each policy that the Session trains. The weights are pulled later."""
+    """Build every policy that the Session trains, with initial weights that the learner's weights replace later."""
     rng = np.random.default_rng(0)  # replaced later by the generator of the worker
     policies = [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]
     for policy in policies:

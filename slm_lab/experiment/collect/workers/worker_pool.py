@@ -1,4 +1,4 @@
-"""A pool of rollout workers in this process, and the choice of the pool for a spec."""
+"""The pool of rollout workers that run in this process, and functions that select and start the pool for a spec."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 STALL_LIMIT = 300.0
-"""Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
+"""Number of seconds without a heartbeat after which a worker is restarted if meta.stall_limit is absent."""
 
 
 class SerialPool:
-    """Pool of rollout workers in this process, which collect in turn (meta.sampler.serial_mode). It has the same methods as TaskPool."""
+    """Pool of rollout workers that collect one after another in this process (meta.sampler.serial_mode).
+
+    The class has the same methods as TaskPool.
+    """
 
     store: SharedArrays | None = None
 
@@ -93,7 +96,7 @@ class SerialPool:
 
 WorkerPool = SerialPool | TaskPool
 OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
-"""open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler configures."""
+"""Function open_pool(spec, seeds, device, stop, beat), which starts the rollout workers that meta.sampler configures."""
 
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
@@ -117,9 +120,9 @@ def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: B
 
 
 def with_local_inference(spec: Spec) -> Spec:
-    """Return the spec for rollout workers that may run on other nodes: inference="auto" is replaced by "local".
+    """Return `spec` with meta.sampler.inference="auto" replaced by "local", for rollout workers that may run on other nodes.
 
-    Raises SpecError for central inference.
+    Raises SpecError if meta.sampler.inference is "central".
     """
     sampler = spec.meta.sampler
     if sampler is None or sampler.serial_mode or sampler.inference == "local":

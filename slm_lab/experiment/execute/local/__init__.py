@@ -1,5 +1,5 @@
-"""The executor of this machine: start, monitor, restart and stop child processes, and collect their output.
+"""The executor of this machine, which starts, monitors, restarts and stops child processes, and collects their output.
 
-`local_executor` is the parent's side, `child` the child's side, and `fork_server` the server from which children are forked. `interrupt`
-ends user code that blocks.
+The module `local_executor` contains the code of the parent process, `child` contains the code of child processes, and `fork_server`
+contains the server from which children are forked. The module `interrupt` ends user code that blocks.
 """

@@ -1,4 +1,4 @@
-"""The child's side of a local task."""
+"""The code of a local task that runs in the child process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slm_lab.lib.process import ProcessState
 from slm_lab.spec.models.meta import StartMethod
 
 _PRINTED_BYTES = 2**20
-"""Maximum bytes of earlier output that are copied to a log."""
+"""Maximum number of bytes of earlier output that are copied to a log."""
 
 
 class SharedFd:
@@ -47,11 +47,14 @@ def _received_fd(copy: Any) -> SharedFd:
 
 
 class Setup:
-    """State of the parent with which a child starts. It is applied by unpickling, before the arguments after it are unpickled.
+    """State of the parent process that a child takes over at its start.
+
+    A Setup is the first argument of the child, and the state is applied when the Setup is unpickled, before the later arguments are
+    unpickled.
 
     Args:
-        printed: descriptor for the child's stdout and stderr.
-        start_method: meta.start_method, for the processes that the child starts.
+        printed: file descriptor to which the child's stdout and stderr are redirected.
+        start_method: start method (meta.start_method) of the processes that the child starts.
     """
 
     def __init__(self, printed: int, start_method: StartMethod) -> None:
@@ -78,7 +81,7 @@ def _from_server() -> bool:
 
 
 def print_to_fd(fd: int) -> None:
-    """Redirect descriptors 1 and 2 (also used by C libraries) to `fd`, and close `fd`."""
+    """Redirect stdout and stderr, including the descriptors 1 and 2 that C libraries use, to the descriptor `fd`, and close `fd`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.flush()
@@ -89,19 +92,20 @@ def print_to_fd(fd: int) -> None:
 
 
 class ChildContext(Context):
-    """The Context of a local task. `stop` is also requested when the parent has ended."""
+    """The Context of a local task. A stop is also requested when the parent process has ended."""
 
     def __init__(self, name: str, restart: int, connection: Connection, heartbeat: Heartbeat) -> None:
         super().__init__(name, restart, heartbeat)
         self.orphaned = False
-        """Whether the parent has ended."""
+        """Whether the parent process has ended."""
         self._connection, self._sending = connection, threading.Lock()
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
-        """Send a message to the parent, from any thread. No effect if the parent has ended.
+        """Send a message to the parent process. Any thread may call this method. No effect if the parent has ended.
 
-        If user code has closed the connection, this process exits, since the parent would otherwise wait forever for messages.
+        If user code has closed the connection to the parent, this process exits, since the parent would otherwise wait forever for
+        messages.
         """
         try:
             with self._sending:
@@ -112,7 +116,7 @@ class ChildContext(Context):
                 os._exit(1)
 
     def print_to(self, path: Path) -> None:
-        """Append the output of this process to `path` from now on, including its earlier output if that was kept in memory."""
+        """Redirect the output of this process: append it to the file `path`. Earlier output that was kept in memory is appended first."""
         path = path.absolute()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         with suppress(OSError):  # descriptor 1 is not readable if it is already a log
@@ -139,21 +143,25 @@ class ChildContext(Context):
 
 
 def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:
-    """Run a target. An exception that it raises becomes the message ("failed", cause), see user_code.py, and exit code 1."""
+    """Run the target of a task in the child process.
+
+    If the target raises an exception, the message ("failed", cause) is sent (see user_code.cause), and the process ends with exit code 1 or
+    with the code of the SystemExit.
+    """
     os.set_inheritable(connection.fileno(), False)
     context, code = ChildContext(name, restart, connection, Heartbeat(heartbeat.fd)), 0
     os.close(heartbeat.fd)
     try:
         target(context, *args)
-    except BaseException as error:  # also SystemExit, after which exit code 0 without a message would mean an end without a result
+    except BaseException as error:  # also SystemExit: exit code 0 without a message would mean an end without a result
         context.send("failed", cause(error))
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
     finally:
         context.send("_end")
         for left in multiprocessing.active_children():
-            left.kill()  # exit would wait for it
+            left.kill()  # sys.exit would wait for its end
         if _from_server():
-            atexit._run_exitfuncs()  # a copy of the fork server would end without calling them
+            atexit._run_exitfuncs()  # a copy of the fork server ends without calling its exit hooks
         if context.orphaned:
             os.killpg(0, signal.SIGKILL)
     sys.exit(code)

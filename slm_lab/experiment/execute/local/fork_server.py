@@ -1,8 +1,8 @@
-"""The fork server: a process that has loaded torch, gymnasium and slm_lab, and from which child processes are forked.
+"""The fork server, a process that has loaded torch, gymnasium and slm_lab, and from which child processes are forked.
 
-A child is ready in 0.02 s instead of 2 s and shares the memory of the loaded modules. The server is multiprocessing.forkserver of the
-standard library; this module adds signal handling, environment and module path, the choice of the start method (meta.start_method), and
-the fallback to spawn if the server cannot run.
+A forked child is ready in 0.02 s instead of 2 s and shares the memory of the loaded modules. The server is multiprocessing.forkserver of
+the standard library. This module adds signal handling, environment variables, the module path, the choice of the start method
+(meta.start_method), and the fallback to the spawn start method if the server cannot run.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ PRELOAD = (
     *("slm_lab.agent.algorithm.sil", "slm_lab.agent.algorithm.dqn", "slm_lab.agent.algorithm.soft_actor_critic"),
     *("slm_lab.agent.algorithm.td3", "slm_lab.agent.algorithm.tqc"),
 )
-"""Modules that every child needs, and the modules of the algorithms, otherwise imported when an agent is built. User modules and modules
-that start a thread are not allowed."""
+"""Modules that the fork server imports: the modules that every child needs, and the modules of algorithms. User modules and modules that
+start a thread are not allowed."""
 _SAVED = "SLM_LAB_FORKSERVER"
-"""Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children, and the id of the server's parent."""
+"""Name of the environment variable that contains the values of PYTHONPATH and PYTHONSAFEPATH for the fork server's children, and the id of
+the server's parent process."""
 ENDED = "it ended while it loaded"
-"""Reason why the server cannot run if one of its modules cannot be loaded."""
+"""Text of the reason why the fork server cannot run if one of its modules cannot be loaded."""
 _server: Any = forkserver._forkserver
 _lock, _users_lock = threading.Lock(), threading.Lock()
 
@@ -61,19 +62,23 @@ def use_start_method(requested: StartMethod) -> None:
 
 
 def wanted_start_method() -> StartMethod:
-    """Return the start method for the children of a child process: meta.start_method, or spawn if the fork server cannot run."""
+    """Return the setting of meta.start_method to pass to a child process; "spawn" if the fork server cannot run."""
     return "spawn" if THIS_PROCESS.forkserver_unavailable else THIS_PROCESS.requested_method
 
 
 def start_method() -> Method:
-    """Return the start method of child processes: "forkserver" on Linux; "spawn" on other systems, if the server cannot run, or if the spec
-    requires it."""
+    """Return the start method of child processes, "forkserver" or "spawn".
+
+    The start method is "spawn" if the system does not support the fork server, if the fork server cannot run, or if meta.start_method is
+    "spawn".
+    """
     allowed = THIS_PROCESS.requested_method != "spawn" and not THIS_PROCESS.forkserver_unavailable
     return "forkserver" if allowed and has_feature("forkserver") else "spawn"
 
 
 def _method_of_next() -> Method:
-    """Return the start method for a process that other code starts, after testing that the server can start one."""
+    """Return the start method for a process that code outside this package starts, after testing that the fork server can start
+    processes."""
     for _ in range(2):
         ensure_server()
         if start_method() == "spawn" or _answers():
@@ -95,7 +100,7 @@ def _answers() -> bool:
 
 
 def use_spawn(reason: str) -> None:
-    """Start children with the spawn method from now on. Raises UserError if meta.start_method does not allow it."""
+    """Use the spawn start method for all further child processes. Raises UserError if meta.start_method is "forkserver"."""
     if THIS_PROCESS.requested_method == "forkserver":
         raise UserError(f"meta.start_method: forkserver: the fork server cannot run ({reason}); use auto or spawn")
     if not THIS_PROCESS.forkserver_unavailable:
@@ -104,15 +109,18 @@ def use_spawn(reason: str) -> None:
 
 
 def ensure_server() -> None:
-    """Start the fork server if none is running, without waiting for it to load. Call this early, before torch is imported."""
-    if not has_feature("groups"):  # this system has no child processes, which the engine reports
+    """Start the fork server if it is not running, without waiting until the server has loaded its modules.
+
+    This function should be called early, before torch is imported.
+    """
+    if not has_feature("groups"):  # child processes are not supported on this system, which the engine reports
         return
     with stop_signals_blocked():
         resource_tracker.ensure_running()  # starting it unblocks signals
     if start_method() == "spawn":
         return
     if "ensure_running" not in vars(_server):
-        _server.ensure_running = _start_server  # called for every process that starts
+        _server.ensure_running = _start_server  # multiprocessing calls this function for every process that it starts
     try:
         _server.ensure_running()
     except OSError as error:  # no temporary folder, or its path is too long for a socket
@@ -130,7 +138,7 @@ def _start_server() -> None:
 
 @contextmanager
 def server_in_use() -> Iterator[None]:
-    """Stop the fork server (if it was started) at the end of this block, unless another such block is still open."""
+    """Context manager that stops the fork server at the end of the block, unless another `server_in_use` block is still open."""
     with _users_lock:
         THIS_PROCESS.server_users += 1
     try:
@@ -144,7 +152,7 @@ def server_in_use() -> Iterator[None]:
 
 
 def stop_server() -> None:
-    """Stop the fork server if this process has started one. Running children are not affected."""
+    """Stop the fork server if this process has started a fork server. Running child processes are not affected."""
     with _lock:
         if (pid := _server._forkserver_pid) is None:
             return
@@ -155,22 +163,22 @@ def stop_server() -> None:
 
 
 def inherit_server() -> None:
-    """Start the children of this child from the same fork server as the child itself; the standard library would start another server."""
+    """Make this child process start its own children from the fork server that started it, instead of starting another fork server."""
     _server.ensure_running = resource_tracker.ensure_running
 
 
 def default_signals() -> None:
-    """Reset the stop signals to their default handlers and clear the signal mask; pending stop signals are dropped."""
+    """Reset the stop signals to their default handlers and clear the signal mask. Pending stop signals are dropped."""
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # drops a pending one
+        signal.signal(number, signal.SIG_IGN)  # drops a pending signal
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def restore_environment() -> int:
-    """In the server: restore the environment variables that were set only for it, and return the id of the process that started it.
+    """In the fork server, restore the environment variables that were set only for the server, and return the id of the server's parent.
 
-    If that process has died, os.getppid() returns another id.
+    If the parent process has died, os.getppid() returns an id other than the returned id.
     """
     saved = json.loads(os.environ.pop(_SAVED))
     set_environment(saved["environment"])
@@ -178,9 +186,9 @@ def restore_environment() -> int:
 
 
 def _server_environment() -> dict[str, str]:
-    """Return environment variables that set one thread, and the module path of this process without the working directory.
+    """Return the environment variables of the fork server: one thread, and the module path of this process without the working directory.
 
-    Files in the working directory could hide modules.
+    The working directory is left out, since files in this directory could hide modules.
     """
     saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     package = str(Path(slm_lab.__file__).resolve().parent.parent)

@@ -1,4 +1,4 @@
-"""Interruption of this process: stop requests by signal, and time limits for user code that blocks."""
+"""Interruption of this process by stop signals, and by time limits for user code that blocks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from slm_lab.lib.process import STOP_SIGNALS
 from slm_lab.lib.system import has_feature
 
 _ONE_EVENT = 0.2
-"""Signals within this number of seconds count as one signal. `timeout` sends SIGTERM to a process and to its group, and systemd sends
-SIGTERM and SIGHUP."""
+"""Number of seconds within which several signals count as one signal. (The command `timeout` sends SIGTERM both to a process and to its
+process group, and systemd sends SIGTERM and SIGHUP.)"""
 _POLL = 0.1
-"""Seconds between two checks by the watching thread."""
+"""Number of seconds between two checks by the monitoring thread."""
 _AGAIN = 1.0
-"""Seconds after which `time_limit` raises again."""
+"""Number of seconds after which `time_limit` raises Blocked again if user code has caught the exception."""
 
 
 class Blocked(BaseException):
-    """User code did not return in time. Not a subclass of Exception, so that `except Exception` in user code does not catch it."""
+    """User code did not return in time.
+
+    Blocked is not a subclass of Exception, so that `except Exception` in user code does not catch Blocked.
+    """
 
 
 _handlers: dict[int, Any] = {}
@@ -33,9 +36,9 @@ _handlers: dict[int, Any] = {}
 
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
-    """Convert the first Ctrl-C, SIGTERM or SIGHUP to a stop request; a second signal raises Interrupted immediately.
+    """Context manager that converts the first Ctrl-C, SIGTERM or SIGHUP to a stop request. A second signal raises Interrupted immediately.
 
-    Outside the main thread, signal handlers are not changed. An ignored SIGHUP (nohup) stays ignored.
+    Outside the main thread, signal handlers are not changed. If SIGHUP is ignored (nohup), it stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -65,7 +68,7 @@ def stop_on_signal(stop: Stop) -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Reinstall the handlers of `stop_on_signal`, since simulators may install other handlers or ignore Ctrl-C when they are built."""
+    """Reinstall the signal handlers of `stop_on_signal`, since a simulator may replace the handlers when the simulator is built."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in _handlers.items():
             signal.signal(number, handler)
@@ -81,19 +84,19 @@ def watchdog(
     stall_limit: float | None = None,
     report: Callable[[float, str], None] | None = None,
 ) -> Iterator[None]:
-    """Monitor the heartbeat of this process from a thread while the block runs in the main thread.
+    """Context manager that monitors the heartbeat of this process from a thread while the block runs in the main thread.
 
     Raises Blocked in the main thread if user code (a phase of USER_CODE) runs without a beat for `grace` seconds after a stop request, or
-    for `stall_limit` seconds. If user code catches Blocked, it is raised again after the same time. After `stall_notice` seconds without a
-    beat, the monitoring thread calls `report(seconds, phase)`, once per stall.
+    for `stall_limit` seconds. If user code catches Blocked, Blocked is raised again after the same time. After `stall_notice` seconds
+    without a beat, the monitoring thread calls `report(seconds, phase)` once per stall.
 
-    If the block runs outside the main thread, or the system has no SIGURG, stalls are only reported. A C function that neither returns nor
-    handles signals cannot be interrupted from inside the process; another process has to kill this one.
+    If the block runs outside the main thread, or if the system has no SIGURG, stalls are only reported. A C function that neither returns
+    nor handles signals cannot be interrupted from inside the process. In this case, another process has to kill this process.
     """
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None
     verdict: tuple[int, str] | None = None
-    """Heartbeat value at which the main thread is blocked, and the reason."""
+    """(value of the heartbeat at which the main thread is blocked, reason); None if the main thread is not blocked."""
 
     def blocked() -> bool:
         nonlocal noticed, raised, stopped, verdict
@@ -117,7 +120,10 @@ def watchdog(
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Raise Blocked if the block takes longer than `seconds` in the main thread; `what` names the block in the message."""
+    """Context manager that raises Blocked if the block takes longer than `seconds` seconds in the main thread.
+
+    Args: what: description of the block for the error message.
+    """
     deadline = due = time.monotonic() + seconds
 
     def blocked() -> bool:
@@ -134,15 +140,16 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 @contextmanager
 def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
-    """Call `blocked` from a thread every 0.1 s while the block runs; if it returns True, wake the main thread.
+    """Context manager that interrupts the main thread during the block when `blocked` returns True.
 
-    The main thread then calls `reason` and raises Blocked with the returned text. If `reason` returns None, the main thread continues,
-    because it is no longer blocked, or because the thread of an enclosing block has woken it.
+    A thread calls `blocked` every 0.1 s. If `blocked` returns True, the thread sends a signal to the main thread, which then calls `reason`
+    and raises Blocked with the returned text. If `reason` returns None, the main thread continues: either it is no longer blocked, or the
+    thread of an enclosing block has sent the signal.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
     wake = (
         signal.SIGURG if has_feature("signals") and threading.current_thread() is main else None
-    )  # by default ignored: a late one has no effect
+    )  # ignored by default, so that a late signal has no effect
 
     def watch() -> None:
         while not done.wait(_POLL):

@@ -1,4 +1,4 @@
-"""The executor of this machine, in which each task is a child process. This module is the parent's side, child.py the child's side."""
+"""The executor of this machine, which runs each task in a child process. The code that runs in child processes is in child.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slm_lab.lib.store import shared_file
 from slm_lab.lib.system import has_feature
 
 _TICK = 0.5
-"""Maximum seconds between two checks of heartbeats and deadlines."""
+"""Maximum time in seconds between two checks of heartbeats and deadlines."""
 _END_SECONDS = 10.0
 """Maximum time in seconds for a child to exit after its target has returned."""
 _EXIT_SECONDS = 2.0
@@ -32,9 +32,9 @@ _EXIT_SECONDS = 2.0
 _REAP_SECONDS = 5.0
 """Maximum time in seconds for the system to end a killed process."""
 _UNKNOWN = 255
-"""Exit code that the standard library reports if the fork server, which knows the real one, was killed."""
+"""Exit code that the standard library reports for a child if the fork server was killed, which knows the child's real exit code."""
 _PRINTED_BYTES = 2**20
-"""Maximum bytes of a child's output that are kept in memory while it has no log."""
+"""Maximum number of bytes of a child's output that are kept in memory while the child has no log file."""
 _TAIL_LINES, _TAIL_BYTES = 20, 2**16
 _MEANINGS = {
     "SIGKILL": "often: out of memory",
@@ -45,15 +45,15 @@ _MEANINGS = {
     "SIGILL": "native code for another processor",
 }
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
-"""Matches the start of a line that slm_lab logged; such a line does not explain a death."""
+"""Matches the start of an output line that slm_lab has logged. Such a line does not explain why a process died."""
 
 
 class LocalTask(Task):
-    """A task that runs in a child process; after a restart it runs in a new child process.
+    """A task that runs in a child process. After a restart, the task runs in a new child process.
 
     Attributes:
         pid: id of the process and of its process group.
-        output: log file of the process; None: its output is kept in memory.
+        output: log file of the process; None: the output of the process is kept in memory.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
@@ -61,12 +61,12 @@ class LocalTask(Task):
         self.pid = -1
         self.output: Path | None = None
         self._process: Any = None
-        """The multiprocessing.Process while it runs, else None."""
+        """The multiprocessing.Process of the task; None if it is not running."""
 
     # ---- start
 
     def start(self) -> None:
-        """Start the process. Raises OSError if the system cannot create one."""
+        """Start the child process. Raises OSError if the system cannot create a process."""
         for attempt in range(3):
             ensure_server()
             method = start_method()
@@ -124,17 +124,17 @@ class LocalTask(Task):
                 self._connection.send((kind, order))
 
     def tail(self) -> str:
-        """Return the last lines that the running process has printed, without lines that slm_lab has logged."""
+        """Return the last lines of the output of the process, without the lines that slm_lab has logged."""
         lines = _last_bytes(self._printed).decode(errors="replace").splitlines()
         return "\n".join(
             [line for line in lines if line and not _LOGGED.match(line) and not line.startswith("Extension modules: ")][-_TAIL_LINES:]
         )
 
-    # ---- for LocalExecutor
+    # ---- methods that LocalExecutor calls
 
     @property
     def waitable(self) -> list[Any]:
-        """Objects to wait on, for the death of the process and for its messages."""
+        """Objects to pass to multiprocessing.connection.wait, which become ready when the process ends or has sent a message."""
         return [] if self._process is None else [self._death, *([self._connection] if self._connection is not None else [])]
 
     @property
@@ -143,7 +143,7 @@ class LocalTask(Task):
         return self._process is None or time.monotonic() > self.deadline or bool(wait([self._death], 0))
 
     def take_messages(self) -> None:
-        """Move the messages that have arrived to the inbox, without waiting for the rest of an incomplete message."""
+        """Add the messages that have arrived to the inbox, without waiting for the rest of an incomplete message."""
         while self._connection is not None and self._connection.poll():
             try:
                 data = os.read(self._connection.fileno(), 2**16)
@@ -160,7 +160,7 @@ class LocalTask(Task):
             kind, *content = pickle.loads(self._buffer[4 : 4 + size])
             del self._buffer[: 4 + size]
             if kind == "_output":
-                with suppress(OSError):  # the log is removed already
+                with suppress(OSError):  # the log has already been removed
                     log = os.open(content[0], os.O_RDONLY)
                     os.dup2(log, self._printed)
                     os.close(log)
@@ -175,7 +175,10 @@ class LocalTask(Task):
             os.write(self._printed, last)
 
     def _has_exited(self) -> bool:
-        """Wait for a process whose pipe is closed; return whether it has exited. User code may have closed the pipe of a live process."""
+        """Wait at most _EXIT_SECONDS for the end of the process, whose pipe is closed, and return whether the process has exited.
+
+        A process with a closed pipe may still run, since user code may have closed the pipe.
+        """
         deadline = time.monotonic() + _EXIT_SECONDS
         while self._process.exitcode is None:
             if time.monotonic() > deadline:
@@ -184,7 +187,8 @@ class LocalTask(Task):
         return True
 
     def end(self) -> None:
-        """Kill the process if it is running, and all processes that it started; reap it and read its last messages."""
+        """End the process and read its last messages. The process and all processes that it started are killed if they are still
+        running."""
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
@@ -209,7 +213,7 @@ class LocalTask(Task):
 
 
 def _death_of(process: Any) -> int:
-    """Return a new descriptor that is readable when the process has ended."""
+    """Return a new file descriptor that becomes readable when the process has ended."""
     if has_feature("pidfd"):
         with suppress(OSError):  # the process is dead already
             return os.pidfd_open(process.pid)
@@ -217,10 +221,11 @@ def _death_of(process: Any) -> int:
 
 
 class LocalExecutor(Executor):
-    """Owns the child processes of one run. In each child, numpy and torch use one thread.
+    """Runs each task of one run in a child process. In each child process, numpy and torch use one thread.
 
     Args:
-        stall_notice, stall_limit: seconds without a heartbeat after which `events` yields Stalled; None: never.
+        stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or
+            "limit"; None: never.
     """
 
     task_type = LocalTask
@@ -234,7 +239,7 @@ class LocalExecutor(Executor):
         task.start()
 
     def _wait(self, timeout: float) -> None:
-        """Wait at most about 0.5 seconds."""
+        """Wait for an event or a call of `wake`, for at most `timeout` seconds or _TICK seconds."""
         pending = any(task.inbox for task in self.tasks)
         wait([self._waking, *(item for task in self.tasks for item in task.waitable)], 0 if pending else min(timeout, _TICK))
         if self._woken.is_set():
@@ -259,7 +264,7 @@ class LocalExecutor(Executor):
 
 
 def _exit_reason(code: int | None) -> str:
-    """Return the reason why a process ended that the executor did not kill."""
+    """Return a text with the reason why a process ended, given the exit code of a process that the executor has not killed."""
     if code == _UNKNOWN:
         return f"ended with exit code {_UNKNOWN} (or an unknown one, if the fork server was killed)"
     if code is None or code >= 0:

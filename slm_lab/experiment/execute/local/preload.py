@@ -1,8 +1,7 @@
-"""Code that the fork server runs before it forks its first child. It is the only module that the server preloads, and no other module
-imports it.
+"""Code that the fork server runs before it forks its first child. This module is the only module that the server preloads.
 
-The server starts with the stop signals blocked, so that no Ctrl-C can reach it before it is in a new process group.
-An error here ends the server silently; the parent then starts its children by spawn (fork_server.py).
+No other module imports this module. The server starts with the stop signals blocked, so that no Ctrl-C can reach the server before it is in
+a new process group. An error in this module ends the server silently. The parent then uses the spawn start method (fork_server.py).
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ _SERVER = os.getpid()
 
 
 def _begin(module: ModuleType) -> None:
-    """Give the same state as with spawn to a child that the executor did not start, such as an env process of AsyncVectorEnv.
+    """Initialise a forked child that the executor did not start, such as an env process of AsyncVectorEnv, as if it had been spawned.
 
-    The child joins the process group of the process that requested it, prints to the same files, has its own random numbers, and runs exit
-    hooks, which a copy of the fork server would skip.
+    The child joins the process group of the process that requested the child, prints to the same files as this process, has its own random
+    numbers, and runs exit hooks, which a copy of the fork server would skip.
     """
-    if os.getpgid(0) == os.getpid():  # the executor has started this child, which is already set up
+    if os.getpgid(0) == os.getpid():  # the executor has started this child, which is already initialised
         return
     import numpy as np
 
@@ -48,20 +47,20 @@ def _begin(module: ModuleType) -> None:
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an error of a child that is not set up yet, unless the error only means that its parent has ended."""
+    """Print the traceback of an error in a child that is not initialised yet, unless the error only means that its parent has ended."""
     if not issubclass(kind, EOFError | OSError | UnpicklingError):
         sys.__excepthook__(kind, error, trace)
 
 
 def _remove_folder() -> None:
-    """Remove the temporary folder of the server's socket. The parent removes it itself unless it was killed."""
+    """Remove the temporary folder of the fork server's socket if the parent, which normally removes the folder, was killed."""
     address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     if os.getpid() == _SERVER and os.getppid() != _PARENT and isinstance(address, str) and Path(address).parent.name.startswith("pymp-"):
         shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _load() -> None:
-    """Import PRELOAD with stdout and stderr redirected to the null device, to hide warnings."""
+    """Import the modules of PRELOAD with stdout and stderr redirected to the null device, which hides warnings."""
     null, streams = os.open(os.devnull, os.O_RDWR), [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
         os.dup2(null, number)

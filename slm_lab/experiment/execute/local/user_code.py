@@ -1,7 +1,4 @@
-"""Handle user code that ends the process, closes its files, or never returns from close(), instead of raising an Exception.
-
-Also describes the causes of failures in words.
-"""
+"""Handling of user code that ends the process, closes the files of the process, or never returns from close(), and texts for failures."""
 
 from __future__ import annotations
 
@@ -20,14 +17,18 @@ from slm_lab.lib.log import PlainError, logger, notice
 
 
 class WorkerFailed(PlainError):
-    """A process that a Session needs has failed or has died too often. The message contains the reason and the traceback of the process."""
+    """A process that a Session needs has failed or has died too often.
+
+    The error message contains the reason and the traceback of the failed process.
+    """
 
 
 def cause(error: BaseException) -> str:
-    """Return the cause of a failure as text: the message of an error that is self-explanatory, else the traceback.
+    """Return the cause of a failure as text: a message if the error is self-explanatory, else the traceback.
 
-    Self-explanatory errors are those of a check of mode dev, a worker, an env that blocks or returns an invalid reward, a full disk, a
-    read-only file system, a closed file descriptor, or sys.exit. The text includes the frame and the env.
+    An error is self-explanatory if it comes from a check of mode dev, a failed worker, an env that blocks or returns an invalid reward, a
+    full disk, a read-only file system, a closed file descriptor, or sys.exit. Notes that were added to the error, such as the frame and the
+    env, are appended to the text.
     """
     if isinstance(error, (PlainError, Blocked)):
         return _noted(str(error).rstrip(), error)
@@ -48,18 +49,22 @@ def _noted(text: str, error: BaseException) -> str:
 
 
 CLOSE_SECONDS = 10.0
-"""Maximum time in seconds for an env to close."""
+"""Maximum time in seconds for closing an env."""
 
 
 class Exited(BaseException):
-    """User code called os._exit. Like SystemExit, not a subclass of Exception, so that `except Exception` does not catch it."""
+    """User code called os._exit.
+
+    Exited is not a subclass of Exception, so that `except Exception` in user code does not catch Exited.
+    """
 
 
 @contextmanager
 def os_exit_raises() -> Iterator[None]:
-    """Make os._exit raise Exited in this process, so that a run fails with an error instead of ending without a trace.
+    """Context manager in which os._exit raises Exited in this process, so that a run fails with an error instead of ending without a trace.
 
-    An exit by C code cannot be caught. In copies of the process (os.fork), os._exit works as usual. No effect outside the main thread.
+    An exit by C code cannot be caught. In forked copies of the process (os.fork), os._exit works as usual. The context manager has no
+    effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -79,7 +84,7 @@ def os_exit_raises() -> Iterator[None]:
 
 
 def from_user_code(error: BaseException) -> bool:
-    """Return whether an error was raised by code and not by a signal. Inside `stop_on_signal` a signal raises Interrupted."""
+    """Return whether an error was raised by code and not because of a signal (Ctrl-C or the signals of `stop_on_signal`)."""
     if not isinstance(error, KeyboardInterrupt):
         return True
     by_python = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -87,7 +92,7 @@ def from_user_code(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> str | None:
-    """Describe what user code did, and where, for an error that is not a subclass of Exception; None for other errors."""
+    """Return a text that says what user code did, and where, for an error that is not a subclass of Exception; None for other errors."""
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
@@ -101,14 +106,17 @@ def explained(error: BaseException) -> str | None:
 
 
 def source_of(error: BaseException) -> str:
-    """Return the file and line that raised an error, as text to append to a message; "" if they are unknown."""
+    """Return the file and line that raised an error, as text to append to a message; "" if the file and line are unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 @contextmanager
 def build_errors(name: str, stop: Stop) -> Iterator[None]:
-    """Raise UserError if env `name`, which is built in this block, blocks or ends the program, or Interrupted if a stop was requested."""
+    """Context manager that raises UserError if the env `name`, which is built in the block, blocks or ends the program.
+
+    Raises Interrupted instead if the env blocks and a stop was requested.
+    """
     try:
         yield
     except Blocked as error:
@@ -122,7 +130,10 @@ def build_errors(name: str, stop: Stop) -> Iterator[None]:
 
 
 def close_env(close: Callable[[], None]) -> None:
-    """Call close() of an env. If it fails or does not return within CLOSE_SECONDS, only show a notice, since no result depends on it."""
+    """Call the close() method of an env. If close() fails or does not return within CLOSE_SECONDS, only show a notice.
+
+    No result depends on the closing of an env.
+    """
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):
             close()

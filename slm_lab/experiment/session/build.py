@@ -57,9 +57,12 @@ from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 
 class SessionParts:
-    """The source of experience and the learners of one Session, available after `build`.
+    """Builds and owns the components of one Session: the source of experience, the learners, and the objects that must be closed.
 
-    Args: observers: the user's observers, in addition to those of meta.observers.
+    Args:
+        index: index of the Session in its trial.
+        trial: index of the trial.
+        observers: the user's observers, in addition to the observers in meta.observers.
     """
 
     def __init__(
@@ -74,27 +77,31 @@ class SessionParts:
         self.learners: list[PolicyLearner] = []
         self.source: ExperienceSource | None = None
         self.population: Population | None = None
-        """The population of meta.sampler.pbt; None without it."""
+        """Population-based training as configured by meta.sampler.pbt; None if this section is not given."""
         self.self_play: SelfPlay | None = None
-        """The opponents of meta.self_play; None without it."""
+        """Self-play as configured by meta.self_play; None if this section is not given."""
         self._info: EnvInfo | None = None
         self._closing: list[Callable[[], None]] = []
         """Functions that release envs and processes, to be called in reverse order."""
 
     @property
     def info(self) -> EnvInfo:
-        """The info of the envs; with rollout workers, the info of the envs of all workers together."""
+        """The info of the training envs. With rollout workers, it describes the envs of all workers together."""
         assert self._info is not None
         return self._info
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to close."""
+        """Whether envs or processes have been created and must be closed."""
         return bool(self._closing)
 
     @property
     def choices(self) -> dict[str, str | int]:
-        """The settings chosen for this machine (env backends, matrix product backend, threads of an update) and its CPU, for meta.run."""
+        """Settings that were chosen for this machine, to be recorded in meta.run.
+
+        They are the env backends, the matrix product backend, the number of threads of an update, the name of the CPU and, with
+        meta.eval_episodes="auto", the number of evaluation episodes.
+        """
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
         learner = self.learners[0]
@@ -110,13 +117,16 @@ class SessionParts:
         return chosen | ({"eval_episodes": episodes} if self.spec.meta.eval_episodes == "auto" else {})
 
     def close(self) -> None:
-        """Release envs and processes. If an env fails to close, or does not close in time, it is abandoned with a notice."""
+        """Release envs and processes. If an env fails to close or does not close in time, the env is abandoned with a notice."""
         while self._closing:
             self.context.beat(CLOSING)
             close_env(self._closing.pop())
 
     def build(self) -> None:
-        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; `close` must be called also then."""
+        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError.
+
+        The method `close` must be called even if `build` raises an error.
+        """
         self.spec = completed(self.spec)
         with suppress(PydanticSerializationError):  # some env arguments are objects; such a spec cannot be saved in the run folder either
             self.dumped = dump_spec(self.spec)
@@ -133,7 +143,7 @@ class SessionParts:
         processes.enter_context(server_in_use())
         self._closing.append(processes.close)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
-        # one core per Session; this also makes the order of summation, and thus the results, independent of other processes
+        # one core per Session, which also makes the order of summation, and thus the results, independent of other processes
         torch.set_num_threads(1)
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self._torch = TorchSettings()
@@ -155,7 +165,10 @@ class SessionParts:
         return source
 
     def _policy_infos(self, info: EnvInfo) -> list[EnvInfo]:
-        """Return, for each policy, the info of the rows that it may play. Raises SpecError if the policies do not fit the env's agents."""
+        """Return, for each policy, the info of the env rows for which the policy may act.
+
+        Raises SpecError if the policies do not fit the env's agents.
+        """
         check_agents(self.spec, info)
         policies = self.spec.agent.policies
         if policies is None:
@@ -173,7 +186,7 @@ class SessionParts:
         return AgentsSource(env, learners, stop, beat, policies=self.spec.agent.policies, self_play=self.self_play)
 
     def _set_partners(self, learners: list[PolicyLearner]) -> None:
-        """Set the partners of each learner, so that the policies of agent.policies are evaluated together."""
+        """Set the attribute `partners` of each learner, so that the policies of agent.policies are evaluated together in the same env."""
         if self.spec.agent.policies is not None:
             for learner in learners:
                 learner.partners = list(zip(self.spec.agent.policies.values(), learners, strict=True))
@@ -219,14 +232,14 @@ class SessionParts:
         return source
 
     def seeds(self, policy: int) -> Seeds:
-        """Return the seeds of a policy."""
+        """Return the seeds of the policy with index `policy`."""
         return self._seeds(self.index * self.spec.policies + policy, self.context.restart)
 
     def _seeds(self, table: int, restart: int = 0) -> Seeds:
         return session_seeds(self.spec.meta.random_seed, 0 if self.plan.common_seeds else self.trial, table, restart)
 
     def _seeded(self, policy: int) -> Seeds:
-        """Seed the global generators of Python, numpy and torch with the seeds of a policy, and return these seeds."""
+        """Seed the global random generators of Python, numpy and torch with the seeds of a policy, and return the seeds."""
         seeds = self.seeds(policy)
         random.seed(seeds.env)
         np.random.seed(seeds.env)
@@ -261,7 +274,11 @@ class SessionParts:
         return learner
 
     def _supply(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
-        """Pass to the algorithm the data that it uses beside its own steps: recorded episodes, and the reward function of goals."""
+        """Give an agent the data that it needs in addition to its own experience.
+
+        The algorithm receives the recorded episodes of meta.demonstrations. A HindsightReplay receives the reward function of the env's
+        goals.
+        """
         spec, memory = self.spec, agent.replay
         if spec.meta.demonstrations is not None:
             data = load_demonstrations(spec, info)
@@ -271,7 +288,11 @@ class SessionParts:
             self._closing.append(rewards.close)
 
     def _make_eval_env(self, seed: int, num_envs: int) -> Env:
-        """Build the evaluation env. If evaluation is on only by default, the message of an error names the key that switches it off."""
+        """Build the evaluation env.
+
+        If the spec does not request evaluation explicitly (meta.eval_episodes="auto"), the message of an error names the key that disables
+        evaluation.
+        """
         try:
             return self._make_env(seed, num_envs)
         except SpecError as error:
@@ -282,11 +303,11 @@ class SessionParts:
 
     @property
     def frames(self) -> int:
-        """Number of frames that each policy collects."""
+        """Number of frames that each policy of the Session collects."""
         return self.spec.env.max_frame if self.context.store is None else self.spec.session_frames
 
     def _make_env(self, seed: int, eval_envs: int | None = None) -> Env:
-        """Build the training env, or, if `eval_envs` is given, an evaluation env with this number of envs."""
+        """Build the vector env for training or, if `eval_envs` is given, a vector env with `eval_envs` envs for evaluation."""
         spec, training = self.spec, eval_envs is None
         env = make_env(
             spec.env.model_copy(update={"max_frame": self.frames}),
@@ -309,14 +330,14 @@ class SessionParts:
 
     @property
     def _learning_cores(self) -> int:
-        """Number of cores that an update may use: one if other processes may learn or act at the same time."""
+        """Number of cores that an update of the learner may use. It is 1 if other processes may learn or act at the same time."""
         sampler = self.spec.meta.sampler
         synchronous = sampler is None or sampler.serial_mode or not sampler.async_rl
         alone = self.context.store is None and synchronous and self.plan.jobs is None
         return self._cores if alone else 1
 
     def _check_memory(self, learners: Sequence[PolicyLearner]) -> None:
-        """Raise SpecError if the replay memories of all policies and concurrent Sessions together do not fit into the memory."""
+        """Raise SpecError if the replay memories of all policies and concurrent Sessions together do not fit into the device's memory."""
         replays = [learner.agent.replay for learner in learners if learner.agent.replay is not None]
         if not replays:
             return
@@ -328,7 +349,10 @@ class SessionParts:
 
 
 def check_agents(spec: Spec, info: EnvInfo) -> None:
-    """Raise SpecError for keys that need an env with several agents if the env has one, and for keys that do not fit the env's agents."""
+    """Raise SpecError if agent.policies or meta.self_play does not fit the agents of the env.
+
+    Both keys need an env with several agents, and agent.policies must assign each agent to a policy.
+    """
     meta, name, agents = spec.meta, spec.env.name, info.agents
     if problems := group_problems(spec, info):
         raise SpecError(name, problems)
@@ -349,28 +373,29 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
 
 
 def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
-    """Return the parts of a Session whose arrays are shared with the other Sessions that train the same net."""
+    """Return name → component for the components of a Session whose arrays are shared with other Sessions that train the same net."""
     return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}
 
 
 @dataclass(frozen=True)
 class SessionContext:
-    """The environment that a process provides to its Session. The defaults suit a single Session that runs in the current process."""
+    """Objects that a process provides to its Session. The defaults suit a single Session that runs in the current process."""
 
     stop: Stop = field(default_factory=Stop)
-    """Requests the end of training."""
+    """Stop request, which ends training early."""
     beat: Beat = no_beat
-    """Heartbeat, called with each phase that begins, see execute.heartbeat."""
+    """Heartbeat function, which is called with each phase that begins (see execute.heartbeat)."""
     store: Store | None = None
     """Shared arrays of the Sessions that train one net (meta.distributed); None: the Session trains a separate net."""
     restart: int = 0
-    """Number of processes that ran this Session before and died."""
+    """Number of earlier processes of this Session that died."""
     resumed: RunPaths | None = None
-    """The run from whose last checkpoint the Session continues: an earlier run, or this run after its process was restarted."""
+    """The run from whose last checkpoint the Session continues. It is an earlier run, or this run if the process of the Session was
+    restarted. None: the Session starts from the beginning."""
     open_pool: OpenPool = open_pool
-    """Starts the rollout workers."""
+    """Function that starts the rollout workers."""
 
     @property
     def takes_over(self) -> bool:
-        """Whether the Session joins other Sessions that already train its net; the shared arrays are then newer than any checkpoint."""
+        """Whether the Session joins other Sessions that already train its net. If True, the shared arrays are newer than any checkpoint."""
         return self.store is not None and not self.store.fresh

@@ -1,1 +1,1 @@
-"""Sessions, Hogwild workers and rollout workers on the nodes of a Ray cluster. These modules are imported only with `--cluster`."""
+"""The executor of a Ray cluster, which runs Sessions and rollout workers on the nodes of the cluster."""

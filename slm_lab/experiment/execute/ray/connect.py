@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, the checks before training on it, and method calls on actors."""
+"""The connection to a Ray cluster, the checks of its nodes before training, and method calls on actors."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from slm_lab.lib.process import environment, stop_signals_blocked
 from slm_lab.lib.text import error_line, last_line, nonblank_lines
 
 _CONNECT_SECONDS = 3.0
-"""Maximum time in seconds for the head of a cluster to accept a connection. (Ray itself would try for 80 s and then end this process.)"""
+"""Maximum time in seconds for the head node of a cluster to accept a connection. (Ray itself would try for 80 s and then end this
+process.)"""
 _HEADER, _SETTINGS = 9, b"\x04"
 """Size in bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
-"""First bytes that a client sends: the preface, and an empty settings frame."""
+"""First bytes that an HTTP/2 client sends: the connection preface and an empty settings frame."""
 _PROBE_SECONDS = 60.0
-"""Maximum time in seconds for a node to answer the first task, for which a process is started."""
+"""Maximum time in seconds for a node to run its first task, for which Ray starts a process."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster: a machine, or the part of a machine that Ray uses."""
+    """A node of a Ray cluster: a machine, or the part of a machine that Ray uses."""
 
     id: str
     name: str
@@ -44,7 +45,10 @@ class Node:
 
 
 class Cluster:
-    """The Ray cluster to which this process is connected. `address` is the address that the user has given."""
+    """The Ray cluster to which this process is connected.
+
+    Args: address: address that the user has given (--cluster).
+    """
 
     def __init__(self, address: str) -> None:
         import ray
@@ -74,7 +78,10 @@ class Cluster:
         return f"cluster {self.address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {total:g} core{'s' * (total != 1)}{with_gpus}"
 
     def check_fits(self, what: str, cores: float, gpus: float = 0.0) -> None:
-        """Raise UserError if no single node has at least `cores` cores and `gpus` GPUs."""
+        """Raise UserError if no single node has at least `cores` cores and `gpus` GPUs.
+
+        Args: what: subject of the error message.
+        """
         nodes = self.nodes
         if not any(node.cores >= cores and node.gpus >= gpus for node in nodes):
             needs = f"{cores:g} core{'s' * (cores != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")
@@ -82,14 +89,22 @@ class Cluster:
             raise UserError(f"--cluster {self.address}: {what} needs {needs} of one node, and no node has as many ({has})")
 
     def check_total(self, what: str, cores: float) -> None:
-        """Raise UserError if all nodes together have fewer than `cores` cores."""
+        """Raise UserError if the nodes of the cluster together have fewer than `cores` cores.
+
+        Args: what: subject of the error message.
+        """
         total = sum(node.cores for node in self.nodes)
         if total < cores:
             raise UserError(f"--cluster {self.address}: {what} need {cores:g} cores, and the cluster has {total:g}")
 
 
 def on_node(node: str, *, soft: bool = False) -> Any:
-    """Return the strategy that schedules a task on a given node; with `soft`, on another node if the given one is not alive."""
+    """Return Ray's scheduling strategy that runs a task on the given node.
+
+    Args:
+        node: id of the node.
+        soft: whether the task may run on another node if the given node is not alive.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=soft)
@@ -97,14 +112,15 @@ def on_node(node: str, *, soft: bool = False) -> Any:
 
 @contextmanager
 def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
-    """Connect this process to a cluster while the block runs. With "local", start a cluster on this machine and stop it after the block.
+    """Context manager that connects this process to a Ray cluster while the block runs.
 
     Args:
-        address: HOST:PORT, "auto" or "local".
-        folder: folder that all nodes read and write; None: no folder.
+        address: HOST:PORT, "auto" (the cluster to which this machine belongs), or "local" (a cluster that is started on this machine and
+            stopped after the block).
+        folder: folder that all nodes must be able to read and write; None: access to a folder is not checked.
 
-    Raises UserError, within seconds, if the cluster cannot be reached or used, if a node has other package versions than this process
-    (see `versions`), or if a node cannot access the folder.
+    Raises UserError within seconds if the cluster cannot be reached or used, if a node has other package versions than this process (see
+    `versions`), or if a node cannot access the folder.
     """
     check_installed("ray", extra="cluster", what="--cluster")
     if address == "local":
@@ -130,7 +146,7 @@ def _joined(address: str) -> Iterator[Cluster]:
             _init(address, where)
             with _quiet():
                 yield Cluster(address)
-        finally:  # also after a failed connection: the next attempt would reuse its remaining state
+        finally:  # also after a failed connection, whose remaining state the next attempt would reuse
             with stop_signals_blocked():
                 ray.shutdown()
 
@@ -149,7 +165,10 @@ def _init(address: str, where: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Prevent Ray from printing the last lines of a node's log when the node dies, if this version of Ray has the patched function."""
+    """Context manager that prevents Ray from printing the last lines of a node's log when the node dies.
+
+    It has no effect if the installed version of Ray lacks the function that is replaced.
+    """
     from ray._private import worker
 
     before = getattr(worker, "print_to_stdstream", None)
@@ -162,7 +181,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _resolved(address: str) -> str:
-    """Return HOST:PORT of the head, after checking that the head listens there. Raises UserError if it does not."""
+    """Return the address HOST:PORT of the cluster's head node. Raises UserError if the head node does not answer at this address."""
     where = address
     if address == "auto":
         where = os.environ.get("RAY_ADDRESS", "")
@@ -184,7 +203,8 @@ def _resolved(address: str) -> str:
 
 
 def _check_protocol(connection: socket.socket) -> None:
-    """Raise OSError if the server does not answer, or not by HTTP/2 as Ray's head does. (Ray itself would wait for minutes.)"""
+    """Raise OSError if the server does not answer with HTTP/2, as the head node of a Ray cluster does. (Ray itself would wait for
+    minutes.)"""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return
     connection.sendall(_GREETING)
@@ -198,7 +218,10 @@ def _check_protocol(connection: socket.socket) -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment variables to set while this process is connected. RAY_AUTH_MODE must be set before ray is imported."""
+    """Return the environment variables to set while this process is connected to a cluster.
+
+    RAY_AUTH_MODE must be set before ray is imported.
+    """
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
@@ -207,7 +230,7 @@ def _variables() -> dict[str, str]:
 
 
 def _refusal(address: str, text: str) -> str:
-    """Return the message to show for an error that ray.init has raised."""
+    """Return the error message for the user, given the text of an error that ray.init has raised."""
     shown = " ".join(nonblank_lines(text)[:6])[:600]
     if "ersion mismatch" in text:
         advice = "install the same versions of Ray and Python everywhere"
@@ -219,9 +242,10 @@ def _refusal(address: str, text: str) -> str:
 
 
 def probe(token: Location | None) -> dict[str, Any]:
-    """Return the package versions of this node, the content of the token file, and a problem.
+    """Return {"versions": …, "token": …, "problem": …} of the node on which this function runs.
 
-    The problem is the reason why the node cannot read the file or write to its folder; "" if it can.
+    The entry "versions" contains the package versions, and "token" contains the content of the token file. The entry "problem" is the
+    reason why the node cannot read the token file or write to the folder of the token file; "" if the node can do both.
     """
     found = {"versions": versions(), "token": "", "problem": ""}
     if token is not None:
@@ -236,14 +260,17 @@ def probe(token: Location | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the package versions that must be equal on all nodes, as a dict: package → version."""
+    """Return the versions of the packages whose versions must be equal on all nodes, as a dict: package → version."""
     known = package_versions()
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, "slm_lab": slm_lab.__version__, "torch": known["torch"], "numpy": known["numpy"]}
 
 
 def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
-    """Check each node with a task that reads a file in the folder and writes another one. Raises UserError if a check fails."""
+    """Run a task on each node that compares package versions, reads a file in the folder, and writes another file to the folder.
+
+    Raises UserError if a node does not answer or a check fails.
+    """
     import ray
 
     with _token(folder) as token:
@@ -263,7 +290,10 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
 
 @contextmanager
 def _token(folder: Location | None) -> Iterator[Location | None]:
-    """While the block runs, keep a file in the folder or in its nearest existing parent. The file contains its own random name."""
+    """Context manager that creates a token file in `folder`, or in its nearest existing parent, and removes the file after the block.
+
+    The file contains its own random name.
+    """
     if folder is None:
         yield None
         return
@@ -298,9 +328,13 @@ def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str
 
 
 def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
-    """Return the result of `probe` on a node; None if the node has died meanwhile.
+    """Return the result of `probe` on a node; None if the node has died since the call.
 
-    Raises UserError if the node cannot run slm_lab or has other `versions`.
+    Raises UserError if the node cannot run slm_lab or has other package versions (see `versions`).
+
+    Args:
+        answer: Ray's reference to the result.
+        alive: ids of the nodes that are alive.
     """
     import ray
 
@@ -318,13 +352,13 @@ def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[
 
 
 PACKED = 2**16
-"""Maximum total size in bytes of the arrays of a message that is pickled to one bytes object, for which Ray needs less processor time.
-Larger arrays are sent unchanged, so that processes on the same node read them without a copy."""
+"""Maximum total size in bytes of the arrays in a message that is pickled to one bytes object, for which Ray needs less processor time.
+Larger arrays are sent unchanged, so that processes on the same node can read the arrays without a copy."""
 Content = TypeVar("Content")
 
 
 def pack(content: Content) -> Content | bytes:
-    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in total; otherwise return `content` itself."""
+    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in total. Otherwise return `content` itself."""
     arrays: list[pickle.PickleBuffer] = []
     data = pickle.dumps(content, 5, buffer_callback=arrays.append)
     if not arrays:
@@ -333,7 +367,7 @@ def pack(content: Content) -> Content | bytes:
 
 
 def unpack(content: Content | bytes) -> Content:
-    """Return the content that was passed to `pack`."""
+    """Return the original content, given a value that `pack` has returned."""
     if not isinstance(content, bytes):
         return content
     unpacked: Content = pickle.loads(content)
@@ -342,30 +376,30 @@ def unpack(content: Content | bytes) -> Content:
 
 @dataclass(frozen=True)
 class Remote:
-    """A Ray actor, whose methods are called by name."""
+    """Handle of a Ray actor, whose methods are called by name."""
 
     actor: Any
 
     def send(self, method: str, *args: Any) -> None:
-        """Call a method asynchronously. Calls from one process are executed in order."""
+        """Call a method of the actor asynchronously. Calls from one process are executed in order."""
         self.start(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a method and return its result. Raises the exception of the method, or an error if the process has died."""
+        """Call a method of the actor and return the result. Raises the exception of the method, or an error if the actor has died."""
         return self.result(self.start(method, *args))
 
     def start(self, method: str, *args: Any) -> Any:
-        """Start a call of a method; return an object to pass to `done` and `result`."""
+        """Start an asynchronous call of a method of the actor. Returns an object to pass to `done` and `result`."""
         return getattr(self.actor, method).remote(*args)
 
     def done(self, started: Any) -> bool:
-        """Return whether a call has ended."""
+        """Return whether a call that `start` has started has ended."""
         import ray
 
         return bool(ray.wait([started], timeout=0)[0])
 
     def result(self, started: Any) -> Any:
-        """Wait for a call and return its result. Raises the same errors as `call`."""
+        """Wait for a call that `start` has started, and return the result of the call. Raises the same errors as `call`."""
         import ray
 
         try:
@@ -375,7 +409,7 @@ class Remote:
 
 
 def death_reason(error: BaseException) -> str:
-    """Return the reason why an actor has died, in one line, based on Ray's error."""
+    """Return the reason why an actor has died as one line of text, given the error that Ray has raised."""
     text = str(error)
     if "unavailable" in text or "node has died" in text or "node was terminated" in text:
         return LOST_NODE

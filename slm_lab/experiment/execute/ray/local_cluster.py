@@ -1,4 +1,4 @@
-"""A private Ray cluster on this machine, which a single search or run uses."""
+"""A private Ray cluster on this machine for a single search or run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.lib.process import environment, stop_signals_blocked
 from slm_lab.lib.system import has_feature
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
-"""Minimum and maximum size in bytes of the object store, through which only specs and reports pass. (Ray requires at least 75 MiB.)"""
+"""Minimum and maximum size in bytes of Ray's object store, which contains only specs and reports. (Ray requires at least 75 MiB.)"""
 _REMOVE = """pids=$(cat)
 sleep 1
 for pid in $pids; do
@@ -32,32 +32,37 @@ for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     [ -e "$1" ] || exit 0
     sleep 0.5
 done"""
-"""Shell script: wait until the process that started it closes its end of the pipe or is killed; then kill the Ray processes listed in the
-pipe that are still running, and remove a folder. Ray's agents outlive a killed raylet for minutes."""
+"""Shell script that waits until the parent process closes its end of the pipe or is killed. The script then kills those Ray processes
+listed in the pipe that are still running, and removes a folder. (Ray's agents outlive a killed raylet for minutes.)"""
 _REMOVE_SECONDS = 10.0
 _ATTEMPTS = 2
-"""Maximum number of attempts to start Ray. On a busy machine an attempt may fail, since Ray gives up after a fixed time."""
+"""Maximum number of attempts to start Ray. On a busy machine an attempt may fail, since Ray's start has a fixed timeout."""
 
 
 def check_installed(*packages: str, extra: str = "search", what: str = "a search") -> None:
-    """Raise UserError if a package of an extra is missing."""
+    """Raise UserError if one of the packages is not installed.
+
+    Args:
+        extra: extra of slm-lab that installs the packages.
+        what: subject of the error message.
+    """
     if missing := [name for name in packages if find_spec(name) is None]:
         raise UserError(f"{what} needs the package {' and '.join(missing)}: pip install 'slm-lab[{extra}]'")
 
 
 class LocalCluster:
-    """Context manager that runs Ray on this machine, with separate processes, ports and a separate folder.
+    """Context manager that runs a Ray cluster on this machine, with separate processes, ports and a separate folder.
 
-    It has no dashboard and reports no usage. All ports are chosen by the system, and requests need a token that only this process and its
-    children know (RAY_AUTH_MODE=token). Its folder has a short path below the system's temporary folder, independent of the run folder: the
-    path of a Unix socket may have at most 107 bytes. Ray's processes end with this process, even if it is killed; a waiting shell then
-    removes the folder.
+    The cluster has no dashboard and reports no usage. The operating system chooses all ports. Requests need a token that only this process
+    and its children have (RAY_AUTH_MODE=token). The folder of the cluster has a short path below the system's temporary folder, since the
+    path of a Unix socket may have at most 107 bytes. Ray's processes end with this process, even if this process is killed. A waiting shell
+    then removes the folder.
 
     Args:
-        cores: CPUs that the cluster offers.
-        gpus: GPUs that the cluster offers; None: those that Ray finds.
+        cores: number of CPUs that the cluster offers.
+        gpus: number of GPUs that the cluster offers; None: the GPUs that Ray finds.
 
-    Raises UserError if this process uses Ray already, or if Ray cannot start.
+    Raises UserError if this process is already connected to a Ray cluster, or if Ray cannot start.
     """
 
     def __init__(self, cores: int, gpus: int | None = None) -> None:
@@ -67,7 +72,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             folder, pipe = stack.enter_context(_temporary_folder())
-            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # Ray makes tempfile read it from TMPDIR
+            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # restore tempfile's folder, which Ray makes tempfile read from TMPDIR
             stack.enter_context(environment(_variables(folder)))
             import ray
 
@@ -109,7 +114,7 @@ class LocalCluster:
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    """Return environment variables for this process and Ray's processes, to be set before ray is imported."""
+    """Return the environment variables for this process and Ray's processes. They must be set before ray is imported."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token_hex(32),
@@ -119,15 +124,15 @@ def _variables(folder: Path) -> dict[str, str]:
         "RAY_DEDUP_LOGS": "0",
         "RAY_worker_niceness": "0",  # Ray's default, 15, would slow down trials beside other programs, unlike the same run by `train`
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "TMPDIR": str(folder),  # files that killed processes leave there are removed with it
+        "TMPDIR": str(folder),  # files that killed processes leave in the folder are removed with the folder
     }
 
 
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
-    """Create a temporary folder, and a pipe for ids of processes.
+    """Context manager that creates a temporary folder, and a pipe into which the ids of Ray processes are written.
 
-    At the end, even if this process is killed, these processes are killed and the folder is removed.
+    At the end of the block, or if this process is killed, the processes in the pipe are killed and the folder is removed.
     """
     folder = Path(tempfile.mkdtemp(prefix="slm_ray_", dir="/tmp" if os.path.isdir("/tmp") else None))
     remover = subprocess.Popen(
@@ -135,7 +140,7 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal does not reach it
+        start_new_session=True,  # a Ctrl-C in the terminal does not reach the script
     )
     assert remover.stdin is not None
     try:
@@ -147,7 +152,7 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def _descendants() -> list[int]:
-    """Return the ids of all descendants of this process, read from /proc; [] without it."""
+    """Return the process ids of all descendants of this process, read from /proc; [] if the system has no /proc."""
     if not has_feature("proc"):
         return []
     parents: dict[int, int] = {}
@@ -163,10 +168,11 @@ def _descendants() -> list[int]:
 
 @contextmanager
 def _few_processes() -> Iterator[None]:
-    """Make ray.init start only the processes that a search needs, if this version of Ray has the names used here.
+    """Context manager in which ray.init starts only the processes that a search needs.
 
     The autoscaler's monitor, the log monitor and the API server (without dashboard) are not needed for a cluster of one node whose logs are
-    not shown. They take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options for them.
+    not shown. These three processes take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options to leave
+    out these processes. The context manager has no effect if the installed version of Ray lacks the names that are replaced.
     """
     try:
         from ray._private import parameter

@@ -1,4 +1,4 @@
-"""The executor of a Ray cluster, in which each task is an actor on some node."""
+"""The executor of a Ray cluster, which runs each task in an actor on a node of the cluster."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Lim
 from slm_lab.lib.log import notice
 
 _WAKE_SECONDS = 0.1
-"""Maximum time in seconds until a waiting call reacts to `RayExecutor.wake`."""
+"""Maximum time in seconds until a waiting call of `RayExecutor.events` reacts to `RayExecutor.wake`."""
 _PENDING_SECONDS = 20.0
-"""Seconds after which a notice reports a task that waits for free resources."""
+"""Time in seconds after which a notice reports a task that waits for free resources."""
 
 
 class RayTask(Task):
-    """A task that runs in an actor; after a restart it runs in a new actor."""
+    """A task that runs in a Ray actor. After a restart, the task runs in a new actor."""
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
         super().__init__(name, target, args, resources)
         self.actor: Any = None
         self.taken: Any = None
-        """Future of the current call of `TaskActor.take`; None if there is none."""
+        """Future of the running call of `TaskActor.take`; None if no call is running."""
         self.outbox: list[Any] = []
-        """Packed orders, to be sent with the next call."""
+        """Packed orders that will be sent with the next call of the actor."""
         self.ordered = 0
-        """Number of orders that were sent to the process."""
+        """Number of orders that were sent to the actor."""
         self.signalled: Any = None
-        """Future of the last signal."""
+        """Future of the call of `TaskActor.signal` with the last signal."""
         self.started: float | None = None
-        """Time at which the process was requested, in seconds of monotonic(); None once it runs."""
+        """Time at which the actor was requested, in seconds of monotonic(); None when the actor runs."""
         self.failed = False
         """Whether the target has raised an exception."""
 
     def take(self) -> None:
-        """Request messages, and send the orders of the outbox with the request."""
+        """Request the messages of the actor, and send the orders of the outbox with the request."""
         self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._unsent())
 
     def _unsent(self) -> tuple[Any, ...]:
-        """Empty the outbox; return the number of orders that were sent before and the orders of the outbox; () if it is empty."""
+        """Empty the outbox. Returns (number of orders sent earlier, *orders of the outbox), or () if the outbox was empty."""
         number, orders = self.ordered, self.outbox
         self.ordered, self.outbox = number + len(orders), []
         return (number, *orders) if orders else ()
@@ -68,10 +68,10 @@ class RayTask(Task):
 
 
 class _Shared(NamedTuple):
-    """Result of `RayExecutor.share`."""
+    """Result of `RayExecutor.share`, to be passed to `RayTask.send` or `RayTask.signal`."""
 
     argument: Any
-    """The packed content, or a reference to it in Ray's object store."""
+    """The packed content, or a reference to the content in Ray's object store."""
 
 
 def _argument(content: Any) -> Any:
@@ -79,9 +79,11 @@ def _argument(content: Any) -> Any:
 
 
 class RayExecutor(Executor):
-    """Runs tasks on the nodes of the cluster to which this process is connected. A task starts when its resources are free on a node.
+    """Runs tasks on the nodes of the Ray cluster to which this process is connected. A task starts when its resources are free on a node.
 
-    Args: stall_notice, stall_limit: seconds without a heartbeat after which `events` yields Stalled; None: never.
+    Args:
+        stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or
+            "limit"; None: never.
     """
 
     task_type = RayTask
@@ -110,9 +112,12 @@ class RayExecutor(Executor):
         task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
 
     def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> Remote:
-        """Start an actor that only answers calls and reserves no core. If it dies, it is restarted according to `options`.
+        """Start an actor that only answers calls and reserves no core, and return its handle. The actor is killed by `close`.
 
-        Args: node: id of the node on which the actor should run; None: any node.
+        Args:
+            kind: class of the actor.
+            node: id of the node on which the actor should run; None: any node.
+            options: options of the Ray actor, such as max_restarts.
         """
         strategy = "SPREAD" if node is None else on_node(node, soft=bool(options.get("max_restarts")))
         actor = self._ray.remote(num_cpus=0, scheduling_strategy=strategy, **options)(kind).remote(*args)
@@ -129,7 +134,7 @@ class RayExecutor(Executor):
         self._notice_pending()
 
     def _ready(self, futures: list[Any], timeout: float) -> list[Any]:
-        """Wait for a future or a call of `wake`, for at most `timeout` seconds; return the futures that are ready."""
+        """Wait at most `timeout` seconds until a future is ready or `wake` is called, and return the futures that are ready."""
         end = time.monotonic() + timeout
         done: list[Any] = []
         if not futures:
@@ -145,7 +150,10 @@ class RayExecutor(Executor):
         return done
 
     def _read(self, task: RayTask, future: Any) -> None:
-        """Add the messages that a task has sent to its inbox."""
+        """Add the messages that a task has sent to the inbox of the task.
+
+        Args: future: completed future of a call of `TaskActor.take`.
+        """
         task.taken = None
         try:
             messages, ended = unpack(self._ray.get(future))
@@ -177,7 +185,7 @@ class RayExecutor(Executor):
             notice(f"{', '.join(task.name for task in late)} still {'wait' if len(late) > 1 else 'waits'} for a free core of the cluster")
 
     def share(self, content: Any) -> Any:
-        """Put large arrays into Ray's object store, so that each node receives them only once."""
+        """Return an object to send in place of `content`. Large arrays are put into Ray's object store and sent to each node only once."""
         packed = pack(content)
         return _Shared(packed if isinstance(packed, bytes) else self._ray.put(content))
 

@@ -1,4 +1,4 @@
-"""The process of a task on a node of a Ray cluster, started by Ray."""
+"""The Ray actor in which a task runs on a node of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -22,55 +22,56 @@ from slm_lab.experiment.execute.ray.connect import pack, unpack
 from slm_lab.lib.log import logger
 
 _TICK = 0.2
-"""Seconds between two checks of the heartbeat."""
+"""Time in seconds between two checks of the heartbeat."""
 _POLL_SECONDS = 5.0
-"""Maximum time in seconds that a call of the executor waits for messages before it returns without one."""
+"""Maximum time in seconds that a call of `TaskActor.take` waits for messages."""
 _MOST_BYTES = 2**20
-"""Maximum bytes of a log that are sent at once."""
+"""Maximum number of bytes of a log that are sent in one message."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
-"""Kinds of messages for the executor itself."""
+"""Kinds of messages that the executor handles and does not yield as events of the kind Message."""
 
 
 class Limits(NamedTuple):
-    """Seconds without a heartbeat after which a stall is reported; None: never."""
+    """Number of seconds without a heartbeat after which a stall is reported, for the levels "notice" and "limit"; None: never."""
 
     stall_notice: float | None
     stall_limit: float | None
 
 
 class Sent(NamedTuple):
-    """A message, with its content packed."""
+    """A message from the task to the executor. Small content is packed (see `pack`)."""
 
     kind: str
     content: tuple[Any, ...] | bytes
 
 
 class Taken(NamedTuple):
-    """Messages that a task has sent."""
+    """Result of `TaskActor.take`: messages that the task has sent."""
 
     messages: list[Sent]
     ended: bool
-    """Whether the target has ended and no messages are left."""
+    """Whether the target of the task has ended and no messages are left."""
 
 
 class RayContext(Context):
-    """The Context of a task on a node."""
+    """The Context of a task on a node of a Ray cluster."""
 
     def __init__(self, name: str, restart: int) -> None:
         super().__init__(name, restart)
         self.messages: SimpleQueue[Sent] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
-        """`_log`: path of the log; `_printed`: local file with the output of this process; `_sent`: number of bytes already sent."""
+        """`_log`: path of the log. `_printed`: local file with the output of this process. `_sent`: number of bytes of the output that were
+        sent."""
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
         self.messages.put(Sent(kind, pack(content)))  # packed in this thread, since packing in another thread would interrupt this one
 
     def print_to(self, path: Path) -> None:
-        """Write output to a file on this node from now on. Its lines are sent to the executor, which appends them to `path`.
+        """Redirect the output of this process to a temporary file, and send its lines to the executor, which appends them to `path`.
 
-        (A pipe would block a program that prints while it holds the GIL.)
+        (A pipe instead of a file would block a program that prints while it holds the GIL.)
         """
         self._log, self._printed = path, tempfile.TemporaryFile("ab+")  # noqa: SIM115  # until the process ends
         print_to_fd(os.dup(self._printed.fileno()))
@@ -86,7 +87,7 @@ class RayContext(Context):
             self.forward()
 
     def forward(self) -> None:
-        """Send the lines printed since the last call."""
+        """Send the lines that this process has printed since the last call."""
         if self._printed is None:
             return
         with self._forwarding:
@@ -98,9 +99,12 @@ class RayContext(Context):
 
 
 class TaskActor:
-    """Runs one target. While `run` is executing, other threads call the other methods.
+    """Runs the target of one task. While the method `run` is executing, other threads call the other methods.
 
-    Args: folder: working directory of the executor's process.
+    Args:
+        restart: number of earlier processes of the task.
+        folder: working directory of the executor's process.
+        limits: stall limits of the executor.
     """
 
     def __init__(self, name: str, restart: int, folder: Path, limits: Limits) -> None:
@@ -126,7 +130,10 @@ class TaskActor:
             self._ended = True
 
     def take(self, *numbered: Any) -> Taken | bytes:
-        """Pass any given orders to the target as `order` does; then wait at most _POLL_SECONDS for messages and return them, packed."""
+        """Wait at most _POLL_SECONDS for messages of the task, and return the messages as a packed Taken.
+
+        Args: numbered: arguments of `order`, which is called first; () if there are no orders.
+        """
         if numbered:
             self.order(*numbered)
         return pack(self._take())
@@ -147,7 +154,10 @@ class TaskActor:
         return Taken(messages, False)
 
     def order(self, number: int, *orders: Any) -> None:
-        """Pass packed orders to the target after the `number` earlier orders, which may still arrive in another thread."""
+        """Pass packed orders to the target.
+
+        Args: number: number of earlier orders. The call waits for the earlier orders, which may arrive in another thread.
+        """
         with self._arrival:
             self._arrival.wait_for(lambda: self._orders == number)
             for order in map(unpack, orders):
@@ -162,5 +172,5 @@ class TaskActor:
         self.context.on_signal(unpack(content))
 
     def stop(self) -> None:
-        """Request a stop. The executor then sends the order None."""
+        """Request a stop of the target. The executor sends the order None after this call."""
         self.context.stop.requested = True

@@ -1,1 +1,1 @@
-"""Sessions on the nodes of a Ray cluster: their sink, shared arrays and parameter server."""
+"""Objects for Sessions on the nodes of a Ray cluster: the sink for rows, the shared arrays, and the parameter server."""

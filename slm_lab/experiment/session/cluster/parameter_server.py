@@ -1,13 +1,13 @@
-"""A parameter server: processes that store the arrays of the Sessions that train one net. This module does not import ray.
+"""The parameter server, one or several processes that store the arrays of the Sessions that train one net.
 
-For each Session the server has a copy of the Session's parts (agent, normalizers, counts), attached to shared arrays as in a run with all
-Sessions on one machine. When a Session on another node would call a method of a part under a lock (Store.run), it sends the method's name
-and arguments, such as a gradient, and the server calls the method of its copy. The results are therefore equal, bit for bit, to those on
-one machine.
+For each Session, the server has a copy of the Session's components that have shared arrays (agent, normalizers, counters; called parts).
+The copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a Session calls a method of a part
+under a lock (Store.run). On a cluster, the Session instead sends the name and the arguments of the method, such as a gradient, to the
+server, which calls the method of its copy. The results on a cluster are therefore equal, bit for bit, to the results on one machine.
 
-The vectors of a large net are divided among several processes (lib.store.divided). Each process has its own copies of the parts, whose
-vectors contain only the range of this process, and calls the same methods of these copies. The first process also stores all arrays that
-are not divided.
+The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the
+parts, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also stores
+all arrays that are not divided. This module does not import ray.
 """
 
 from __future__ import annotations
@@ -33,47 +33,51 @@ from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, sh
 from slm_lab.spec.models.spec import Spec
 
 _MAX_INLINE_BYTES = 64
-"""Maximum size in bytes of the arrays that every answer contains; for "own" arrays, the maximum size of one row."""
+"""Maximum size in bytes of an array that every answer contains. For an array with one row per Session ("own"), it limits the size of one
+row."""
 
 
 class NotAttached(PlainError):
-    """The Session is not attached to the server, for example because the server was restarted."""
+    """A Session is not attached to the parameter server, for example because the server was restarted."""
 
 
 class ServerStatus(NamedTuple):
-    """The status of a process of the server, for the driver and Sessions."""
+    """The status of one process of the parameter server."""
 
     generation: int | None
-    """See ParameterServer.begin. None before `begin` is called, which includes the time after a restart of the process."""
+    """Number passed to ParameterServer.begin. None until `begin` is called, also after a restart of the process."""
     processes: int
-    """Number of processes among which the arrays are divided; 1 until the first Session is attached."""
+    """Number of server processes among which the arrays are divided; 1 until the first Session is attached."""
     others: Sequence[Remote]
-    """The processes of the server after the first one, in order."""
+    """All server processes except the first process, in order."""
 
 
 class AttachReply(NamedTuple):
-    """The answer to `attach`: the values with which a Session creates its copies of the arrays."""
+    """The answer to `ParameterServer.attach`, with the array values from which a Session creates its copies of the arrays."""
 
     generation: int
     arrays: dict[str, np.ndarray]
 
 
 class Answer(NamedTuple):
-    """The answer of the server to a call."""
+    """The answer of a server process to a call of a Session."""
 
     result: Any
     arrays: dict[str, np.ndarray]
-    """Arrays that the call may have changed, and all small arrays."""
+    """Arrays that the call may have changed, and all small arrays (see _MAX_INLINE_BYTES)."""
 
 
 class _View(SharedArrays):
-    """The shared arrays as used by the copies of one Session's parts. `parts` contains the copies by full name."""
+    """The shared arrays that the server's copies of one Session's components use.
+
+    The attribute `parts` maps the full name of a component to the server's copy of the component.
+    """
 
     serves: int
     parts: dict[str, Shareable]
     named: Named
     answers: dict[str, dict[str, np.ndarray]]
-    """Part → the arrays that an answer for this part contains."""
+    """Full name of a component → the arrays that an answer for the component contains."""
     name = ""
 
     def at(self, name: str, part: Shareable) -> Self:
@@ -83,36 +87,39 @@ class _View(SharedArrays):
         return view
 
     def allocate(self, named: Named) -> dict[str, np.ndarray]:
-        """Map the arrays to shared memory; for divided arrays, map only the range that this process stores."""
+        """Map the arrays to shared memory. For an array that is divided among server processes, map only the range of this process."""
         self.named = named
         return super().allocate(
             {name: one if one.division is None else one._replace(values=self.part(name, one.values)) for name, one in named.items()}
         )
 
     def part(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return the part of an array that this process stores."""
+        """Return the range of an array that this server process stores."""
         one = self.named[name]
         return array if one.division is None else array[one.part(self.serves)]
 
     @property
     def sent(self) -> dict[str, np.ndarray]:
-        """The arrays that this process sends to Sessions: its ranges of divided arrays and, if it is the first process, all other arrays.
+        """The arrays that this server process sends to Sessions.
 
-        Times are not sent, since the clocks of different nodes are not comparable.
+        They are the ranges of divided arrays that this process stores and, in the first process, all other arrays. Arrays that contain
+        times are not sent, since the clocks of different nodes are not comparable.
         """
         arrays = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         return {name: array for name, array in arrays.items() if self.serves == 0 or self.named[name].division is not None}
 
     @property
     def small(self) -> dict[str, np.ndarray]:
-        """The small arrays that every answer of the first process contains. They exclude divided vectors, which are sent only with their
-        part."""
+        """The small arrays (see _MAX_INLINE_BYTES) that every answer of the first process contains. Divided vectors are not included."""
         arrays = {name: array for name, array in self.sent.items() if self.named[name].division is None}
         sizes = {name: array.nbytes // (len(array) if self.named[name].combine == "own" else 1) for name, array in arrays.items()}
         return {name: arrays[name] for name, size in sizes.items() if size <= _MAX_INLINE_BYTES}
 
     def answer(self, part: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a part without the arrays of its sub-parts, and all small arrays."""
+        """Return the arrays of a component, without the arrays of its sub-components, and all small arrays.
+
+        Args: part: full name of the component.
+        """
         if part not in self.answers:
             own = {name: array for name, array in self.sent.items() if name.rpartition("/")[0] == part}
             self.answers[part] = own | self.small
@@ -120,11 +127,11 @@ class _View(SharedArrays):
 
 
 class ParameterServer:
-    """Serves the Sessions of one trial after `begin`, one message at a time.
+    """One process of a parameter server, which handles the messages of the Sessions of one trial one after another.
 
     Args:
         seeds: seeds of the first Session, whose initial weights all Sessions use.
-        number: number of this process among those that share the arrays.
+        number: index of this process among the server processes that share the arrays.
     """
 
     def __init__(self, spec: Spec, seeds: Seeds, number: int = 0) -> None:
@@ -143,27 +150,32 @@ class ParameterServer:
         self._saved = -np.inf
 
     def begin(self, generation: int, arrays: Arrays | None = None) -> None:
-        """Forget all Sessions, and start to serve the arrays of a snapshot, or the initial arrays if `arrays` is None.
+        """Detach all Sessions, and start to serve the arrays of a snapshot.
 
-        Args: generation: the same number for all processes of the server.
+        Args:
+            generation: number of the snapshot, which is the same for all server processes.
+            arrays: the arrays of the snapshot; None: the initial arrays.
         """
         self._views, self._generation, self._from, self._saver = {}, generation, arrays, None
         os.close(self.fd)
         self.fd = shared_file()
 
     def join(self, others: Sequence[Remote]) -> None:
-        """Store the other processes of the server. `status` tells Sessions about them."""
+        """Store the handles of the other server processes, so that the result of `status` contains these handles."""
         self._others = others
 
     def status(self) -> ServerStatus:
         return ServerStatus(self._generation, self._processes, self._others)
 
     def where(self) -> tuple[str, int]:
-        """Return the name of the machine and the id of this process."""
+        """Return (name of this machine, id of this process)."""
         return platform.node(), os.getpid()
 
     def attach(self, index: int, info: EnvInfo) -> AttachReply:
-        """Create the copies of a Session's parts; return the values of all arrays. Raises NotAttached before `begin`."""
+        """Create the server's copies of the components of Session `index`, and return the values of all arrays.
+
+        Raises NotAttached if `begin` has not been called.
+        """
         if self._generation is None:
             raise NotAttached("the parameter server has not begun")
         view = self._view(index, info)
@@ -193,48 +205,56 @@ class ParameterServer:
         return view
 
     def run(self, index: int, part: str, method: str, args: Sequence[Any], own: Arrays) -> Answer:
-        """Call a method of a part; return an Answer with the part's arrays.
+        """Call a method of a component of Session `index`, and return an Answer with the component's arrays.
 
-        Args: own: name of an "own" array → the row of the Session, if the Session has changed it.
+        Args:
+            part: full name of the component.
+            own: name of an array with one row per Session → new row of this Session, for the rows that the Session has changed.
         """
         view = self._with_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
         return Answer(result, view.answer(part))
 
     def run_packed(self, message: bytes) -> bytes | Answer:
-        """Call `run` with pickled arguments. The answer is also pickled, unless it is large."""
+        """Call `run` with pickled arguments. The answer is also pickled, unless the answer is large."""
         answer = self.run(*pickle.loads(message))
         return pack(answer)
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
-        """Return an Answer with the part's arrays."""
+        """Return an Answer with the arrays of a component. The arguments are explained in `run`."""
         return Answer(None, self._with_rows(index, own).answer(part))
 
     def exchange(self, index: int, own: Arrays) -> Answer:
-        """Return an Answer with the rows of all Sessions."""
+        """Return an Answer with the arrays that have one row per Session."""
         view = self._with_rows(index, own)
         rows = {name: array for name, array in view.sent.items() if view.named[name].combine == "own"}
         return Answer(None, rows | view.small)
 
     def write(self, index: int, arrays: Arrays, own: Arrays) -> None:
-        """Overwrite arrays."""
+        """Overwrite arrays of the server.
+
+        Args: arrays: full name of an array → new values.
+        """
         view = self._with_rows(index, own)
         for name, array in arrays.items():
             view.arrays[name][...] = array
 
     def snapshot(self, index: int, own: Arrays) -> dict[str, np.ndarray]:
-        """Return all arrays."""
+        """Return all arrays that this server process sends to Sessions."""
         return self._with_rows(index, own).sent
 
     def begin_save(self, index: int, interval: float | None) -> bool:
-        """Return whether the Session may save the arrays now: no other Session is saving or has saved less than `interval` seconds ago."""
+        """Return whether Session `index` may save the arrays now. If True, the server records that the Session is saving.
+
+        A Session may save if no other Session is saving, and if the last save ended at least `interval` seconds ago.
+        """
         if self._saver not in (None, index) or (interval is not None and time.monotonic() < self._saved + interval):
             return False
         self._saver = index
         return True
 
     def end_save(self, index: int) -> None:
-        """Record that the Session has saved the arrays or failed to save them."""
+        """Record that Session `index` has saved the arrays or has failed to save the arrays."""
         if self._saver == index:
             self._saver, self._saved = None, time.monotonic()
 
@@ -249,7 +269,7 @@ class ParameterServer:
 
 @contextmanager
 def closing(server: ParameterServer) -> Iterator[ParameterServer]:
-    """Release the memory of a server in this process when the block ends."""
+    """Context manager that releases the shared memory of a ParameterServer object in this process at the end of the block."""
     try:
         yield server
     finally:
@@ -257,12 +277,12 @@ def closing(server: ParameterServer) -> Iterator[ParameterServer]:
 
 
 class ParameterServers:
-    """Starts the processes of a parameter server. If one is restarted, all processes return to the last snapshot.
+    """Starts and monitors the processes of a parameter server. If a process was restarted, all processes return to the last snapshot.
 
     Args:
-        start: starts the ParameterServer process with a given number; the engine restarts it if it dies.
-        checkpoint: returns the file with the last snapshot of the arrays; None if there is none yet.
-        restarted: called with the number of a restarted process, before all processes return to the snapshot.
+        start: function that starts the ParameterServer process with the given index. The engine restarts the process if it dies.
+        checkpoint: function that returns the file with the last snapshot of the arrays, or None if no snapshot exists.
+        restarted: function that is called with the index of a restarted process before all processes return to the snapshot.
     """
 
     def __init__(self, start: Callable[[int], Remote], checkpoint: Callable[[], Location | None], restarted: Callable[[int], None]) -> None:
@@ -270,7 +290,7 @@ class ParameterServers:
         self.generation = 0
         self.servers: list[Remote] = []
         self._asked: list[Any] = []
-        """The pending status call to each process."""
+        """The pending call of `ParameterServer.status` of each process."""
         self._add()
 
     @property
@@ -278,7 +298,7 @@ class ParameterServers:
         return self.servers[0]
 
     def poll(self) -> None:
-        """Handle restarted processes, and start missing ones. Returns immediately unless a process was restarted."""
+        """Handle server processes that were restarted, and start missing server processes. Does not wait unless a process was restarted."""
         statuses: dict[int, ServerStatus] = {}
         done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
         for number in done:
@@ -301,7 +321,10 @@ class ParameterServers:
         self._asked.append(server.start("status"))
 
     def _begin_anew(self, restarted: list[int]) -> None:
-        """Make all processes serve the last snapshot. Restarted processes come last, so that no Session continues before all are ready."""
+        """Make all server processes serve the last snapshot.
+
+        Restarted processes begin last, so that no Session continues before all processes are ready.
+        """
         for number in restarted:
             self._restarted(number)
         path, arrays = self._checkpoint(), None

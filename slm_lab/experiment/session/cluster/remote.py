@@ -1,4 +1,4 @@
-"""The Store of a Session whose shared arrays are in a parameter server."""
+"""Objects with which a Session accesses arrays in a parameter server and tables on another machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLo
 from slm_lab.spec.models.spec import Spec
 
 _POLL = 0.05
-"""Seconds between two attempts to save while another Session saves, or to attach while the server is not ready."""
+"""Time in seconds between two attempts of a Session to save while another Session saves, or to attach while the server is not ready."""
 
 
 _ARGS = 3
@@ -29,7 +29,7 @@ _ARGS = 3
 
 
 class _Call(NamedTuple):
-    """A message to one process of the server."""
+    """A call of a method of one process of the parameter server."""
 
     process: int
     arguments: tuple[Any, ...] = ()
@@ -44,14 +44,17 @@ class _Copies:
         self.named: Named = {}
         self.arrays: dict[str, np.ndarray] = {}
         self.sent: dict[str, np.ndarray] = {}
-        """The rows of this Session as last sent to or received from the server."""
+        """Name of an array with one row per Session → row of this Session that was last sent to or received from the server."""
         self.received = 0.0
-        """Time of the last answer, in seconds of monotonic()."""
+        """Time of the server's last answer, in seconds of monotonic()."""
         self.pushed = self.pulled = 0
-        """Bytes of arrays sent and received."""
+        """Number of bytes of arrays that were sent to the server (pushed) and received from the server (pulled)."""
 
     def allocate(self, named: Named) -> None:
-        """Create the copies. The copy of a divisible vector is the part's own array, so that an answer updates the part directly."""
+        """Create the Session's copies of the arrays, and fill them with the server's values.
+
+        The copy of a divisible vector is the array of the Session's component itself, so that an answer updates the component directly.
+        """
         self.named = named
         for name, one in named.items():
             rows = (self.workers,) if one.combine == "own" else ()
@@ -59,12 +62,12 @@ class _Copies:
         self.divisions = {
             name.rpartition("/")[0]: one.division for name, one in named.items() if one.division is not None and one.division.processes > 1
         }
-        """Part whose vectors are divided among several processes → division of its vectors."""
+        """Full name of a component whose vectors are divided among several server processes → division of the vectors."""
         for process, attached in enumerate(self._attach()):
             self.take(process, attached.arrays)
 
     def _attach(self) -> list[AttachReply]:
-        """Wait until all processes of the server serve the same generation of arrays, and attach the Session to each of them."""
+        """Wait until all server processes serve the same snapshot of the arrays, and attach the Session to each server process."""
         processes = max((division.processes for division in self.divisions.values()), default=1)
         while True:
             statuses: list[ServerStatus] = self._call_concurrently("status", [_Call(process) for process in range(len(self.servers))])
@@ -82,9 +85,9 @@ class _Copies:
         return attached
 
     def ask(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
-        """Call a method of server processes with the Session's index and rows; return the results.
+        """Call a method of server processes, and return the results. The Session's index and changed rows are added to the arguments.
 
-        The calls of one stage run concurrently; the stages run one after the other.
+        The calls of one stage run concurrently, and the stages run one after another.
         """
         while True:
             try:
@@ -95,14 +98,14 @@ class _Copies:
                     self.take(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
 
     def ask_first(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the first process."""
+        """Call a method of the first server process, and return the result."""
         return self.ask(method, [_Call(0, arguments)])[0]
 
     def _signed(self, call: _Call) -> _Call:
         return _Call(call.process, (self.index, *call.arguments, self._rows() if call.process == 0 else {}))
 
     def _rows(self) -> dict[str, np.ndarray]:
-        """Return the rows of this Session that have changed since they were last sent."""
+        """Return the rows of this Session that have changed since the rows were last sent to the server."""
         changed = {name: self.arrays[name][self.index] for name in self.sent}
         changed = {name: row for name, row in changed.items() if not np.array_equal(row, self.sent[name])}
         for name, row in changed.items():
@@ -111,7 +114,10 @@ class _Copies:
         return changed
 
     def _call_concurrently(self, method: str, calls: Sequence[_Call]) -> list[Any]:
-        """Call a method of several processes concurrently; return the results in order. NotAttached is raised only after all answers."""
+        """Call a method of several server processes concurrently, and return the results in order.
+
+        Raises NotAttached after all answers have arrived if a process has answered NotAttached.
+        """
         pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
         for (process, _), one in zip(calls, pending, strict=True):
@@ -124,7 +130,7 @@ class _Copies:
         return results
 
     def take(self, process: int, arrays: Arrays) -> None:
-        """Update copies with the arrays that a process of the server has sent."""
+        """Update the Session's copies with the arrays that the server process `process` has sent."""
         for name, array in arrays.items():
             one, copy = self.named[name], self.arrays[name]
             np.copyto(copy if one.division is None else copy[one.part(process)], array)
@@ -138,7 +144,7 @@ class _Copies:
             self.take(process, answer.arrays)
 
     def pieces(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
-        """Return the parts of the arrays that one process of the server stores."""
+        """Return the arrays, or ranges of divided arrays, that the server process `process` stores."""
         pieces, parts = {}, tuple(f"{part}/" for part in self.divisions)
         for name, array in arrays.items():
             one = self.named[name]
@@ -149,7 +155,7 @@ class _Copies:
         return pieces
 
     def write(self, arrays: Arrays) -> None:
-        """Overwrite arrays of the server."""
+        """Overwrite arrays of the server processes."""
         self.ask("write", [_Call(process, (self.pieces(arrays, process),)) for process in range(len(self.servers))])
 
 
@@ -162,19 +168,19 @@ def _start(server: Remote, method: str, arguments: tuple[Any, ...]) -> Any:
 
 
 class RemoteArrays:
-    """The Store of a Session if its shared arrays are in a parameter server; `arrays` contains the Session's copies of them.
+    """The Store of a Session whose shared arrays are in a parameter server. The Session works on copies of the arrays (`arrays`).
 
-    The copies are updated from the answers to this Session's own messages. Each message contains the rows of "own" arrays that the Session
-    has changed.
+    The copies are updated from the server's answers to this Session's messages. Each message contains the Session's rows that have changed,
+    for arrays with one row per Session ("own" arrays).
 
-    If the vectors of a part are divided among several processes, the number of updates is counted separately for each range, and all other
-    arrays of the part are stored by the first process. If two Sessions push at the same time, different processes may serve them in
-    different orders.
+    If the vectors of a component are divided among several server processes, the number of updates is counted separately for each range,
+    and the first process stores all other arrays of the component. If two Sessions push gradients at the same time, different server
+    processes may apply the gradients in different orders.
 
     Args:
-        server: the first process of a ParameterServer.
-        info: returns the EnvInfo of the Session's env; called when the Session is built.
-        fresh: whether training has not begun yet.
+        server: handle of the first process of a ParameterServer.
+        info: function that returns the EnvInfo of the Session's env. It is called when the Session is built.
+        fresh: whether training of the net has not begun yet.
     """
 
     remote = True
@@ -187,7 +193,7 @@ class RemoteArrays:
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array, by its full name."""
+        """Full name → the Session's copy of the array, for all shared arrays."""
         return self._copies.arrays
 
     def at(self, name: str, part: Shareable) -> Self:
@@ -202,13 +208,13 @@ class RemoteArrays:
 
     @property
     def _division(self) -> Division:
-        """Division of the part's vectors among the processes of the server."""
+        """Division of the vectors of this store's component among the server processes."""
         return self._copies.divisions.get(self._name, Division((0, 0)))
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
         if lock == "target" and len(calls) > 1:
-            # the first process is called last: other Sessions detect the change in the arrays that it stores, and then pull all arrays
+            # call the first process last: other Sessions detect the change in the arrays of this process, and then pull all arrays
             *others, first = self._copies.ask("run", calls[1:], calls[:1])
             answers = [first, *others]
         else:
@@ -254,7 +260,7 @@ class RemoteArrays:
         copies.write({name: array for name, array in copies.arrays.items() if copies.named[name].combine != "own"})
 
     def barrier(self) -> None:
-        """Do nothing: the writes of other Sessions arrive with the answers to the messages of this process."""
+        """Do nothing, since the writes of other Sessions arrive with the server's answers to the messages of this process."""
 
     @contextmanager
     def saving(self, interval: float | None) -> Iterator[bool]:
@@ -268,7 +274,10 @@ class RemoteArrays:
                 first.call("end_save", self.index)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays. The ranges of a divided vector are consistent only if no other Session pushes during the call."""
+        """Return copies of all shared arrays.
+
+        The ranges of a divided vector are consistent with each other only if no other Session pushes gradients during the call.
+        """
         copies = self._copies
         answers: list[Arrays] = copies.ask("snapshot", [_Call(process) for process in range(len(copies.servers))])
         copies.pulled += sum(array.nbytes for arrays in answers for array in arrays.values())
@@ -290,11 +299,11 @@ class RemoteArrays:
 
 
 class Superseded(PlainError):
-    """Another process has taken over the Session."""
+    """A newer process of the Session has taken over, so that this process must end."""
 
 
 class SinkServer:
-    """Writes the tables of all Sessions of a trial."""
+    """Actor that writes the tables of all Sessions of a trial to the run folder."""
 
     def __init__(self) -> None:
         self._sinks: dict[int, LocalSink] = {}
@@ -302,7 +311,10 @@ class SinkServer:
         self._errors: dict[int, Exception] = {}
 
     def begin(self, session: int, restart: int, paths: RunPaths, trial: int, track: Sequence[str] = ()) -> None:
-        """Start to accept rows of a Session, but only from the process that was started after `restart` restarts."""
+        """Start to accept rows of a Session, but only from the process of the Session that was started after `restart` restarts.
+
+        Raises Superseded if a process that was started after more restarts has called `begin`.
+        """
         if restart < self._restarts.get(session, 0):
             raise Superseded(f"session {session} was restarted elsewhere")
         if (before := self._sinks.pop(session, None)) is not None:
@@ -312,7 +324,7 @@ class SinkServer:
         self._sinks[session] = LocalSink(paths, trial, track=track)
 
     def write(self, session: int, restart: int, event: Row) -> None:
-        """Pass a row to the Session's LocalSink. If this fails, the error is stored, and the next `call` of the Session raises it."""
+        """Pass a row to the Session's LocalSink. If writing fails, the next `call` of the Session raises the error."""
         if restart != self._restarts.get(session):
             return
         try:
@@ -321,7 +333,7 @@ class SinkServer:
             self._errors.setdefault(session, error)
 
     def call(self, session: int, restart: int, method: str, *args: Any) -> Any:
-        """Call a method of the Session's LocalSink."""
+        """Call a method of the Session's LocalSink, and return the result. Raises Superseded if the caller is an older process."""
         if restart != self._restarts[session]:
             raise Superseded(f"session {session} was restarted elsewhere")
         if (error := self._errors.pop(session, None)) is not None:
@@ -330,9 +342,13 @@ class SinkServer:
 
 
 class RemoteSink(RunSink):
-    """The RunSink of a Session that may run on any node of a cluster. Events other than rows are passed to `emit`.
+    """The RunSink of a Session that may run on any node of a cluster. Rows are sent to a SinkServer, and checkpoints are written directly.
 
-    Args: track: names of the trackers.
+    Args:
+        server: handle of the SinkServer.
+        restart: number of earlier processes of the Session.
+        emit: function that receives all events except rows.
+        track: names of the experiment trackers.
     """
 
     def __init__(
@@ -340,7 +356,7 @@ class RemoteSink(RunSink):
     ) -> None:
         self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
-        """Writes checkpoints directly from this node; rows are sent to the server."""
+        """Writes checkpoints directly from this node."""
         server.call("begin", session, restart, paths, trial, track)
 
     def __call__(self, event: Event) -> None:

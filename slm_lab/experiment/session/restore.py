@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 
 
 def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
-    """Initialise policies with the weights and observation statistics of checkpoints; print a notice about the parts that are not used.
+    """Initialise policies with the weights and observation statistics of checkpoints. Notices list the weights that are not used.
 
     Args:
-        names: names of the policies in agent.policies; each policy is initialised from the policy with the same name. None for a policy
-            without a name.
-        where: a checkpoint file, or a run folder, whose best checkpoint is then used; see find.find_weights.
+        learners: the learners whose policies are initialised.
+        names: name of each policy in agent.policies, or None for a policy without a name. A policy with a name is initialised from the
+            policy of the checkpoint with the same name.
+        where: a checkpoint file, or a run folder with a best checkpoint (see find.find_weights).
 
-    Raises UserError if there is no such checkpoint, or if none of its weight matrices matches a weight matrix of the net in name and shape.
+    Raises UserError if there is no such checkpoint, or if no weight matrix of the checkpoint matches a weight matrix of the net in name and
+    shape.
     """
     for learner, name in zip(learners, names, strict=True):
         path, saved = find_weights(where, data_dir, name)
@@ -61,20 +63,23 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True)
 class PendingRestore:
-    """What is restored only when a continued Session begins: at that time the run's files are available, and the envs have been reset."""
+    """State of a continued Session that is restored when training begins.
+
+    This state cannot be restored earlier, since the files of the run must be available and the envs must have been reset.
+    """
 
     truncate_tables: bool = False
-    """Whether to truncate the tables: to the position `tables` or, if `tables` is None, to the frame of the clock."""
+    """Whether to truncate the tables of the Session to the position `tables` or, if `tables` is None, to the frame of the clock."""
     tables: Position | None = None
     read_tables: bool = False
-    """Whether to continue the tables after the rows in the files; if the tables were truncated, rows that are not in the files are
-    forgotten."""
+    """Whether to restore the row history of the observers from the rows in the table files. If the tables are truncated, the observers also
+    forget all rows that are not in the files."""
     rng: dict[str, Any] | None = None
-    """States of the process-wide random generators."""
+    """States of the process-wide random generators; None: the generators are not restored."""
 
 
 def state_dict(session: Session) -> dict[str, Any]:
-    """Return the full state of a Session, as tensors and plain Python objects, for `restore`."""
+    """Return the full state of a Session as tensors and plain Python objects. The function `restore` loads the state."""
     assert session.sink is not None
     source, parts = session.source, session.parts
     collection = source.state_dict() if source.between_rounds and not session.blocked else None
@@ -93,7 +98,7 @@ def state_dict(session: Session) -> dict[str, Any]:
 
 
 def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
-    """Return the reasons why a continued run will differ from an uninterrupted run; an empty list if the two will be equal."""
+    """Return the reasons why a run continued from this state will differ from an uninterrupted run; [] if both runs will be equal."""
     meta, lost = session.spec.meta, []
     if collection is None:
         lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
@@ -109,9 +114,11 @@ def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
 
 
 def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
-    """Save the current state of a Session, or the given `bundle`.
+    """Save the best weights and the state of a Session.
 
-    Args: done: whether all frames have been collected and the last rows have been written.
+    Args:
+        bundle: the state to save, as returned by `state_dict`; None: the current state.
+        done: whether all frames have been collected and the last rows have been written.
     """
     assert session.sink is not None
     begin, store, timer = perf_counter(), session.context.store, session.parts.timer
@@ -131,7 +138,10 @@ def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool =
 
 
 def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
-    """Return the shared arrays and, if this is the only Session, also its bundle, which then belongs to the same moment."""
+    """Return the checkpoint of the shared arrays. If only one Session trains the net, the checkpoint also contains the Session's bundle.
+
+    The shared arrays and the bundle then belong to the same moment of training.
+    """
     store = session.context.store
     assert store is not None
     arrays = {name: torch.from_numpy(array) for name, array in store.snapshot().items()}
@@ -143,7 +153,10 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def init_weights(session: Session) -> None:
-    """Initialise a Session with the weights of the run that meta.init_from names, if it is set. Raises UserError if no weights fit."""
+    """Initialise the policies of a Session with the weights of the checkpoint in meta.init_from, if this key is set.
+
+    Raises UserError if no weights fit.
+    """
     if session.spec.meta.init_from is not None:
         policies = session.spec.agent.policies
         names = [None] * len(session.learners) if policies is None else list(policies)
@@ -153,10 +166,10 @@ def init_weights(session: Session) -> None:
 
 
 def resume(session: Session, paths: RunPaths) -> None:
-    """Restore a built Session from its last checkpoint; without a checkpoint, the Session starts from the beginning.
+    """Restore a built Session from its last checkpoint. If there is no checkpoint, the Session starts from the beginning.
 
-    Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session replaces a process that died while others
-    train the net, an unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
+    Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session replaces a process that died while other
+    Sessions train the net, an unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
     """
     index, trial, takes_over = session.index, session.trial, session.context.takes_over
     path = paths.checkpoint(index * session.spec.policies, "last", trial)
@@ -185,16 +198,16 @@ def resume(session: Session, paths: RunPaths) -> None:
 
 
 def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
-    """Load the state from which a Session continues. Called once, after `build` and before the first step.
+    """Load the state from which a Session continues. Must be called once, after `build` and before the first step.
 
-    If the Session replaces a process that died while other Sessions train the net, only counts, observers and replay memory are loaded. Its
-    random streams and envs are new, since the old ones could cause the same failure again.
+    If the Session replaces a process that died while other Sessions train the net, only counters, observers and replay memory are loaded.
+    The random streams and envs are then new, since the saved random streams and envs could cause the same failure again.
 
     Args:
         bundle: the Session's last checkpoint; None if the Session has no checkpoint although other Sessions have trained the net.
         shared: the last checkpoint of the shared arrays; None: the arrays in the store are kept.
 
-    Raises ValueError, RuntimeError, KeyError or TypeError if the checkpoints do not fit.
+    Raises ValueError, RuntimeError, KeyError or TypeError if a checkpoint does not fit the Session.
     """
     store, takes_over = session.context.store, session.context.takes_over
     if shared is not None:
@@ -225,7 +238,7 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
 
 
 def _restore_collection(session: Session, bundle: dict[str, Any]) -> None:
-    """Load the state of the envs or rollout workers, and of the population."""
+    """Load the state of the envs or rollout workers, and the state of population-based training."""
     if bundle["source"] is not None and not session.source.load_state_dict(bundle["source"]):
         logger.info("open episodes are dropped; new ones begin")
     if session.parts.population is not None:
@@ -233,7 +246,7 @@ def _restore_collection(session: Session, bundle: dict[str, Any]) -> None:
 
 
 def _resume_best(session: Session, paths: RunPaths) -> None:
-    """Continue from the best checkpoint on disk, which may be newer than the restored state."""
+    """Make each learner continue from its best checkpoint on disk, which may be newer than the restored state."""
     for learner in session.learners:
         path = paths.checkpoint(learner.table, "best", session.trial)
         try:

@@ -1,4 +1,4 @@
-"""Continue a run: read its folder, check which keys are changed, and find the frame from which each Session continues."""
+"""Read a run that is to be continued: check its folder and the changed keys, and find the frame from which each Session continues."""
 
 from __future__ import annotations
 
@@ -32,31 +32,32 @@ _CHANGEABLE_KEYS = re.compile(
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
     r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
 )
-"""Keys that may be changed when a run is continued, since neither the saved state nor the columns of the tables depend on them."""
+"""Matches the spec keys that may be changed when a run is continued. The saved state and the columns of the tables do not depend on these
+keys."""
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
-"""Matches the changeable keys that affect neither steps nor rows."""
+"""Matches the changeable spec keys whose values affect neither the training steps nor the rows of the tables."""
 _IGNORED = re.compile(r"meta\.run\b.*")
 _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec\.end_step)")
-"""Matches the keys whose value is the frame at which a schedule ends."""
+"""Matches the spec keys whose value is the frame at which a schedule ends."""
 
 
 _MAPPED = 2**30
-"""File size in bytes above which the arrays of a checkpoint are memory-mapped from the file (after its check) instead of loaded."""
+"""File size in bytes above which the arrays of a checkpoint are memory-mapped from the file instead of loaded into memory."""
 
 
 @dataclass(frozen=True)
 class SessionStart:
-    """How a Session continues."""
+    """Describes whether, and from which frame, a Session of a continued run continues."""
 
     status: Literal["finished", "continues", "new"]
     frame: int = 0
     lost: tuple[str, ...] = ()
-    """Reasons why the result will differ from that of an uninterrupted run; empty if the results will be equal."""
+    """Reasons why the result will differ from the result of an uninterrupted run; empty if both results will be equal."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values that are saved in meta.run."""
+        """Return the start as a dict, which is saved in meta.run."""
         if self.status == "continues":
             return {"frame": self.frame, "exact": not self.lost} | ({"lost": list(self.lost)} if self.lost else {})
         return {"frame": self.frame, "status": self.status}
@@ -64,30 +65,35 @@ class SessionStart:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run to continue: its files, its spec with the changes applied, and its Sessions."""
+    """Description of a run to continue: its files, its spec after the changes, and the starts of its Sessions."""
 
     paths: RunPaths
     spec: Spec
     history: list[dict[str, Any]]
-    """Entries of meta.run from earlier starts."""
+    """Entries of meta.run from earlier starts of the run."""
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Key path → (value before, value now)."""
+    """Path of a changed spec key → (previous value, new value)."""
     starts: dict[int, SessionStart] = field(default_factory=dict)
-    """Session → how it continues."""
+    """Index of a Session → description of how the Session continues."""
 
     @property
     def to_run(self) -> list[int]:
-        """The Sessions to run: the unfinished ones or, if the Sessions train one net and any of them is unfinished, all Sessions."""
+        """Indices of the Sessions to run: the unfinished Sessions.
+
+        If the Sessions train one shared net and at least one Session is unfinished, all Sessions must run.
+        """
         unfinished = [index for index, start in self.starts.items() if start.status != "finished"]
         return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
 
 
 def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
-    """Read the run to continue, and apply `--set` overrides to its spec. Nothing is written.
+    """Read a run that is to be continued, and apply `--set` overrides to its spec. No file is written.
 
-    Args: trial: number of the trial if the folder belongs to a search; None if the run is a single trial.
+    Args:
+        sets: overrides of spec keys, each as "KEY=VALUE".
+        trial: number of the trial if the folder belongs to a search; None if the run is a single trial.
 
-    Raises SpecError if the saved spec is invalid; UserError if the run cannot be continued, or not with these changes.
+    Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or cannot be continued with these overrides.
     """
     name, t = paths.spec_name, trial or 0
     if trial is None and paths.holds_trials:
@@ -113,18 +119,21 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
 
 
 def _longer_schedules(saved: Spec, spec: Spec) -> list[str]:
-    """Return the `--set` arguments that extend schedules which end at env.max_frame of `saved` to the larger env.max_frame of `spec`."""
+    """Return the `--set` arguments that extend the schedules of a run whose env.max_frame is increased.
+
+    Only schedules of `saved` that end at the env.max_frame of `saved` are extended. They are extended to the env.max_frame of `spec`.
+    """
     before, now = saved.env.max_frame, spec.env.max_frame
     ended = [path for path, value in flat(dump_spec(saved)[saved.name]) if _SCHEDULE_END.fullmatch(path) and value == before]
     return [f"{path}={now}" for path in ended if now > before]
 
 
 def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, SessionStart], Spec | None]:
-    """Return how each Session continues, and the spec with which the first checkpoint was written (None if there is no checkpoint).
+    """Return (index of a Session → how the Session continues, spec with which the first checkpoint found was written).
 
-    Every byte of the checkpoints is verified.
+    The returned spec is None if there is no checkpoint. Every byte of the checkpoints is verified.
     """
-    # read it regardless of the current meta.distributed: the spec in the checkpoint shows whether meta.distributed was changed
+    # read the shared checkpoint regardless of the current meta.distributed, which may have been changed since the checkpoint was written
     shared = _read(paths, paths.trial_checkpoint(trial), None, trial, partial(state.read_header, check=True))
     starts: dict[int, SessionStart] = {}
     begun_with: Spec | None = None
@@ -143,7 +152,7 @@ def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[
 
 
 def _check_frames(found: Resumption) -> None:
-    """Raise UserError if a Session has already exceeded a new env.max_frame."""
+    """Raise UserError if env.max_frame was changed to a value below the number of frames that a Session has already collected."""
     for index, start in found.starts.items():
         if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
             limit = f"env.max_frame: {found.spec.env.max_frame}"
@@ -155,7 +164,7 @@ def _check_frames(found: Resumption) -> None:
 def _with_reasons(
     starts: Mapping[int, SessionStart], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]
 ) -> dict[int, SessionStart]:
-    """Return the starts with changed keys and changed package versions as additional reasons for inexact results."""
+    """Return `starts` with additional reasons for inexact results: changed spec keys and changed package versions."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     versions = changed_versions(history[-1]) if history else {}
     reasons += [
@@ -168,18 +177,24 @@ def _with_reasons(
 
 
 def may_change(path: str) -> bool:
-    """Return whether a run can be continued with a changed value of the key `path`."""
+    """Return whether a run can be continued with a changed value of the spec key `path`."""
     return bool(_CHANGEABLE_KEYS.fullmatch(path))
 
 
 def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
-    """Return the keys whose values differ between two specs: path → (before, after); None stands for an absent key."""
+    """Return the spec keys whose values differ between two specs, as a dict: path of the key → (value in `before`, value in `after`).
+
+    The value None stands for an absent key.
+    """
     one, other = (dict(flat(dump_spec(spec)[spec.name])) for spec in (before, after))
     return {path: pair for path, pair in diff(one, other).items() if not _IGNORED.fullmatch(path)}
 
 
 def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
-    """Return the lines to print: how the last start ended, the changes, and the frame from which each Session continues."""
+    """Return the lines to print when a run is continued: how the last start ended, the changed keys, and how each Session continues.
+
+    Args: killed: description of the last start if it was killed, else None.
+    """
     lines = [] if killed is None else [f"the last start, {killed}, {ENDED}"]
     lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
     if "env.max_frame" in found.changes:
@@ -203,9 +218,11 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
 
 
 def read_checkpoint(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
-    """Return the checkpoint from which training continues; None if the file does not exist. Raises UserError if it cannot be read.
+    """Read the checkpoint from which training continues. Returns None if the file does not exist.
 
-    Args: session: index of the Session to which the checkpoint belongs; None: the shared checkpoint of all Sessions.
+    Args: session: index of the Session to which the checkpoint belongs; None: the checkpoint belongs to all Sessions (shared arrays).
+
+    Raises UserError if the file cannot be read.
     """
 
     def load(path: Location) -> dict[str, Any]:
@@ -226,7 +243,10 @@ def _read(
 
 
 def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
-    """Return advice for an error message: what to do if the last checkpoint of a Session, or of all Sessions, cannot be used."""
+    """Return the end of an error message, which tells the user what to do if the last checkpoint cannot be used.
+
+    Args: session: index of the Session to which the checkpoint belongs; None: the checkpoint belongs to all Sessions.
+    """
     whose = "its sessions" if session is None else f"session {session}"
     policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
     found = (readable_checkpoint(paths, index, trial) for index in policies)
@@ -237,7 +257,10 @@ def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
 
 
 def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
-    """Raise UserError if a table of a Session has been changed since its checkpoint was saved."""
+    """Raise UserError if rows in a table of a Session have been changed since the Session's checkpoint was saved.
+
+    Args: header: header of the checkpoint.
+    """
     for name in header["tables"] or ():
         path = paths.info_dir / name
         try:
@@ -250,7 +273,10 @@ def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
 
 
 def start_history(file: Path) -> list[dict[str, Any]]:
-    """Return meta.run of a saved spec, a list with one entry for each start of the run."""
+    """Return the entry meta.run of a saved spec file, a list with one dict for each start of the run.
+
+    Raises UserError if the file is a spec of SLM Lab.
+    """
     content = json.loads(file.read_text(encoding="utf-8"))
     if is_flat(content):
         train = f"train its spec with: {file} {content['name']} train"
@@ -281,7 +307,12 @@ def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:
 
 
 def trained_spec(header: Mapping[str, Any], saved: Spec) -> Spec:
-    """Return the spec with which a checkpoint was written; the saved spec may have been edited since then."""
+    """Return the spec with which a checkpoint was written. The spec file of the run may have been edited since then.
+
+    Args:
+        header: header of the checkpoint.
+        saved: spec in the spec file of the run, which is returned if the header contains no spec.
+    """
     for body in header["spec"].values():
         return load_spec({saved.name: body}, saved.name)
     return saved
@@ -308,7 +339,7 @@ def _shown(value: Any) -> str:
 
 
 def run_in(folder: str | Path) -> RunPaths:
-    """Return the files of the run in a folder. Raises UserError if it is not a run folder."""
+    """Return the RunPaths of the run in a folder. Raises UserError if the folder is not a run folder."""
     paths = run_paths_in(Path(folder))
     if paths is None:
         raise UserError(not_a_run(folder))

@@ -1,4 +1,4 @@
-"""The Session: trains one or several policies on experience from one source."""
+"""The Session, which trains one or several policies on experience from one source."""
 
 from __future__ import annotations
 
@@ -27,25 +27,29 @@ from slm_lab.spec.models.spec import Spec
 
 @dataclass
 class SessionResult:
-    """How a Session ended."""
+    """Result of a Session."""
 
     index: int
     frame: int = 0
     interrupted: bool = False
     rows: list[RowValues] = field(default_factory=list)
-    """Training rows of the first policy, see observers.COLUMNS; empty if a sink was given."""
+    """Training rows of the first policy (see observers.base.COLUMNS); [] if the rows were written to a given sink."""
     eval_rows: list[RowValues] = field(default_factory=list)
-    """Evaluation rows."""
+    """Evaluation rows of the first policy; [] if the rows were written to a given sink."""
 
 
 class Session:
-    """Session number `index` of a trial. It consists of a source of experience and a learner for each policy.
+    """One training run of a spec with one random seed. It consists of a source of experience and a learner for each policy.
 
-    `Session(spec).run()` writes no files: the returned SessionResult contains the rows, and the attribute `agent` is the trained agent. If
-    a sink is given, rows and state are written to the sink instead. `build()` creates envs and agents and writes nothing.
+    `Session(spec).run()` writes no files. The returned SessionResult contains the rows, and the attribute `agent` is the trained agent. If
+    a sink is given, rows and checkpoints are written to the sink instead. The method `build` creates envs and agents and writes no files.
 
     Args:
-        observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers.
+        index: index of the Session in its trial, which determines the random seed.
+        plan: options of the run, such as the device.
+        trial: index of the trial.
+        sink: object to which rows and checkpoints are written; None: rows are kept in memory.
+        observers: subclasses of slm_lab.Observer, or functions that return an Observer, in addition to the observers in meta.observers.
         context: objects that the process provides, such as the stop request, the shared arrays and the run to continue.
     """
 
@@ -68,7 +72,7 @@ class Session:
         self.parts = self._new_parts()
         self.pending_restore = PendingRestore()
         self.blocked = False
-        """Whether an env did not return in time; the envs can then no longer be used."""
+        """Whether an env did not return in time. If True, the envs cannot be used any more."""
 
     def _new_parts(self) -> SessionParts:
         return SessionParts(self.spec, self.index, self.plan, self.trial, self.context, self._observers)
@@ -90,12 +94,12 @@ class Session:
 
     @property
     def source(self) -> ExperienceSource:
-        """The source of experience."""
+        """The source of experience. Available after `build`."""
         assert self.parts.source is not None
         return self.parts.source
 
     def build(self) -> Self:
-        """Build envs, agents and, with meta.sampler, rollout workers; then load the state or the weights from which training starts.
+        """Build envs, agents and, with meta.sampler, rollout workers, and load the state or the weights from which training starts.
 
         Raises SpecError or UserError for errors that the user can correct.
         """
@@ -113,7 +117,7 @@ class Session:
         return self
 
     def run(self, sink: RunSink | None = None) -> SessionResult:
-        """Call `train`, then release envs and processes."""
+        """Train the policies (see `train`), and then release envs and processes."""
         try:
             return self.train(sink)
         finally:
@@ -122,7 +126,7 @@ class Session:
     def train(self, sink: RunSink | None = None) -> SessionResult:
         """Train until every policy has collected its frames, or until a stop is requested.
 
-        Raises WorkerFailed, Blocked (an env did not return in time), or any exception that the env raises. The training state is saved
+        Raises WorkerFailed, Blocked (an env did not return in time), or any exception that an env raises. The training state is saved
         before WorkerFailed or Blocked is raised.
         """
         if not self.parts.is_open:  # not built yet, or closed after an earlier run
@@ -158,7 +162,7 @@ class Session:
         return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
 
     def _train(self) -> None:
-        """Train on all experience of the source, and log how the time was spent."""
+        """Train on all experience of the source, and log the times that were spent on collecting and on learning."""
         source, learners, timer = self.source, self.learners, self.parts.timer
         collecting = learning = 0.0
         begin = perf_counter()
@@ -173,7 +177,7 @@ class Session:
         logger.info("time: %.2f s collecting, %.2f s learning", collecting, learning)
 
     def begin(self) -> None:
-        """Start the source, the observers and the clocks; if the run is continued, also continue its files."""
+        """Start the source, the observers and the clocks. If the Session is continued, also restore the tables and random generators."""
         assert self.sink is not None
         source, sink, loaded = self.source, self.sink, self.pending_restore
         logger.info("begins: index %d, backend %s, device %s, frame %d", self.index, source.backend, self.parts.device, self.clock.frame)
@@ -198,7 +202,10 @@ class Session:
         self.pending_restore = PendingRestore()
 
     def end(self) -> None:
-        """Write the last rows and the state. The state does not include these rows, since a continued run writes new rows at this frame."""
+        """Write the last rows and save the state of the Session.
+
+        The saved state does not include the last rows, since a run that continues from the state writes new rows at this frame.
+        """
         assert self.sink is not None
         bundle = state_dict(self)
         try:
@@ -210,5 +217,5 @@ class Session:
             self.sink.timeline(self.index, spans)
 
     def close(self) -> None:
-        """Release envs and processes. If an env fails to close, or does not close in time, it is abandoned with a notice."""
+        """Release envs and processes. If an env fails to close or does not close in time, the env is abandoned with a notice."""
         self.parts.close()

@@ -28,56 +28,60 @@ if TYPE_CHECKING:
     from slm_lab.experiment.collect.workers.worker_pool import OpenPool
 
 STOP_GRACE = 5.0
-"""Maximum time in seconds that an env may block after a stop request; after this time it is interrupted."""
+"""Maximum time in seconds that an env may block after a stop request before the env is interrupted."""
 
 
 OpenStore = Callable[[Spec, int, Callable[[], EnvInfo], bool], Store]
-"""open_store(spec, index, info, fresh): return the Store of Session `index`, which contains the arrays of all Sessions that train one net.
-`info` returns the EnvInfo of the Session's env once the env is built; `fresh`: whether training has not begun yet."""
+"""Function open_store(spec, index, info, fresh), which returns the Store of Session `index` with the arrays that all Sessions of one net
+share. The function `info` returns the EnvInfo of the Session's env when the env is built. The flag `fresh` tells whether training has not
+begun yet."""
 OpenSink = Callable[[RunPaths, int, int, int, Emit], RunSink]
-"""open_sink(paths, trial, index, restart, emit): return the sink of Session `index` for the process that was started after `restart`
-restarts; events other than rows are passed to `emit`."""
+"""Function open_sink(paths, trial, index, restart, emit), which returns the sink of Session `index` for the process that was started after
+`restart` restarts. The sink passes events other than rows to `emit`."""
 
 
 @dataclass(frozen=True)
 class SessionTask:
-    """Description of the Session that a process runs."""
+    """Arguments of a process that runs a Session."""
 
     spec: Spec
     index: int
     trial: int
     plan: Plan
     open_store: OpenStore | None = None
-    """Opens the shared arrays of meta.distributed; None if the Session trains a separate net."""
+    """Function that opens the shared arrays of meta.distributed; None if the Session trains a separate net."""
     fresh: bool = True
     """True if no process has begun to train, or if the Session trains a separate net and starts from its last checkpoint."""
     resumed: RunPaths | None = None
-    """The run from whose last checkpoint the Session continues."""
+    """The run from whose last checkpoint the Session continues; None: the Session starts from the beginning."""
     open_sink: OpenSink | None = None
-    """Opens the sink; None: the process can access the run folder and writes its tables there."""
+    """Function that opens the sink; None: the process can access the run folder and writes the Session's tables to the run folder."""
     open_pool: OpenPool | None = None
-    """Starts the rollout workers; None: they are processes on this machine. (The default is None because this module must not import torch,
-    which the process of the trial does not need.)"""
+    """Function that starts the rollout workers; None: rollout workers are processes on this machine. (The default is None because this
+    module must not import torch, which the process of the trial does not need.)"""
     locks: bool = True
-    """Whether the process can access the run folder and locks its Session there."""
+    """Whether the process can access the run folder and must lock the Session there, so that no other process runs the Session."""
 
 
 def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> SharedArrays:
-    """Return the Store of Session `index` of a spec with meta.distributed; the arrays are in the file with descriptor `fd`."""
+    """Return the Store of Session `index` of a spec with meta.distributed. The shared arrays are in the file with the descriptor `fd`."""
     meta = spec.meta
     return SharedArrays(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
 
 
 def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
-    """Return the Store of a Session whose arrays are in a file in memory, for Sessions that all run on one machine (an OpenStore)."""
+    """Return the Store of a Session whose shared arrays are in shared memory, for Sessions that all run on one machine.
+
+    The function is an OpenStore, apart from its first argument.
+    """
     return shared_arrays(spec, file.fd, index, fresh=fresh)
 
 
 def run_session(context: Context, task: SessionTask) -> None:
-    """Build a Session, wait until the RunPaths are received, and train.
+    """Build a Session, wait for the RunPaths from the parent process, and train. This function is the target of a Session's process.
 
-    Messages: ("ready", choices) once the Session is built, ("event", Event) for each event except rows, and finally one of
-    ("event", SessionEnded), ("user_error", error) and ("failed", cause).
+    The process sends the message ("ready", choices) when the Session is built, and ("event", Event) for each event except rows. The last
+    message is ("event", SessionEnded), ("user_error", error) or ("failed", cause).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
@@ -120,7 +124,7 @@ def _run(context: Context, task: SessionTask) -> None:
 
 
 def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> SessionEnded:
-    # held until this process ends, since the process may outlive the trial
+    # hold the lock until this process ends, since the process may outlive the trial
     lock = SessionLock(paths.session_lock(task.index, task.trial)) if task.locks else None
     context.print_to(paths.session_log(task.index, task.trial))
 

@@ -72,7 +72,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             folder, pipe = stack.enter_context(_temporary_folder())
-            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # restore tempfile's folder, which Ray makes tempfile read from TMPDIR
+            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # restore the folder, which Ray sets from TMPDIR
             stack.enter_context(environment(_variables(folder)))
             import ray
 

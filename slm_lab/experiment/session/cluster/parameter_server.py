@@ -153,7 +153,7 @@ class ParameterServer:
         """Detach all Sessions, and start to serve the arrays of a snapshot.
 
         Args:
-            generation: number of the snapshot, which is the same for all server processes.
+            generation: number of times that the server was reset to a snapshot, which is the same for all server processes.
             arrays: the arrays of the snapshot; None: the initial arrays.
         """
         self._views, self._generation, self._from, self._saver = {}, generation, arrays, None

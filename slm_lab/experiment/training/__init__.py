@@ -1,1 +1,1 @@
-"""Training in a Session: the learner, its observers, evaluation, and the spec values that depend on the env."""
+"""Training of policies in a Session: learners, observers, evaluation, self-play, and spec values that depend on the env."""

@@ -12,7 +12,7 @@ from slm_lab.spec.report import Problem
 
 
 def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
-    """Return the problems that a spec has because the agents of the env have different spaces; [] if all agents have equal spaces."""
+    """Return the problems that a spec has because agents of the env have different spaces. The list is empty if all spaces are equal."""
     if not info.groups:
         return []
     one, other = info.groups[:2]
@@ -38,7 +38,12 @@ def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
 
 
 def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> str:
-    """Describe how the spaces of two agents differ, given the infos of their groups."""
+    """Return a text that describes how the spaces of two agents differ.
+
+    Args:
+        one, other: infos of the groups to which the agents belong. The agents of a group have equal spaces.
+        agent, other_agent: names of the agents.
+    """
     texts = []
     for kind in ("observation", "action"):
         first, second = (space_from_dict(info.spaces[kind]) for info in (one, other) if info.spaces is not None)
@@ -49,7 +54,10 @@ def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> s
 
 
 def fitting_policies(info: EnvInfo) -> dict[str, list[str]]:
-    """Return a value for agent.policies with one policy for each group of agents that have equal spaces, named after these agents."""
+    """Return a value for agent.policies (name of a policy → names of its agents) that fits an env whose agents have different spaces.
+
+    Each group of agents with equal spaces gets one policy, which is named after its agents.
+    """
     stems = [{agent.rstrip("0123456789").rstrip("_-") for agent in group.agents} for group in info.groups]
     names = [stem.pop() if len(stem) == 1 else "" for stem in stems]
     if not all(names) or len(set(names)) < len(names):

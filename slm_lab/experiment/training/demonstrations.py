@@ -1,6 +1,8 @@
-"""Data sets of recorded episodes, which `enjoy --record` writes and `meta.demonstrations` reads.
+"""Data sets of recorded episodes. The command `enjoy --record` writes a data set, and the spec key `meta.demonstrations` selects a data
+set.
 
-The file is numpy's .npz: arrays with the names of Demonstrations' fields, and `header`, a JSON text with the env and its spaces.
+A data set is a .npz file of numpy. The file contains an array for each field of Demonstrations, and the array `header`, a JSON text with
+the env and its spaces.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def check_new(path: Path, replaces: bool) -> None:
 
 
 def write(path: Path, data: Demonstrations, header: Mapping[str, Any]) -> None:
-    """Write a data set atomically, compressed. Raises UserError."""
+    """Write a data set to a compressed file, atomically. Raises UserError if the file cannot be written.
+
+    Args: header: entries of the file's header, such as the env and its spaces.
+    """
     content = io.BytesIO()
     about = {"version": VERSION, **header, "episodes": len(data.last_obs_E), "transitions": len(data)}
     arrays = {name: getattr(data, name) for name in _ARRAYS}
@@ -58,7 +63,10 @@ def write(path: Path, data: Demonstrations, header: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
-    """Return a data set and its header. Raises OSError, or ValueError if the file is damaged or has another format."""
+    """Read a data set. Returns (data set, header of the file).
+
+    Raises OSError if the file cannot be read, and ValueError if the file is damaged or has another format.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
@@ -81,7 +89,7 @@ def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
 
 
 def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
-    """Return the demonstrations of a spec, with rewards scaled and clipped as in training (env.reward_scale, env.clip_reward).
+    """Load the data set of meta.demonstrations. Rewards are scaled and clipped as in training (env.reward_scale, env.clip_reward).
 
     Raises SpecError if the data set cannot be read, or if it was recorded in another env or with other spaces.
     """
@@ -101,13 +109,18 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
 
 
 def normalized(data: Demonstrations, normalizer: ObsNormalizer) -> Demonstrations:
-    """Return the data with observations that are normalised by the statistics of the data itself."""
+    """Return `data` with normalised observations. The statistics of `normalizer` are first updated with the observations of `data`."""
     normalizer.update(data.obs_K)
     return replace(data, obs_K=normalizer(data.obs_K), last_obs_E=normalizer(data.last_obs_E))
 
 
 def _check_env(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:
-    """Raise SpecError if a data set was recorded in another env, or with other spaces than those of `info`."""
+    """Raise SpecError if a data set was recorded in an env other than env.name, or with spaces other than the spaces of `info`.
+
+    Args:
+        where: value of meta.demonstrations, for the error message.
+        header: header of the data set.
+    """
     if header["env"] is not None and _plain_id(header["env"]) != _plain_id(spec.env.name):
         raise _problem(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
     assert info.spaces is not None

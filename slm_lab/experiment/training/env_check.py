@@ -1,4 +1,4 @@
-"""Step the env once before a run, to check the values that it returns before anything is written."""
+"""Check of the env before a run: the env is stepped once, and the returned values are checked before any file is written."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
-"""Folders with code that does not belong to the user: this package and the standard library."""
+"""Folders whose code does not belong to the user: this package and the standard library."""
 
 
 def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
-    """Reset the envs of a spec, step them once, and close them.
+    """Build the envs of a spec, reset and step the envs once, and close the envs.
 
-    The process-wide random generators, including that of the device, are restored before the envs of the run are built. State that an env
+    The states of the process-wide random generators, including the generator of the device, are restored afterwards. State that an env
     stores in its module or class is not restored.
 
-    Raises SpecError if an env raises an error, or returns values that its spaces or Gymnasium's interface do not allow; with
-    HindsightReplay also if the rewards of a step differ from those computed from its goals.
+    Raises SpecError if an env raises an error, or if an env returns values that its spaces or Gymnasium's interface do not allow. With
+    HindsightReplay, SpecError is also raised if the rewards of the step differ from the rewards computed from its goals.
     """
     saved = rng_state(device)
     try:
@@ -49,7 +49,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
 
 
 def _check_goals(spec: Spec, env: Env, step: VecStep) -> None:
-    """Compare the rewards of a step with those computed from its goals, if the env has goals."""
+    """Raise SpecError if the env has goals and the rewards of a step differ from the rewards that are computed from its goals."""
     assert isinstance(spec.agent.memory, HindsightReplaySpec)
     if env.info.observation.goals is None:
         return
@@ -77,6 +77,6 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
 
 
 def _last_user_line(error: Exception) -> str:
-    """Return the file and line of the innermost frame of user code in the traceback; "" if the traceback contains no user code."""
+    """Return the file and line of the innermost user code in the traceback of an error; "" if the traceback contains no user code."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
     return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""Play episodes without learning, for evaluation during training and for mode enjoy."""
+"""Playing of episodes without learning, for evaluation during training and for the mode enjoy."""
 
 from __future__ import annotations
 
@@ -21,45 +21,50 @@ if TYPE_CHECKING:
     from slm_lab.env.vec import Env
 
 MAX_STEPS = 100_000
-"""Maximum length of an episode in steps, four times that of the longest games of ALE."""
+"""Maximum length of an episode in steps, four times the length of the longest games of ALE."""
 EVALUATIONS = 8
-"""Number of evaluations in a Session that is evaluated by meta.eval_episodes."""
+"""Number of evaluations during a Session whose evaluation is configured by meta.eval_episodes and not by meta.rigorous_eval."""
 _EPISODES = range(3, 6)
-"""Possible numbers of episodes per evaluation for meta.eval_episodes="auto", besides 0."""
+"""Possible numbers of episodes per evaluation for meta.eval_episodes="auto", in addition to 0."""
 _SHARE = 0.024
-"""Maximum number of evaluation steps by default, as a fraction of the frames. Evaluation then takes at most 3 % of the time (PPO with 8
-envs: 2.4 %)."""
+"""Maximum number of evaluation steps for meta.eval_episodes="auto", as a fraction of the frames. With this fraction, evaluation takes at
+most 3 % of the time (PPO with 8 envs: 2.4 %)."""
 _UPDATE_COST = 4.0
-"""Assumed duration of an off-policy update, in evaluation steps. Measured: 25 steps for DQN in CartPole, 130 for SAC in HalfCheetah."""
+"""Assumed duration of an off-policy update, in units of the duration of an evaluation step. Measured durations are 25 for DQN in CartPole
+and 130 for SAC in HalfCheetah."""
 _ENVS = 8
-"""Number of training envs above which the time per frame is assumed to be inversely proportional to their number. With 8 envs, PPO in
+"""Number of training envs above which the time per frame is assumed to be inversely proportional to the number of envs. With 8 envs, PPO in
 CartPole takes 42 µs per frame."""
 
 
 class Act(Protocol):
-    """Function that chooses the actions of all rows of an env."""
+    """Function that chooses the actions of all rows of a vector env (one row per agent of each env copy)."""
 
     def __call__(self, obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None, /) -> np.ndarray:
-        """Return the actions, in the form that the env takes.
+        """Return the actions of all rows, in the format of `env.step`.
 
-        Args: acts_N: see VecStep; given only if some rows do not act in this step.
+        Args:
+            obs_N: observations.
+            first_N: whether the observation of each row is the first of an episode, bool [N].
+            acts_N: whether the agent of each row acts in this step, bool [N]; None: all agents act. See VecStep.
         """
 
 
 Record = Callable[[np.ndarray, np.ndarray, VecStep, np.ndarray], None]
-"""record(obs_N, action_N, step, counts_N): called with each step; counts_N: whether the episode of each env counts."""
+"""Function record(obs_N, action_N, step, counts_N), which is called with each step. The flags counts_N, bool [N], tell whether the running
+episode of each row counts among the requested episodes."""
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """When and how a Session is evaluated."""
+    """Settings that determine when and how the policies of a Session are evaluated."""
 
     envs: int
-    """Number of evaluation envs, each of which plays one episode."""
+    """Number of evaluation envs. An evaluation plays one episode in each of these envs."""
     every: int
-    """Number of frames between evaluations. There is also an evaluation at the end of training."""
+    """Number of frames between two evaluations. There is also an evaluation at the end of training."""
     deterministic: bool
-    """Whether the agent acts by the mode of the action distribution."""
+    """Whether the agent takes the mode of the action distribution as the action, instead of a sample."""
 
 
 def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> EvaluationPlan | None:
@@ -69,13 +74,13 @@ def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> Evaluati
     reproducible.
 
     Args:
-        frames: frames that a policy of the Session collects.
+        frames: number of frames that each policy of the Session collects.
         time_limit: maximum number of steps of an episode; None if there is no limit.
     """
     meta = spec.meta
     if meta.rigorous_eval:
         return EvaluationPlan(meta.rigorous_eval, meta.eval_frequency, meta.eval_deterministic)
-    # the mean return of a policy against itself says nothing
+    # the mean return of a policy that plays against itself contains no information
     episodes = 0 if meta.self_play is not None and meta.eval_episodes == "auto" else meta.eval_episodes
     if episodes == "auto":
         episodes = _affordable_episodes(spec, frames, time_limit) if meta.evaluates_by_default else 0
@@ -83,9 +88,9 @@ def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> Evaluati
 
 
 def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int:
-    """Return the number of episodes per evaluation; 0 if it would be below _EPISODES.
+    """Return the number of episodes per evaluation for meta.eval_episodes="auto"; 0 if the affordable number is below the range _EPISODES.
 
-    Even if all episodes reach the time limit, evaluation costs at most as much time as a fraction _SHARE of the frames.
+    Even if all episodes reach the time limit, the estimated time of all evaluations is at most the fraction _SHARE of the training time.
     """
     algorithm = spec.agent.algorithm
     if time_limit is None or not algorithm.learns:
@@ -103,9 +108,9 @@ def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int
 
 
 def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
-    """Return a function that chooses the actions of all rows.
+    """Return a function that chooses the actions of all rows of a vector env with several policies.
 
-    Args: policies: (row indices int64 [K], function that acts for these rows) for each policy.
+    Args: policies: (row indices, int64 [K]; function that chooses the actions of these rows) for each policy.
     """
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
@@ -122,9 +127,14 @@ def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
 
 
 def without_padding_of(info: EnvInfo, names: Collection[str], act: Act) -> Act:
-    """Return a function that acts for the rows of some agents, in an env whose observations and actions may be padded.
+    """Return a function that chooses padded actions for the rows of some agents, given their padded observations.
 
-    Args: names: names of these agents. act: function that receives observations and returns actions without padding.
+    If the env does not pad observations and actions, `act` is returned unchanged.
+
+    Args:
+        info: info of the vector env.
+        names: names of the agents.
+        act: function that chooses actions without padding, given observations without padding.
     """
     if not info.groups:
         return act
@@ -141,16 +151,17 @@ def play_episodes(
     record: Record | None = None,
     rows: np.ndarray | None = None,
 ) -> list[float]:
-    """Play episodes and return their raw returns, in the order of the envs; [] if a stop is requested before all have ended.
+    """Play episodes and return their raw returns in the order of the env rows. Returns [] if a stop is requested before all episodes end.
 
-    The number of episodes of each env is fixed before the first step: the first `episodes` episodes to end would include too many short
-    ones, so that their mean return would be biased. If an episode does not end within MAX_STEPS, this episode and all later episodes of its
-    env are left out.
+    The number of episodes of each row is fixed before the first step. (The first `episodes` episodes to end would include too many short
+    episodes, so that their mean return would be biased.) If an episode does not end within MAX_STEPS, this episode and all later episodes
+    of its row are left out.
 
     Args:
-        episodes: number of episodes; None: one per env.
-        record: called with each step, see Record.
-        rows: rows whose returns are returned; None: all rows.
+        act: function that chooses the actions.
+        episodes: total number of episodes; None: one episode per row.
+        record: function that is called with each step (see Record).
+        rows: indices of the rows whose returns are returned; None: all rows.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)

@@ -14,50 +14,51 @@ if TYPE_CHECKING:
     from slm_lab.agent.rollout.rollout import Rollout
 
 Beat = Callable[[int], None]
-"""beat(phase): sends a heartbeat, with the phase that begins now, see execute.heartbeat."""
+"""Function beat(phase), which sends a heartbeat with the phase that begins now (see execute.heartbeat)."""
 
 
 def no_beat(phase: int) -> None:
-    """Ignore the heartbeat."""
+    """Do nothing. This function replaces a heartbeat function where heartbeats are not monitored."""
 
 
 Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]
-"""One step of N envs, as an algorithm observes it: obs_N; first_N, bool [N]: obs_N begins an episode; the hidden state before obs_N, None
-for a policy without memory; the policy's output; the env's step."""
+"""One step of a vector env as a tuple (obs_N, first_N, state_N, out, step). The flags first_N, bool [N], tell whether obs_N begins an
+episode. The hidden states state_N, before obs_N, are None for a policy without memory. `out` is the policy's output, and `step` is the
+result of the env step."""
 
 
 class Experience(NamedTuple):
-    """One vector step of a policy."""
+    """Experience of one policy from one vector step."""
 
     policy: int
     frames: int
     episodes: list[Episode]
     """Episodes that ended in this step."""
     transition: Transition | None
-    """The transition to learn from. None if no env was stepped, since each frame is a gradient step on recorded episodes."""
+    """The transition to learn from. None if the algorithm is offline, in which case no env is stepped and each frame is a gradient step."""
     time: float | None = None
     """Time at which the step was collected, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None
-    """Called after an update. Returns values that the source reports about the training data, such as policy lag and utilization."""
+    """Function that is called after an update and returns metrics of the training data, such as policy lag and utilization."""
 
 
 class CollectedRollout(NamedTuple):
-    """A rollout of a policy, collected by workers."""
+    """A rollout of one policy that rollout workers have collected."""
 
     policy: int
     steps: list[tuple[int, list[Episode], float]]
-    """For each vector step: number of frames, episodes that ended in the step, and time, as in Experience."""
+    """(number of frames, episodes that ended in the step, time of the step) for each vector step, as in Experience."""
     rollout: Rollout | None = None
-    """Rollout on which the policy is trained at the last step; None if no transitions are left to train on."""
+    """Rollout on which the policy is trained after the last step; None if no transitions are left to train on."""
     report: Callable[[], dict[str, float]] | None = None
-    """As in Experience."""
+    """Function that is called after the update and returns metrics of the training data, as in Experience."""
 
 
 class ExperienceSource(Protocol):
-    """Collects experience until every policy has its frames, or until a stop is requested."""
+    """Interface of the sources of experience, which collect until every policy has all its frames, or until a stop is requested."""
 
     backend: str
-    """The resolved env backend."""
+    """The env backend that was selected."""
 
     @property
     def between_rounds(self) -> bool:
@@ -65,22 +66,25 @@ class ExperienceSource(Protocol):
 
     @property
     def lost_reason(self) -> str:
-        """Reason why `state_dict` does not contain the open episodes, if it does not contain them."""
+        """Reason why `state_dict` cannot contain the open episodes. The text applies only if `state_dict` does not contain them."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
-        """Yield the experience step by step, or as rollouts. Each item is consumed before the next one is requested."""
+        """Yield the experience step by step or as rollouts. The learner trains on each item before it requests the next item."""
 
     def begin(self) -> None:
-        """Prepare for collection. If a state is loaded, `load_state_dict` must be called first. Raises WorkerFailed."""
+        """Prepare for collection, for example reset the envs. To continue from a saved state, call `load_state_dict` before this method.
+
+        Raises WorkerFailed if a rollout worker cannot start.
+        """
 
     def recent_spans(self) -> Spans | None:
-        """Return when each process was busy during a few recent updates; None without rollout workers."""
+        """Return the time spans in which each process was busy during a few recent updates; None if there are no rollout workers."""
 
     def close(self) -> None:
         """Release envs and processes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of envs and random streams. The entry "open" contains the open episodes; None if they cannot be saved."""
+        """Return the state of envs and random streams. The entry "open" contains the open episodes, or None if they cannot be saved."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Load a state returned by `state_dict`. Returns whether the open episodes continue."""

@@ -1,4 +1,4 @@
-"""The learner of one policy of a Session, which trains, saves and evaluates the policy and produces rows."""
+"""The learner of one policy of a Session, which trains, saves and evaluates the policy and produces the rows of its tables."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ from slm_lab.spec.models.spec import Spec
 
 
 class PolicyLearner:
-    """Trains one policy.
+    """Trains, evaluates and saves one policy of a Session.
 
     Args:
-        table: number of the policy's tables and checkpoints, see events.Row.
-        frames: number of frames to collect.
+        table: number of the policy's tables and checkpoints (see events.Row).
+        frames: number of frames after which training ends.
         normalizers: normalizers of the envs that the policy acts in.
-        timer: decides when the state of the Session is saved.
-        spaces: spaces of the envs, as stored in checkpoints.
-        evaluation: when and how the policy is evaluated; None: the policy is not evaluated.
+        timer: determines when the state of the Session is saved.
+        spaces: observation and action space of the envs, as stored in checkpoints.
+        evaluation: settings of the evaluation; None: the policy is not evaluated.
         shared: whether several Sessions train the same net.
-        torch_settings: torch settings for learning; by default the current ones.
+        torch_settings: torch settings during updates; None: the current settings.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class PolicyLearner:
         self.eval_env: Env | None = None
         """Evaluation env; None if the policy is not evaluated."""
         self.partners: list[tuple[Sequence[str], PolicyLearner]] | None = None
-        """The learners of all policies that play together in an env, including this one, with the names of their agents; None if there is
-        only one policy."""
+        """(names of the agents, learner) for each policy of agent.policies, including this learner's policy; None if agent.policies is not
+        given."""
         self._eval_state: dict[str, Any] | None = None
-        """State of the evaluation env before the interrupted evaluation; None if no evaluation was interrupted."""
+        """State of the evaluation env before an evaluation that was interrupted; None if no evaluation was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self.recorder, self.evaluator = self._row_makers()
@@ -93,13 +93,13 @@ class PolicyLearner:
         )
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
-        """All observers, in the order in which they are called; empty before training begins."""
+        """All observers in the order in which they are called; [] before training begins."""
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
         self._on_row: list[EmitRow] = []
 
     def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
-        """Return the observers that produce the training rows and the evaluation rows."""
+        """Build the observers that produce the training rows and, if the policy is evaluated, the evaluation rows."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (
             *(SHARED_COLUMNS if self.shared else ()),
@@ -113,12 +113,12 @@ class PolicyLearner:
         if self.evaluation is None:
             return recorder, None
         every = self.evaluation.every
-        # Sessions that train one net evaluate it in turn, so that its evaluations are evenly spaced over global frames
+        # Sessions that train one net evaluate the net in turn, so that the evaluations are evenly spaced over global frames
         ahead = self.table * every // meta.max_session if self.shared else 0
         return recorder, Evaluator(clock, agent, every, self._emit, self.evaluate, columns, self.table, ahead)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
-        """Create the user's observers. Raises UserError if a factory returns something other than an Observer."""
+        """Create the user's observers. Raises UserError if a factory returns an object that is not an Observer."""
         context = ObserverContext(self.spec, self.table, self.agent, self.clock)
         self.user_observers = [factory(context) for factory in factories]
         for factory, made in zip(factories, self.user_observers, strict=True):
@@ -127,12 +127,12 @@ class PolicyLearner:
 
     @property
     def finished(self) -> bool:
-        """Whether all frames have been collected."""
+        """Whether the policy has collected all its frames."""
         return self.clock.frame >= self.frames
 
     @property
     def total_reward(self) -> float | None:
-        """Mean return of the last episodes; None before the end of the first episode."""
+        """Mean return of the last 100 episodes; None before the end of the first episode."""
         return mean(self.window.returns)
 
     @property
@@ -141,16 +141,21 @@ class PolicyLearner:
         return bool(self.user_observers) or not type(self.agent.algorithm).__module__.startswith("slm_lab.")
 
     def _stop_at_limit(self) -> None:
-        """End training at the current frame (meta.max_seconds)."""
+        """End training at the current frame, because the time limit meta.max_seconds has been reached."""
         self.frames = min(self.frames, self.clock.frame)
 
     def take_update_times(self) -> tuple[float, float] | None:
-        """Return begin and end of the last update, in seconds of perf_counter; None if there was no update since the last call."""
+        """Return (begin, end) of the last update in seconds of perf_counter; None if there was no update since the last call."""
         times, self._update_times = self._update_times, None
         return times
 
     def begin(self, mode: str, sink: RunSink, stop: Stop, beat: Beat = no_beat) -> None:
-        """Connect the observers; rows and checkpoints are written to the sink."""
+        """Prepare for training: create the built-in observers and collect the hooks of all observers.
+
+        Args:
+            mode: "train" or "dev"; the mode "dev" adds checks.
+            sink: object to which rows and checkpoints are written.
+        """
         self.sink, self.stop, self.beat = sink, stop, beat
         sink.open(self.table)
         clock, agent, limit = self.clock, self.agent, self.spec.meta.max_seconds
@@ -163,7 +168,7 @@ class PolicyLearner:
             max_seconds=limit,
         )
         self._observers = [
-            # called before the recorder, so that the time in the last row is not below the limit
+            # the time limit precedes the recorder, so that the time in the last row is not below the limit
             *([] if limit is None else [TimeLimit(clock, limit, self._stop_at_limit)]),
             self.recorder,
             *([] if self.evaluator is None else [self.evaluator]),
@@ -180,7 +185,7 @@ class PolicyLearner:
             listener(row)
 
     def step(self, experience: Experience | CollectedRollout) -> None:
-        """Count the steps of an experience or a rollout, and learn from it."""
+        """Count the frames and episodes of an experience or a rollout, and learn from the experience or rollout."""
         if isinstance(experience, CollectedRollout):
             self._learn(experience)
             return
@@ -199,7 +204,7 @@ class PolicyLearner:
             hook(episodes)
 
     def _learn(self, collected: CollectedRollout) -> None:
-        """Count the steps of a rollout; learn from the rollout at its last step, unless training ends before this step."""
+        """Count the frames and episodes of a rollout, and learn from the rollout unless training ends before its last step."""
         clock, last = self.clock, len(collected.steps) - 1
         for t, (frames, episodes, time) in enumerate(collected.steps):
             clock.time = time
@@ -226,7 +231,7 @@ class PolicyLearner:
             hook(metrics)
 
     def end(self) -> None:
-        """Write the last row."""
+        """Call the hooks `on_interrupt` (if training ends early) and `on_end` of the observers, which write the last rows."""
         self.interrupted = not self.finished
         if self.interrupted:
             self._call("on_interrupt")
@@ -234,13 +239,16 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def note_frame(self, error: BaseException, num_envs: int) -> None:
-        """Add a note to an error that gives the frame at which the error was raised; see user_code.cause."""
+        """Add a note with the frame at which an error was raised to the error (see user_code.cause)."""
         call = error.call if isinstance(error, InvalidOutcome) else None
-        frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised it
+        frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised the error
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
 
     def evaluate(self) -> list[float]:
-        """Play one episode in each evaluation env, and return the total rewards; [] if a stop is requested before all have ended."""
+        """Play one episode in each evaluation env, and return the undiscounted returns of this learner's policy.
+
+        Returns [] if a stop is requested before all episodes have ended.
+        """
         assert self.eval_env is not None
         assert self.evaluation is not None
         env, deterministic, own = self.eval_env, self.evaluation.deterministic, None
@@ -265,7 +273,7 @@ class PolicyLearner:
             self.eval_env.close()
 
     def policy_bundle(self) -> dict[str, Any]:
-        """Return the data that is needed to act: weights, statistics of the normalizers, and spaces of the env."""
+        """Return the data that is needed to act with the policy: weights, statistics of the normalizers, and spaces of the env."""
         return {
             "version": VERSION,
             "weights": self.agent.weights(),
@@ -277,7 +285,7 @@ class PolicyLearner:
 
     @property
     def _stateful(self) -> dict[str, Observer]:
-        """Name under which the state of an observer is saved → observer, for the observers that have a state."""
+        """Key in the saved state → observer, for the observers whose state is saved."""
         observers: dict[str, Observer] = {"recorder": self.recorder, "checkpointer": self.checkpointer}
         if self.evaluator is not None:
             observers["evaluator"] = self.evaluator
@@ -287,10 +295,10 @@ class PolicyLearner:
         return observers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the agent, counters and observers, and the data that is needed to act; with meta.save_replay also the replay
-        memory.
+        """Return the state of the agent, counters and observers, and the data that is needed to act.
 
-        State that is shared by several Sessions is not included, since it is saved with the shared arrays.
+        With meta.save_replay, the state includes the replay memory. State that several Sessions share is not included, since it is saved
+        with the shared arrays.
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
         return {
@@ -312,7 +320,7 @@ class PolicyLearner:
         self.load_progress(state)
 
     def load_progress(self, state: dict[str, Any]) -> None:
-        """Load only the counters, the observers and the replay memory, since other Sessions continue to train the net."""
+        """Load only the counters, the state of the observers, and the replay memory from a state returned by `state_dict`."""
         if self.shared:
             self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
         else:
@@ -327,13 +335,16 @@ class PolicyLearner:
                 observer.load_state_dict(state["observers"][name])
 
     def resume_tables(self, *, rebuild: bool = False) -> None:
-        """Continue the tables after the last complete row in the files; with `rebuild`, forget rows that are not in the files."""
+        """Restore the row history of the recorder and the evaluator from the rows in the table files.
+
+        Args: rebuild: whether to forget the rows that are not in the files.
+        """
         for observer in (self.recorder, self.evaluator):
             if observer is not None:
                 observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
 
     def catch_up(self) -> None:
-        """Repeat an evaluation that was interrupted."""
+        """Repeat the last evaluation if it was interrupted."""
         if self.evaluator is not None:
             self.evaluator.catch_up()
 

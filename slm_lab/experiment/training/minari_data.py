@@ -1,4 +1,4 @@
-"""Data sets in the format of Minari (https://minari.farama.org), which any program may have recorded."""
+"""Reader of data sets in the format of Minari (https://minari.farama.org)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.spec import Spec
 
 PREFIX = "minari:"
-"""Prefix of the id of a Minari data set in meta.demonstrations."""
+"""Prefix that marks the id of a Minari data set in meta.demonstrations."""
 
 
 def is_minari(where: str) -> bool:
@@ -24,9 +24,14 @@ def is_minari(where: str) -> bool:
 
 
 def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, dict[str, Any]]:
-    """Return a Minari data set in the form that agents use, and a header like the header of files written by `enjoy --record`.
+    """Read a Minari data set. Returns (Demonstrations with observations and actions in the agent's format, header).
 
-    An episode that ends neither terminated nor truncated counts as truncated. Raises OSError or ValueError.
+    The header has the entries "env" and "spaces", like the header of a file that `enjoy --record` writes. If the last step of an episode is
+    neither terminated nor truncated, the episode counts as truncated. Raises OSError or ValueError if the data set cannot be used.
+
+    Args:
+        where: value of meta.demonstrations.
+        info: info of the training env.
     """
     try:
         import minari
@@ -56,7 +61,7 @@ def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, 
 
 
 def _open(minari: Any, where: str) -> Any:
-    """Open a Minari data set. Raises ValueError if it does not exist or cannot be read."""
+    """Open a Minari data set. Raises ValueError if the data set does not exist or cannot be read."""
     try:
         if where.startswith(PREFIX):
             return minari.load_dataset(where.removeprefix(PREFIX))
@@ -70,7 +75,10 @@ def _open(minari: Any, where: str) -> Any:
 
 
 def encode_actions(space: spaces.Space[Any], action_K: np.ndarray) -> np.ndarray:
-    """Convert actions from the form of the env to that of the agent (see ActionSpace); the inverse of `env.spaces.action_codec`."""
+    """Convert actions from the env's format to the agent's format (see ActionSpace).
+
+    This conversion is the inverse of the conversion that `env.spaces.action_codec` returns.
+    """
     match space:
         case spaces.Discrete():
             return np.asarray(action_K, np.int64) - int(space.start)

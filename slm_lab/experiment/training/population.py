@@ -1,4 +1,4 @@
-"""Population-based training (arXiv:1711.09846) of the policies of one run (arXiv:2006.11751, appendix)."""
+"""Population-based training (arXiv:1711.09846) of the policies of one Session (arXiv:2006.11751, appendix)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ GAMMA_MAX = 0.99999
 
 
 class Population:
-    """Replaces poor policies and mutates hyperparameters, in rounds.
+    """Performs population-based training: it replaces poor policies and mutates hyperparameters at regular intervals (rounds).
 
-    Each policy has rounds at certain numbers of its own frames. In a round, a policy that is among the worst may copy the weights and
-    hyperparameters of one of the best policies. After that its hyperparameters are mutated, unless it is among the best policies itself.
-    Policy 0 is never changed, so that it can serve for comparison.
+    The rounds of a policy take place at certain numbers of frames of this policy. In a round, a policy that is among the worst policies may
+    copy the weights and hyperparameters of one of the best policies. The hyperparameters of the policy are then mutated, unless the policy
+    is among the best policies. Policy 0 is never changed, so that it can serve for comparison.
 
     Args:
+        spec: meta.sampler.pbt.
+        learners: the learner of each policy.
         session: index of the Session, for the table of rounds.
     """
 
@@ -42,13 +44,13 @@ class Population:
         self.rng = np.random.default_rng([seed, 2])
         self.rounds = [0] * len(learners)
         self.sink: RunSink | None = None
-        """Sink of the table of rounds; None: no table."""
+        """Sink to which the table of rounds is written; None: no table is written."""
         self._loaded = False
 
     def begin(self, sink: RunSink | None) -> None:
-        """Begin, or continue from a loaded state.
+        """Set the sink. If no state was loaded, write the initial hyperparameters of each policy to the table of rounds.
 
-        Args: sink: receives the table of rounds; None: no table.
+        Args: sink: sink to which the table of rounds is written; None: no table is written.
         """
         self.sink = sink
         if not self._loaded:
@@ -56,12 +58,12 @@ class Population:
                 self._record(policy, None)
 
     def due(self, policy: int) -> bool:
-        """Whether a round of this policy is due."""
+        """Return whether the next round of the policy with index `policy` is due."""
         begun = self.learners[policy].clock.frame - self.spec.start
         return begun >= 0 and begun // self.spec.period >= self.rounds[policy]
 
     def step(self, policy: int) -> None:
-        """Perform a round of this policy."""
+        """Perform a round of the policy with index `policy`."""
         learner = self.learners[policy]
         self.rounds[policy] = (learner.clock.frame - self.spec.start) // self.spec.period + 1
         worst, best = self._ranked()
@@ -74,17 +76,23 @@ class Population:
             algorithm.tune(self._perturbed(algorithm.tuning, algorithm.spec.gamma))
         self._record(policy, source)
         if source is not None:
-            learner.recorder.forget_episodes()  # they were played by the replaced policy
+            learner.recorder.forget_episodes()  # the replaced policy has played these episodes
 
     def _ranked(self) -> tuple[list[int], list[int]]:
-        """Return the worst and the best policies; each list contains the fraction replace_fraction of the population."""
+        """Return (indices of the worst policies, indices of the best policies) by mean return.
+
+        Each list contains the fraction spec.replace_fraction of the population.
+        """
         reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
         ranked = sorted(reward, key=lambda p: reward[p])
         return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
-        """Draw one of the best policies; return it if its return exceeds that of `policy` by the required gap, else None."""
+        """Draw one of the best policies at random. Return its index if its mean return exceeds the mean return of `policy` sufficiently.
+
+        Returns None if the difference is below the gaps reward_gap and reward_gap_absolute of the spec.
+        """
         if not best:
             return None
         source = int(self.rng.choice(best))
@@ -102,7 +110,7 @@ class Population:
         return Tuning(lr, entropy_coef, min(max(0.0, 1.0 - (1.0 - gamma) * self._factor()), GAMMA_MAX))
 
     def _factor(self) -> float:
-        """Return a factor for a hyperparameter: a random factor with probability mutation_rate, else 1."""
+        """Return a factor by which a hyperparameter is multiplied: a random factor with probability spec.mutation_rate, else 1."""
         if self.rng.random() >= self.spec.mutation_rate:
             return 1.0
         factor = float(self.rng.uniform(self.spec.perturb_min, self.spec.perturb_max))
@@ -121,7 +129,7 @@ class Population:
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream and the rounds. The hyperparameters are part of the state of each agent."""
+        """Return the state of the random stream and of the rounds. The hyperparameters are part of the state of each agent."""
         return {"rng": generator_state(self.rng), "rounds": list(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,6 +139,9 @@ class Population:
 
 
 def replace_policy(agent: Agent, source: Agent) -> None:
-    """Copy weights, optimizer state, scales and hyperparameters of `source` to `agent`. The random streams of `agent` are not changed."""
+    """Copy weights, optimizer state, reward scales and hyperparameters from `source` to `agent`.
+
+    The random streams of `agent` are not changed.
+    """
     own, copied = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # torch's optimizers return references, not copies
     agent.algorithm.load_state_dict({key: own[key] if key == "rng" else value for key, value in copied.items()})

@@ -1,6 +1,7 @@
-"""Determine the values that a spec leaves open: seed, device, inference, the net of a short spec, and the number of frames between rows.
+"""Determine values that a spec leaves open: device, place of inference, net of a short spec, and number of frames between rows.
 
-torch and gymnasium are imported only inside functions that use them, since a trial whose Sessions run in separate processes needs neither.
+The modules torch and gymnasium are imported only inside functions, since a trial whose Sessions run in separate processes does not need
+these modules.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from slm_lab.spec.report import Problem, SpecError
 from slm_lab.spec.rules.resolve import complete
 
 _ROWS = 50
-"""Minimum number of rows of a Session if the spec does not contain meta.log_frequency."""
+"""Minimum number of training rows of a Session if the spec does not contain meta.log_frequency."""
 
 
 def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
-    """Return the spec to be saved, in which open values are determined; a complete spec is returned unchanged.
+    """Return the spec with which a run is trained and saved, in which all open values are determined.
 
-    The search section is removed; values that depend on a searched key are computed from the spec outside this section. A short spec is
-    completed with the recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent,
-    it is set such that a Session writes at least 50 rows. Raises SpecError if the env cannot be built, or if a tracker of meta.track is not
-    installed.
+    A complete spec is returned unchanged. The search section is removed, and values that depend on a searched key are computed from the
+    spec outside this section. A short spec is completed with the recommended net and keys for the spaces of its env, which is built once
+    and closed. If meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
 
-    Args: beat: called with each phase that begins, see execute.heartbeat.
+    Raises SpecError if the env cannot be built, or if a tracker of meta.track is not installed.
+
+    Args: beat: heartbeat function, which is called with each phase that begins (see execute.heartbeat).
     """
     check_installed(spec.name, spec.meta)
     return _with_net(_with_log_frequency(_without_search(spec)), beat)
@@ -60,7 +62,10 @@ def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
 
 
 def check_clear(source: str, observation: ObservationSpace) -> None:
-    """Raise SpecError if the env's observation space is ambiguous, so that no net can be chosen."""
+    """Raise SpecError if the observation space of an env is ambiguous, so that no net can be chosen for the env.
+
+    Args: source: name of the spec, for the error message.
+    """
     if observation.ambiguities:
         raise SpecError(source, [Problem(one.key, one.message) for one in observation.ambiguities])
 
@@ -73,7 +78,7 @@ def _with_log_frequency(spec: Spec) -> Spec:
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:
-    """Return the torch device of Session `index`: the device of the plan, or else that of the spec.
+    """Return the torch device of Session `index`: plan.device or, if plan.device is None, the device that the spec selects.
 
     Raises SpecError or UserError if this machine does not have the device.
     """
@@ -91,19 +96,23 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
 
 
 def number_of_gpus(plan: Plan) -> int:
-    """Return the number of CUDA devices of this machine, or 0 with --device cpu. Imports torch."""
+    """Return the number of CUDA devices of this machine; 0 if plan.device is "cpu". This function imports torch."""
     import torch
 
     return torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0
 
 
 def single_session_spec(spec: Spec) -> Spec:
-    """Return `spec` changed to a single Session without rollout workers or shared nets, so that only its envs may start processes."""
+    """Return a copy of `spec` for a single Session without rollout workers and shared nets. Only its envs may then start processes."""
     return spec.with_meta(sampler=None, distributed=False, max_session=1)
 
 
 def resolve_inference(spec: Spec, device: str) -> Spec:
-    """Return `spec` in which meta.sampler.inference="auto" is replaced by "central" for nets on a GPU, and else by "local"."""
+    """Return `spec` with meta.sampler.inference="auto" replaced by "central" if `device` is a GPU, and by "local" if it is not.
+
+    With meta.sampler.serial_mode, the value "auto" always becomes "local". Where "auto" is replaced, worker_num_splits is set to 1 if it
+    does not divide num_envs_per_worker.
+    """
     sampler = spec.meta.sampler
     assert sampler is not None
     if sampler.inference != "auto":

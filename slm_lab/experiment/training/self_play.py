@@ -1,4 +1,4 @@
-"""Self-play: a policy trains against snapshots of its earlier weights. Snapshots receive Elo ratings."""
+"""Self-play, in which a policy trains against snapshots of its earlier weights. Snapshots receive Elo ratings."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from slm_lab.spec.models.meta import SelfPlaySpec
 from slm_lab.spec.report import Problem, SpecError
 
 SNAPSHOTS = 20
-"""Number of snapshots in a run if meta.self_play.snapshot_frequency is absent."""
+"""Number of snapshots that a run takes if meta.self_play.snapshot_frequency is absent."""
 RATING_ENVS = 16
 """Maximum number of rating games that are played at the same time."""
 _RATED_AGAINST = 2
-"""Maximum number of earlier snapshots that a snapshot plays against for its rating, in addition to random actions and the previous
+"""Maximum number of older snapshots against which a snapshot plays for its rating, in addition to random actions and the previous
 snapshot."""
 _SCORE_DECAY = 0.95
-"""Decay per game of the mean score against a snapshot, so that the mean covers about the last 20 games."""
+"""Decay factor per game for the moving average of the score against a snapshot. The average covers about the last 20 games."""
 _SCALE = 400.0 / np.log(10.0)
-"""Elo points per unit of log odds."""
+"""Number of Elo points per unit of log odds."""
 BuildPolicy = Callable[[np.random.Generator], Policy]
 
 
@@ -46,10 +46,10 @@ class Rating(NamedTuple):
 
 
 def estimate_elo(score_K: Sequence[float], games_K: Sequence[int], opponent_K: Sequence[float], prior: float = 0.0) -> Rating:
-    """Return the maximum likelihood estimate of an Elo rating, given total scores against opponents with known ratings.
+    """Return the maximum likelihood estimate of a player's Elo rating, given total scores against opponents with known ratings.
 
-    The expected score against an opponent is 1 / (1 + 10^((opponent − elo) / 400)) (Elo 1978). One draw against an opponent with rating
-    `prior` is added, so that the rating is finite even if all games were won or all were lost.
+    The expected score against an opponent is 1 / (1 + 10^((opponent − elo) / 400)) (Elo 1978). One draw against an opponent with the rating
+    `prior` is added, so that the estimate is finite even if all games were won or all games were lost.
 
     Args:
         score_K: total score against each opponent: 1 for each won game, 0.5 for each drawn game.
@@ -71,12 +71,12 @@ _UNRATED = Rating()
 
 
 class Snapshot:
-    """A policy with the weights of one frame, which plays as an opponent."""
+    """A copy of the learning policy with the weights at one frame. The copy plays as an opponent."""
 
     def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = _UNRATED, score: float = 0.5) -> None:
         self.index, self.frame, self.policy, self.rating = index, frame, policy, rating
         self.score = score
-        """Mean score of the learning policy in its last games against this snapshot."""
+        """Moving average of the learning policy's score in games against this snapshot."""
 
     def state_dict(self) -> dict[str, Any]:
         own = {"index": self.index, "frame": self.frame, "rating": tuple(self.rating), "score": self.score}
@@ -84,34 +84,42 @@ class Snapshot:
 
 
 def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
-    """Return the mean score over all pairs of an agent of a team and an agent outside the team.
+    """Return the score of a team of agents in one game: the mean score over all pairs of an agent of the team and an agent outside the
+    team.
 
-    The score of a pair is 1 if the team's agent has the higher return, 0.5 if the returns are equal, else 0.
+    The score of a pair is 1 if the team's agent has the higher return, 0.5 if both returns are equal, and 0 otherwise.
 
-    Args: own_A: whether each agent belongs to the team, bool [A].
+    Args:
+        returns_A: return of each agent in the game, [A].
+        own_A: whether each agent belongs to the team, bool [A].
     """
     difference = returns_A[own_A][:, None] - returns_A[~own_A]
     return float(np.mean(0.5 * (np.sign(difference) + 1.0)))
 
 
 def game_score(returns_A: np.ndarray, player: int) -> float:
-    """Return the score of a single player in a game, see team_score."""
+    """Return the score of a single player in a game, as defined in team_score.
+
+    Args:
+        returns_A: return of each agent in the game, [A].
+        player: index of the agent.
+    """
     return team_score(returns_A, np.arange(len(returns_A)) == player)
 
 
 class SelfPlay:
-    """Chooses the opponent of each game, acts for the opponent, and takes and rates snapshots.
+    """Chooses the opponent of each training game, computes the opponent's actions, and takes and rates snapshots.
 
     Args:
         spec: meta.self_play.
-        learner: the learning policy.
-        build: builds a policy with the nets of the spec and the given random stream.
-        env: env in which the rating games are played.
+        learner: learner of the policy that trains by self-play.
+        build: function that builds a policy with the nets of the spec and the given random generator.
+        env: vector env in which the rating games are played.
         num_envs: E, number of training envs.
-        seed: seed for the choice of opponents and for their actions.
+        seed: seed for the choice of opponents and for the opponents' actions.
         session: index of the Session, for the table of snapshots.
-        stop: a stop request ends rating games early.
-        beat: called during rating games.
+        stop: stop request, which ends rating games early.
+        beat: heartbeat function, which is called during rating games.
     """
 
     def __init__(
@@ -130,26 +138,26 @@ class SelfPlay:
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
         self.fixed = {path: self._build_fixed_opponent(path) for path in spec.fixed_opponents}
-        """Scripted players against which each snapshot plays for its scores."""
+        """Import path → scripted player. Each snapshot plays games against every scripted player and receives a score."""
         self.rated: dict[str, float] = {}
-        """Rating and scores of the newest snapshot, by column."""
+        """Rating and scores of the newest snapshot: column → value."""
         self.frequency = spec.snapshot_frequency or max(1, learner.frames // SNAPSHOTS)
         self.pool: list[Snapshot] = []
         self.taken = 0
-        """Number of snapshots taken so far."""
+        """Number of snapshots that have been taken."""
         self.num_agents = len(env.info.agents)
         self.opponent_E = np.full(num_envs, -1, np.int64)
-        """Index of the snapshot that plays against the policy in each env; −1: the policy plays for all agents of the env."""
+        """Index of the snapshot that plays against the learning policy in each env; −1: the learning policy plays for all agents."""
         self.player_E = np.zeros(num_envs, np.int64)
-        """In games against a snapshot: index of the agent for which the policy plays."""
+        """Index of the agent for which the learning policy plays in each env. Used only in games against a snapshot."""
         self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
         self.sink: RunSink | None = None
-        """Sink of the table of snapshots; None: no table."""
+        """Sink to which the table of snapshots is written; None: no table is written."""
         self.retired: list[Snapshot] = []
-        """Snapshots that have been removed from the pool but still play in running games."""
+        """Snapshots that have been removed from the pool and still play in running games."""
 
     def _build_fixed_opponent(self, path: str) -> Player:
-        """Build a fixed opponent. Raises SpecError if this fails."""
+        """Build the scripted player with the import path `path`. Raises SpecError if the player cannot be built."""
         try:
             return build_player(path, self.env.info, self.rng)
         except ValueError as error:
@@ -157,17 +165,23 @@ class SelfPlay:
             raise SpecError(self.env.name, [problem]) from None
 
     def begin(self, sink: RunSink | None) -> None:
-        """Set the sink that receives the table of snapshots."""
+        """Set the sink to which the table of snapshots is written; None: no table is written."""
         self.sink = sink
 
     @property
     def learner_N(self) -> np.ndarray:
-        """Rows for which the learning policy acts, bool [N]."""
+        """Whether the learning policy acts for each row of the training env, bool [N]."""
         own_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
         return own_EA.ravel()
 
     def act(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
-        """Write the actions of the snapshots, in the form that the env takes, into action_N, the actions of all rows."""
+        """Compute the actions of the snapshots for the rows where a snapshot acts, and write the actions into action_N.
+
+        Args:
+            obs_N: observations of all rows.
+            acts_N: whether the agent of each row acts in this step, bool [N]; None: all agents act.
+            action_N: actions of all rows in the format of `env.step`, which are changed in place.
+        """
         theirs_N = ~self.learner_N
         if acts_N is not None:
             theirs_N &= acts_N
@@ -183,7 +197,7 @@ class SelfPlay:
                     self._state_N[rows] = out.state_N
 
     def finish_step(self, step: VecStep) -> None:
-        """Count the results of games, and choose the opponents of new games."""
+        """Update the scores of snapshots with the games that ended in a step, and choose the opponents of new games."""
         if self._state_N is not None:
             self._state_N[step.first_N] = 0.0
         for env, returns_A in returns_by_env(step, self.env).items():
@@ -198,7 +212,10 @@ class SelfPlay:
                 snapshot.score = _SCORE_DECAY * snapshot.score + (1.0 - _SCORE_DECAY) * score
 
     def choose(self, first_N: np.ndarray) -> None:
-        """Choose the opponents in the envs where a game begins."""
+        """Choose the opponents in the envs in which a game begins.
+
+        Args: first_N: whether an episode begins in each row, bool [N].
+        """
         for env in np.flatnonzero(first_N.reshape(-1, self.num_agents).any(axis=1)):
             self.opponent_E[env] = -1
             if self.spec.opponent == "latest" or not self.pool or self.rng.random() >= self.spec.past_fraction:
@@ -208,14 +225,14 @@ class SelfPlay:
         self.retired = [snapshot for snapshot in self.retired if (self.opponent_E == snapshot.index).any()]
 
     def _drawn(self) -> int:
-        """Draw an opponent; return its position in the pool."""
+        """Draw a snapshot at random as an opponent, and return its position in the pool."""
         if self.spec.opponent == "uniform":
             return int(self.rng.integers(len(self.pool)))
         weight_P = np.array([(1.0 - snapshot.score) ** 2 for snapshot in self.pool]) + 1e-3  # so that every snapshot can be drawn
         return int(self.rng.choice(len(self.pool), p=weight_P / weight_P.sum()))
 
     def take_snapshot_if_due(self) -> None:
-        """Add the current weights to the pool every `frequency` frames."""
+        """Take a snapshot of the current weights, rate the snapshot and add it to the pool, if `frequency` frames have passed."""
         if self.learner.clock.frame < self.taken * self.frequency or self.stop.requested:
             return
         agent, before = self.learner.agent, (generator_state(self.rng), self.env.state_dict())
@@ -236,9 +253,10 @@ class SelfPlay:
         return policy
 
     def _rate(self, snapshot: Snapshot) -> bool:
-        """Rate a snapshot by games against random actions, the previous snapshot, and up to two older snapshots of the pool.
+        """Rate a snapshot by games against random actions, the previous snapshot, up to two older snapshots, and the scripted players.
 
-        Returns False if a stop is requested before all games have ended.
+        The games against scripted players only give scores and do not affect the rating. Returns False if a stop is requested before all
+        games have ended.
         """
         games = self.spec.rating_games
         if not games:
@@ -271,11 +289,14 @@ class SelfPlay:
         return self.rated
 
     def close(self) -> None:
-        """Release the env."""
+        """Close the env in which rating games are played."""
         self.env.close()
 
     def state_dict(self, episodes: bool) -> dict[str, Any]:
-        """Return pool, ratings and random stream; with `episodes`, also the opponents and players of the running games."""
+        """Return the state of the pool, the ratings and the random stream.
+
+        Args: episodes: whether the state also contains the opponents and players of the running games.
+        """
         state = {
             "rng": generator_state(self.rng),
             "taken": self.taken,
@@ -301,7 +322,7 @@ class SelfPlay:
         return Snapshot(int(state["index"]), int(state["frame"]), policy, Rating(*state["rating"]), float(state["score"]))
 
     def load_games(self, state: dict[str, Any]) -> None:
-        """Load the opponents and players of the running games."""
+        """Load the opponents and players of the running games from a state returned by `state_dict(episodes=True)`."""
         self.retired = list(map(self._loaded, state["retired"]))
         games = state["games"]
         self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
@@ -309,11 +330,14 @@ class SelfPlay:
 
 
 def play_match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
-    """Return the scores of a policy in at least `games` games, a multiple of the number of envs. It plays for each agent in turn.
+    """Play games of a policy against an opponent, and return the policy's score in each game.
 
-    Args: opponent: plays for the other agents: a policy or a scripted player; None: uniformly random actions.
+    The policy plays for each agent in turn. The number of games is `games`, rounded up to a multiple of the number of envs. If a stop is
+    requested, fewer scores are returned.
 
-    Raises PlainError if a game is longer than MAX_STEPS, or does not end for all agents at the same time.
+    Args: opponent: policy or scripted player that plays for all other agents; None: the other agents take uniformly random actions.
+
+    Raises PlainError if a game is longer than MAX_STEPS, or if a game does not end for all agents at the same time.
     """
     A, E = len(env.info.agents), env.info.frames
     scores: list[float] = []
@@ -324,9 +348,9 @@ def play_match(env: Env, policy: Policy, opponent: Policy | Player | None, games
 
 
 def _play_games(env: Env, policy: Policy, opponent: Policy | Player | None, player_E: np.ndarray, stop: Stop, beat: Beat) -> list[float]:
-    """Play one game in each env, in which `policy` plays for agent player_E, int64 [E].
+    """Play one game in each env, and return the score of `policy` in each game. Returns [] if a stop is requested.
 
-    Returns the scores of the policy; [] if a stop is requested.
+    Args: player_E: index of the agent for which `policy` plays in each env, int64 [E].
     """
     A, obs_N = len(env.info.agents), env.reset()
     own_N = (player_E[:, None] == np.arange(A)).ravel()
@@ -357,9 +381,9 @@ def _play_games(env: Env, policy: Policy, opponent: Policy | Player | None, play
 
 
 def returns_by_env(step: VecStep, env: Env) -> dict[int, np.ndarray]:
-    """Return a dict of the games that ended in a step: index of the env → returns [A] of its agents.
+    """Return the returns of the games that ended in a step, as a dict: index of the env → returns of the env's agents, [A].
 
-    Raises PlainError if a game ended only for some of its agents, since it has no winner then.
+    Raises PlainError if a game ended only for some of its agents, since such a game has no winner.
     """
     agents, found = env.info.agents, dict[int, dict[int, float]]()
     for episode in step.episodes:

@@ -1,5 +1,5 @@
-"""Observers of a Session, which produce rows, progress, checkpoints and checks.
+"""Observers of a Session, which produce table rows, progress reports, checkpoints and checks.
 
-The training loop does not depend on specific observers: a Session calls the hooks that the observers override, in the order of its list of
+The training loop does not depend on specific observers. A Session calls the hooks that its observers override, in the order of its list of
 observers.
 """

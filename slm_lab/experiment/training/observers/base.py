@@ -1,4 +1,4 @@
-"""The interface of observers, and the columns of the rows that they produce."""
+"""The interface of observers, and the names of the columns of table rows."""
 
 from __future__ import annotations
 
@@ -23,54 +23,55 @@ if TYPE_CHECKING:
 EmitRow = Callable[[Row], None]
 
 CURRENT_COLUMNS = ("current_return", "current_return_se", "current_epi")
-"""Mean return of the current policy, its standard error, and the number of episodes that they are computed from, see
-EpisodeWindow.current."""
+"""Columns with the mean return of the current policy, the standard error of the mean, and the number of episodes from which both are
+computed (see EpisodeWindow.current)."""
 EPISODE_COLUMNS = ("epi_len", "epi_len_max", "epi_truncated")
-"""Mean and maximum length (in steps) of this Session's episodes that ended since its previous row, and the share of them that was
-truncated."""
+"""Columns with the mean and maximum length in steps, and the share of truncated episodes, of this Session's episodes since the previous
+row."""
 COLUMNS = (
     *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma", "epi_new", "return_new"),
     *CURRENT_COLUMNS,
     *EPISODE_COLUMNS,
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
-"""Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
-return of the episodes since the previous row; for the CURRENT_COLUMNS see above. These columns cover the episodes of all Sessions that
-train the net. In an evaluation row, they cover the episodes of that evaluation."""
+"""Columns of every table. The column total_reward is the mean return of the last 100 episodes. The columns epi_new and return_new are the
+number and the mean return of the episodes since the previous row. The columns total_reward, epi_new and return_new and the CURRENT_COLUMNS
+cover the episodes of all Sessions that train the net. In an evaluation row, these columns cover the episodes of the evaluation."""
 SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
-"""Additional columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; and,
-as means per update: updates by other Sessions between pull and push, time of waiting for the lock (in milliseconds), bytes sent to the
-parameter server, and bytes received from it (0 in shared memory)."""
+"""Additional columns if several Sessions train one net. The column global_frame is the number of frames of all Sessions, and worker_reward
+is the mean return of the last 100 episodes of this Session. The other columns are means per update: updates by other Sessions between pull
+and push (staleness), time of waiting for the lock in milliseconds, bytes sent to the parameter server, and bytes received from the
+parameter server (0 in shared memory)."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),
 )
-"""Additional columns with rollout workers: policy lag of the training data, in gradient steps; share of transitions above max_policy_lag;
-shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
+"""Additional columns with rollout workers. The lag columns contain the policy lag of the training data in gradient steps, and the share of
+transitions above max_policy_lag. The busy columns contain the shares of the time in which workers stepped envs, actions were computed, and
+the learner trained."""
 SELF_PLAY_COLUMNS = ("elo", "elo_se", "score_random", "score_previous")
-"""Additional columns in self-play: the Elo rating of the newest snapshot, its standard error, and the snapshot's mean scores (1 for a won
-game, 0.5 for a drawn game) against random actions and against the previous snapshot. After these there is a column for each fixed opponent,
-see score_column."""
+"""Additional columns in self-play: the Elo rating of the newest snapshot, the standard error of the rating, and the snapshot's mean scores
+(1 for a won game, 0.5 for a drawn game) against random actions and against the previous snapshot. After these columns, there is a column
+for each fixed opponent (see score_column)."""
 MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "learner_busy")
-"""Columns with times and speeds, which differ even between runs whose other results are equal."""
+"""Columns with times and speeds. Their values differ even between runs whose other results are equal."""
 
 
 def info_column(key: str) -> str:
-    """Return the name of the column for an entry of the env's `info` (meta.track_info)."""
+    """Return the name of the table column for an entry of the env's `info` (meta.track_info)."""
     return f"info_{key.replace(':', '_')}"
 
 
 def score_column(path: str) -> str:
-    """Return the name of the column with the mean score against a fixed opponent of meta.self_play.
+    """Return the name of the table column with the mean score against a fixed opponent of meta.self_play.
 
-    Args: path: "package.module:Class".
+    Args: path: import path of the opponent, "package.module:Class".
     """
     return f"score_{path.rpartition(':')[2]}"
 
 
 def schedule_column(key: str) -> str:
-    """Return the name of the column for a key of env.schedule, which contains the key's mean value over the episodes since the previous
-    row."""
+    """Return the name of the table column for a key of env.schedule. The column contains the key's mean value over the new episodes."""
     return f"env_{key}"
 
 
@@ -81,11 +82,12 @@ class ObserverContext:
     spec: Spec
     """The spec of the run."""
     table: int
-    """Number of the Session; with P policies, s · P + p for policy p of Session s."""
+    """Number of the policy's table: s · P + p for policy p of Session s if each Session trains P policies. With one policy, it is the
+    number of the Session."""
     agent: Agent
-    """The agent that learns; must not be changed."""
+    """The agent that learns. An observer must not change the agent."""
     clock: Clock
-    """Frames, episodes, optimizer steps and wall time."""
+    """Counters of frames, episodes, optimizer steps and wall time."""
 
 
 ObserverFactory = Callable[[ObserverContext], "Observer"]
@@ -93,7 +95,7 @@ ObserverFactory = Callable[[ObserverContext], "Observer"]
 
 
 class Observer:
-    """Base class of observers. A Session calls the hooks; a subclass overrides those that it needs.
+    """Base class of observers. A Session calls the hooks (the methods `on_…`), and a subclass overrides the hooks that it needs.
 
     To use an observer, name its class in the spec (meta.observers: ["package.module:Class"]) or pass it to Session or Trial
     (observers=[Class]). Before the first step, one instance is created for each policy that a Session trains. If an observer raises an
@@ -108,22 +110,22 @@ class Observer:
         self.context = context
 
     def on_step(self, episodes: list[Episode]) -> None:
-        """Called after each vector step with the episodes that ended in it; if the step causes an update, called after the update."""
+        """Called after each vector step, with the episodes that ended in the step. If a step causes an update, called after the update."""
 
     def on_update(self, metrics: Metrics) -> None:
-        """Called after each update."""
+        """Called after each update of the agent."""
 
     def on_row(self, row: Row) -> None:
-        """Called with each row."""
+        """Called with each training row and each evaluation row."""
 
     def on_interrupt(self) -> None:
-        """Called before on_end if a Session ends early."""
+        """Called before `on_end` if a Session ends early because a stop was requested."""
 
     def on_end(self) -> None:
-        """Called after the last step."""
+        """Called after the last step of training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a continued run needs: tensors and plain Python objects."""
+        """Return the state of the observer that a continued run needs, as tensors and plain Python objects."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -134,17 +136,17 @@ Hook = Literal["on_step", "on_update", "on_row", "on_interrupt", "on_end"]
 
 
 def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]]:
-    """Return the bound method `name` of each observer that overrides this hook."""
+    """Return the bound method `name` of each observer that overrides the hook `name`."""
     return [getattr(observer, name) for observer in observers if getattr(type(observer), name) is not getattr(Observer, name)]
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Return the mean; None if there are no values."""
+    """Return the mean of the values; None if there are no values."""
     return math.fsum(values) / len(values) if values else None
 
 
 class Mean:
-    """Mean of the values since the last `drain`."""
+    """Mean of the values that were added since the last call of `drain`."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0
@@ -154,14 +156,14 @@ class Mean:
             self.total, self.count = self.total + value, self.count + 1
 
     def drain(self) -> float | None:
-        """Return the mean (None if there are no values) and reset it."""
+        """Return the mean of the added values (None if no value was added), and forget the values."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean
 
 
 class Largest(Mean):
-    """Maximum of the values since the last `drain`, stored as the mean of a single value."""
+    """Maximum of the values that were added since the last call of `drain`, stored as the mean of a single value."""
 
     def add(self, value: float | None) -> None:
         if value is not None:
@@ -169,7 +171,7 @@ class Largest(Mean):
 
 
 def load_observers(spec: Spec) -> list[ObserverFactory]:
-    """Import the classes of meta.observers.
+    """Import and return the observer classes that meta.observers names.
 
     Raises SpecError with a problem for each class that cannot be imported or is not an Observer.
     """
@@ -186,9 +188,9 @@ def load_observers(spec: Spec) -> list[ObserverFactory]:
 
 
 def check_factories(observers: Sequence[ObserverFactory], *, sent: bool = False) -> tuple[ObserverFactory, ...]:
-    """Return the factories as a tuple.
+    """Check observer factories, and return the factories as a tuple.
 
-    Raises UserError if a factory does not create an Observer or, with `sent`, cannot be sent to other processes.
+    Raises UserError if a factory does not create an Observer, or if `sent` is True and a factory cannot be sent to other processes.
     """
     for one in observers:
         if not callable(one) or (isinstance(one, type) and not issubclass(one, Observer)):

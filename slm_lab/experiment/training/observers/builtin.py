@@ -1,4 +1,4 @@
-"""Built-in observers, for checkpoints and best weights, progress, the limit of training time, and the checks of mode dev."""
+"""Built-in observers, which save checkpoints, report progress, limit the training time, and perform the checks of the mode dev."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
 class SaveTimer:
-    """Decides when the state of a Session is saved: after an update or a row, but at most every `interval` seconds.
+    """Determines when the state of a Session is saved: after an update or a row, but at most every `interval` seconds.
 
-    If saving is slow, as with a replay buffer of 7 GB, the interval is extended, so that at most a tenth of the time is spent on saving.
+    If saving is slow, as with a replay buffer of 7 GB, the interval is extended so that at most a tenth of the time is spent on saving.
+
+    Attributes:
+        wanted: whether the state should be saved now.
     """
 
     def __init__(self, interval: float) -> None:
@@ -31,7 +34,7 @@ class SaveTimer:
         self.restart()
 
     def restart(self, seconds: float = 0.0) -> None:
-        """Restart the interval after a save that took `seconds`."""
+        """Restart the interval after the state was saved, which took `seconds` seconds."""
         self.due, self.wanted = perf_counter() + max(self.interval, 10.0 * seconds), False
 
     def check(self) -> None:
@@ -39,15 +42,18 @@ class SaveTimer:
 
 
 class Checkpointer(Observer):
-    """Saves the best weights of a policy, and its current weights every `frequency` frames; checks the SaveTimer after updates and rows.
+    """Saves the best weights of a policy, and its current weights every `frequency` frames. It also checks the SaveTimer.
 
-    The best weights are those with the highest current_return in the rows of `modes`, see `rank`. They are kept in memory until the state
-    is saved.
+    The best weights are the weights with the highest current_return in the rows of `modes` (see `rank`). The best weights are kept in
+    memory until the state of the Session is saved.
 
     Args:
-        policy_bundle: returns the data that is needed to act.
+        policy_bundle: function that returns the data that is needed to act with the policy.
+        timer: SaveTimer, which is checked after each update and each row.
+        modes: modes ("train", "eval") of the rows whose current_return is compared.
+        save: function that saves a checkpoint.
         frequency: number of frames between numbered checkpoints; None: no numbered checkpoints.
-        newest: whether the newest weights count as the best, as in self-play, where the return depends on the opponents.
+        newest: whether the newest weights count as the best weights, as in self-play, where the return depends on the opponents.
     """
 
     def __init__(
@@ -84,7 +90,7 @@ class Checkpointer(Observer):
             self.save(self.clock.frame // self.frequency * self.frequency, {**self.policy_bundle(), "frame": self.clock.frame})
 
     def on_interrupt(self) -> None:
-        self.interrupted = True  # the last row is not at a regular frame, so a continued run will not contain it
+        self.interrupted = True  # a continued run will not contain the last row, which is not at a regular frame
 
     def on_end(self) -> None:
         if self.best_rank == rank(None):  # no episode has ended: use the current weights
@@ -99,7 +105,7 @@ class Checkpointer(Observer):
     def resume_best(self, best: Mapping[str, Any] | None) -> None:
         """Continue from the best weights on disk, which may be newer than the restored state of the Session.
 
-        Args: best: their bundle, or its header.
+        Args: best: bundle of the best weights, or the header of the bundle; None if there are no best weights on disk.
         """
         self.best_rank = max(self.best_rank, rank(best))
 
@@ -112,22 +118,22 @@ class Checkpointer(Observer):
 
 
 _INTERVAL = 0.25
-"""Seconds between two reports."""
+"""Time in seconds between two progress reports."""
 _WINDOW = 60.0
-"""Seconds over which the speed is measured; a longer time if updates are less frequent."""
+"""Time window in seconds over which the speed is measured. The window is longer if updates are less frequent."""
 
 
 class ProgressReporter(Observer):
-    """Reports progress a few times per second and at each training row: report(frame, frames per second, row or None, seconds left).
+    """Calls report(frame, frames per second, row or None, seconds left) a few times per second and at each row.
 
-    The speed is measured from the end of one update to the end of a later update, so that it includes collecting and learning in their
-    usual proportion. It is 0 (unknown) before the first update. The time before the first update, in which for example a replay buffer is
-    filled, is included until the second update.
+    The speed (frames per second) is measured from the end of one update to the end of a later update, so that the speed includes collecting
+    and learning in their usual proportion. The speed is 0 (unknown) before the first update. The time before the first update, in which for
+    example a replay buffer is filled, is included in the measurement only until the second update.
 
     Args:
-        learns: whether there are updates.
-        evaluates: whether the current return is that of the last evaluation (meta.rigorous_eval).
-        max_seconds: limit of training time, from which the remaining seconds are computed.
+        learns: whether the agent is updated.
+        evaluates: whether the reported current return is taken from the last evaluation (meta.rigorous_eval).
+        max_seconds: maximum training time, from which the remaining seconds are computed; None: no maximum.
     """
 
     def __init__(
@@ -145,11 +151,11 @@ class ProgressReporter(Observer):
         self.updates = 0
         self.row: RowValues = {}
         self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
-        """CURRENT_COLUMNS of the last evaluation row, which replace the CURRENT_COLUMNS of training rows."""
+        """CURRENT_COLUMNS of the last evaluation row, which replace the CURRENT_COLUMNS of training rows if `evaluates` is True."""
         self.last = (clock.time, clock.frame)
-        """Time and frame of the last update."""
+        """(time, frame) of the last update."""
         self.marks = deque([self.last])
-        """Times and frames of earlier updates, at intervals of _INTERVAL; the speed is measured from the first of them."""
+        """(time, frame) of earlier updates, at intervals of _INTERVAL. The speed is measured from the first entry."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -186,7 +192,7 @@ class ProgressReporter(Observer):
 
 
 class TimeLimit(Observer):
-    """Calls `end` at the first step after the given number of seconds of training."""
+    """Calls the function `end` at the first step after `seconds` seconds of training."""
 
     def __init__(self, clock: Clock, seconds: float, end: Callable[[], None]) -> None:
         self.clock, self.seconds, self.end = clock, seconds, end
@@ -197,7 +203,7 @@ class TimeLimit(Observer):
 
 
 class DevCheckError(PlainError):
-    """A check of mode dev failed."""
+    """A check of the mode dev failed."""
 
 
 DEV_CHECKS = {
@@ -207,18 +213,19 @@ DEV_CHECKS = {
     "target": "target net: changes in due updates, and in no other",
     "weights": "weights differ from the initial ones",
 }
-"""Checks of mode dev, in order. The env is checked before the run begins, by training.env_check."""
+"""Name → description of the checks of the mode dev, in their order. The check "env" is performed by training.env_check before the run."""
 
 
 class DevChecks(Observer):
-    """The checks of mode dev: there is an update, loss and gradient of each update are finite, and the updates change the weights and, when
-    its update is due, the target net.
+    """Performs the checks of the mode dev during training.
 
-    A notice lists the checks with their results, at the end or when a check fails.
+    The checks require at least one update, finite losses and gradient norms, changed weights at the end, and a target net that changes when
+    its update is due and at no other time. At the end, or when a check fails, a notice lists the checks with their results.
 
     Args:
-        weights: returns copies of the agent's weights.
-        target: returns the number of target net updates that were due, and a copy of the target net; None if there is no target net.
+        weights: function that returns copies of the agent's weights.
+        target: function that returns (number of target net updates that were due, copy of the target net), or None if there is no target
+            net.
     """
 
     def __init__(self, weights: Callable[[], dict[str, Any]], target: Callable[[], tuple[int, Any] | None] = lambda: None) -> None:
@@ -226,7 +233,7 @@ class DevChecks(Observer):
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
         self.early_targets = 0
-        """Number of target net updates until the first update of the weights. These may have copied weights equal to the old ones."""
+        """Number of target net updates until the first update of the weights. These target net updates may have copied equal weights."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -259,7 +266,7 @@ class DevChecks(Observer):
 
     @property
     def _expected_target_updates(self) -> int:
-        """Number of target net updates that must have changed its parameters."""
+        """Number of target net updates that must have changed the parameters of the target net."""
         return 0 if self.target_before is None else self.target_before[0] - self.early_targets
 
     def _fail(self, check: str, reason: str) -> NoReturn:
@@ -267,9 +274,9 @@ class DevChecks(Observer):
         raise DevCheckError(reason)
 
     def _report(self, failed: str | None = None) -> str:
-        """Return a line for each check.
+        """Return a text with the result of each check, one line per check.
 
-        Args: failed: the check that failed; the checks after it in DEV_CHECKS have not been made.
+        Args: failed: name of the check that failed, or None. Checks after this check in DEV_CHECKS are listed as not reached.
         """
         target = "no target net" if self.target_before is None else "ok" if self._expected_target_updates > 0 else "none was due"
         marks = dict.fromkeys(DEV_CHECKS, "ok") | {"target": target}

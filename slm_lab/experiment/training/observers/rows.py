@@ -1,4 +1,4 @@
-"""Observers that produce the rows of training and of evaluation."""
+"""Observers that produce the rows of the training table and of the evaluation table."""
 
 from __future__ import annotations
 
@@ -28,21 +28,28 @@ if TYPE_CHECKING:
     from slm_lab.agent.agent import Agent
 
 _ROWS = 100
-"""Number of rows over which total_reward_ma is averaged."""
+"""Number of rows over which the column total_reward_ma averages the column total_reward."""
 
 
 class RowBuilder:
-    """Builds rows from values of total_reward, and adds the moving average and the speed."""
+    """Builds the rows of one table. It adds the counters of the clock, the moving average of total_reward, and the speed."""
 
     def __init__(self, clock: Clock, agent: Agent, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.agent, self.columns = clock, agent, columns
         self.rewards: deque[float] = deque(maxlen=_ROWS)
         self.frame = 0
-        """Frame of the last row."""
+        """Frame of the last row that was built."""
         self.wall_t = 0.0
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
-        """Return a new row at the current frame of the clock; the columns that updates report are None."""
+        """Build a row at the current frame of the clock. The columns that updates report are None in the returned row.
+
+        Args:
+            total_reward: value of the column total_reward.
+            epi_new: number of episodes since the previous row.
+            return_new: mean return of the episodes since the previous row.
+            current: estimate of the return of the current policy.
+        """
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
@@ -59,9 +66,13 @@ class RowBuilder:
         return row
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Add those rows of the file (given as text) that are newer than the last row of this table. The clock is never set back.
+        """Restore the row history from the rows of a table file. Only rows after the last row that was built are added.
 
-        Args: rebuild: whether to forget all earlier rows first, since they may not be in the file.
+        The clock is advanced to the last row and never set back.
+
+        Args:
+            rows: rows of the file, as column → text.
+            rebuild: whether to forget the row history first, because it may contain rows that are not in the file.
         """
         if rebuild:
             self.rewards.clear()
@@ -84,16 +95,17 @@ class RowBuilder:
 
 
 class Recorder(Observer):
-    """Produces a row every `every` frames and at the end, from finished episodes and updates.
+    """Produces a training row every `every` frames and at the end of training, from finished episodes and updates.
 
-    An update whose loss or gradient is not finite is left out, since the trainer has skipped the gradient step and reported this.
+    An update whose loss or gradient norm is not finite is left out, since the agent has skipped the gradient step and reported the problem.
 
     Args:
-        columns: columns of the row. Values from Metrics.extra are means over the updates since the previous row.
-        index: number of the table, see events.Row.
-        infos: keys of Episode.info. For each there is a column with the mean over the last 100 episodes of this Session (see info_column).
+        emit: function that receives the rows.
+        columns: columns of the rows. Values from Metrics.extra are means over the updates since the previous row.
+        index: number of the table (see events.Row).
+        infos: keys of Episode.info. Each key has a column with the mean over the last 100 episodes of this Session (see info_column).
         window: episodes over which total_reward is averaged, shared with the other Sessions that train the net; None: a new window.
-        scheduled: keys of env.schedule. For each there is a column with the mean over the episodes of the row (see schedule_column).
+        scheduled: keys of env.schedule. Each key has a column with the mean over the episodes since the previous row (see schedule_column).
     """
 
     mode: Mode = "train"
@@ -117,7 +129,7 @@ class Recorder(Observer):
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *EPISODE_COLUMNS, *extra)} | {"epi_len_max": Largest()}
         self.scalars: dict[str, Mean] = {}
-        """Means of values that updates report and that have no column."""
+        """Name → mean of the values that updates report and that have no column."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if episodes:
@@ -153,19 +165,23 @@ class Recorder(Observer):
                 notice(f"meta.track_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Continue after the rows in the file. If a row was due when the previous process died, it is written now."""
+        """Restore the row history from the rows of the table file. If a row was due when the previous process died, write the row now.
+
+        The arguments are explained in RowBuilder.resume.
+        """
         before = self.table.frame
         self.table.resume(rows, rebuild=rebuild)
-        if self.table.frame > before:  # a row in the file already includes these updates
+        if self.table.frame > before:  # a row in the file already includes the updates in `means`
             for mean in self.means.values():
                 mean.drain()
         if self.clock.frame // self.every > self.table.frame // self.every:
             self._write()
 
     def _write(self, *, last: bool = False) -> None:
-        """Write a row.
+        """Build a training row and pass the row to `emit`.
 
-        Args: last: whether this is the row at the end. A continued run will not contain it; its next row counts the same episodes again.
+        Args: last: whether the row is the last row. A continued run does not contain this row, and its next row counts the same episodes
+            again.
         """
         total_reward = mean(self.window.returns)
         current = self.window.current(self.clock.global_frame)
@@ -191,16 +207,21 @@ class Recorder(Observer):
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
-        """Clear the history of episodes, because another policy plays from now on."""
+        """Clear the history of episodes. Called when the policy was replaced, so that earlier episodes belong to another policy."""
         self.window.clear()
         for values in self.infos.values():
             values.clear()
 
 
 class Evaluator(Observer):
-    """Produces evaluation rows with the mean of the returns from `evaluate()`.
+    """Evaluates the policy regularly, and produces an evaluation row with the mean of the returns.
 
-    A row is produced `ahead` frames before each multiple of `every` frames, and at the end.
+    A row is produced `ahead` frames before each multiple of `every` frames, and at the end of training.
+
+    Args:
+        emit: function that receives the rows.
+        evaluate: function that plays episodes and returns their returns; [] if a stop request interrupts the evaluation.
+        index: number of the table (see events.Row).
     """
 
     mode: Mode = "eval"
@@ -227,7 +248,7 @@ class Evaluator(Observer):
             self._write()
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Continue after the rows in the file."""
+        """Restore the row history from the rows of the table file. The arguments are explained in RowBuilder.resume."""
         self.table.resume(rows, rebuild=rebuild)
 
     def on_interrupt(self) -> None:

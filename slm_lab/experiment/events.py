@@ -19,7 +19,7 @@ Status = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Row:
-    """A new row for the table of training or evaluation values of one policy.
+    """A new row for a table (CSV file) with the training values or the evaluation values of one policy.
 
     If each Session has P policies, table s · P + p belongs to policy p of Session s.
     """

@@ -85,9 +85,9 @@ class Plan:
     def concurrent_sessions(self, meta: MetaSpec) -> int:
         """Return the number of concurrent Sessions.
 
-        If the Sessions train one shared net (meta.distributed), all Sessions run concurrently. Otherwise `jobs` limits the number of
-        concurrent Sessions. If `jobs` is None, the limit is the number of cores divided by the number of processes of a Session. On a
-        cluster, only `jobs` limits the returned number, and each Session waits until a node has free resources.
+        If the Sessions train one shared net (meta.distributed), all Sessions run concurrently. If each Session trains its own net, `jobs`
+        limits the number of concurrent Sessions. If `jobs` is None, the limit is the number of cores divided by the number of processes of
+        a Session. On a cluster, only `jobs` limits the returned number, and each Session waits until a node has free resources.
         """
         if meta.distributed:
             return meta.max_session

@@ -21,10 +21,10 @@ from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 
 
 class PolicyRows:
-    """The rows of a vector env for which one policy acts, with their hidden states and open transitions.
+    """The rows of a vector env for which one policy acts, with their hidden states and unfinished transitions.
 
-    Each row of the vector env belongs to one agent of one env copy. A transition is open from an action of the agent until the agent's next
-    action or the end of its episode.
+    Each row of the vector env belongs to one agent of one env copy. A transition is unfinished from an action of the agent until the
+    agent's next action or the end of the agent's episode.
 
     Args:
         info: info of the vector env.
@@ -107,7 +107,7 @@ class PolicyRows:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden states and the open transitions. Both are valid only if the envs continue from the same step."""
+        """Return the hidden states and the unfinished transitions. The state is valid only if the envs continue from the same step."""
         state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
         return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
 
@@ -118,7 +118,7 @@ class PolicyRows:
 
 
 def spread_to_all_rows(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
-    """Extend a policy output that was computed for the rows `rows` to num_rows rows.
+    """Extend a policy output that was computed only for the rows with the indices `rows` to all num_rows rows.
 
     The other rows get zero actions and the hidden states of state_N.
     """

@@ -29,7 +29,7 @@ class EnvSource:
 
     @property
     def lost_reason(self) -> str:
-        """Reason why open episodes cannot be saved. The text applies only if they cannot be saved."""
+        """Reason why unfinished episodes cannot be saved. The text is used only if unfinished episodes cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
 
     def recent_spans(self) -> None:

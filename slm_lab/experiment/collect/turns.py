@@ -28,7 +28,7 @@ class Turns:
 
     def __init__(self, num_rows: int, state_size: int) -> None:
         self.open_N = np.zeros(num_rows, np.bool_)
-        """Whether each row has an open transition, which has begun and not ended, bool [N]."""
+        """Whether each row has an unfinished transition, bool [N]."""
         self.fresh_N = np.zeros(num_rows, np.bool_)
         """Whether the agent of each row has not acted yet in its current episode, bool [N]."""
         self._begun: dict[str, np.ndarray] = {
@@ -39,7 +39,7 @@ class Turns:
             "state": np.zeros((num_rows, state_size), np.float32),
             "next_state": np.zeros((num_rows, state_size), np.float32),
         }
-        """The open transition of each row: observation, action, log probability, hidden states, and sum of the rewards so far."""
+        """The unfinished transition of each row: observation, action, log probability, hidden states, and sum of the rewards so far."""
 
     def advance(
         self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep, acted_N: np.ndarray | None
@@ -88,7 +88,7 @@ class Turns:
         self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the open transitions. They are valid only if the envs continue from the same step."""
+        """Return the unfinished transitions. The state is valid only if the envs continue from the same step."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
             "fresh": torch.from_numpy(self.fresh_N.copy()),

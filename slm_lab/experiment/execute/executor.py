@@ -78,7 +78,7 @@ class Context(ABC):
 
 
 class Task(ABC):
-    """A task started by `Executor.start`. Its process can be replaced by a new one (`Executor.restart`).
+    """A task started by `Executor.start`. `Executor.restart` replaces the process of a task by a new process.
 
     Attributes:
         restart: number of earlier processes of this task.
@@ -94,13 +94,13 @@ class Task(ABC):
 
     @abstractmethod
     def send(self, order: Any) -> None:
-        """Send an order to the process, in which `Context.receive` returns the order. No effect if the process has ended."""
+        """Send an order to the process, in which `Context.receive` returns the order. An order to an ended process is ignored."""
 
     @abstractmethod
     def signal(self, content: Any) -> bool:
         """Call `Context.on_signal` in the process immediately, even while the target is busy.
 
-        Returns False, without effect, if the previous signal has not been delivered yet.
+        If the previous signal has not been delivered yet, the new signal is not sent and False is returned.
         """
 
     @abstractmethod

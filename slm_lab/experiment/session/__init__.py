@@ -1,1 +1,1 @@
-"""The Session, which trains one agent, and the process in which it runs."""
+"""The Session, which trains the policies of a spec with one random seed, and the process in which a Session runs."""

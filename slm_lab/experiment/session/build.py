@@ -86,7 +86,7 @@ class SessionParts:
 
     @property
     def info(self) -> EnvInfo:
-        """The info of the training envs. With rollout workers, it describes the envs of all workers together."""
+        """The info of the training envs. With rollout workers, the info describes the envs of all workers together."""
         assert self._info is not None
         return self._info
 
@@ -99,7 +99,7 @@ class SessionParts:
     def choices(self) -> dict[str, str | int]:
         """Settings that were chosen for this machine, to be recorded in meta.run.
 
-        They are the env backends, the matrix product backend, the number of threads of an update, the name of the CPU and, with
+        The dict contains the env backends, the matrix product backend, the number of threads of an update, the name of the CPU and, with
         meta.eval_episodes="auto", the number of evaluation episodes.
         """
         assert self.source is not None
@@ -330,7 +330,7 @@ class SessionParts:
 
     @property
     def _learning_cores(self) -> int:
-        """Number of cores that an update of the learner may use. It is 1 if other processes may learn or act at the same time."""
+        """Number of cores that an update of a learner may use: 1 if other processes may learn or act at the same time, else `_cores`."""
         sampler = self.spec.meta.sampler
         synchronous = sampler is None or sampler.serial_mode or not sampler.async_rl
         alone = self.context.store is None and synchronous and self.plan.jobs is None
@@ -351,7 +351,7 @@ class SessionParts:
 def check_agents(spec: Spec, info: EnvInfo) -> None:
     """Raise SpecError if agent.policies or meta.self_play does not fit the agents of the env.
 
-    Both keys need an env with several agents, and agent.policies must assign each agent to a policy.
+    The key meta.self_play needs an env with several agents. The key agent.policies must assign each named agent of the env to a policy.
     """
     meta, name, agents = spec.meta, spec.env.name, info.agents
     if problems := group_problems(spec, info):
@@ -373,7 +373,7 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
 
 
 def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
-    """Return name → component for the components of a Session whose arrays are shared with other Sessions that train the same net."""
+    """Return the components of a Session whose arrays are shared with other Sessions of the same net, as a dict: name → component."""
     return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}
 
 
@@ -390,8 +390,8 @@ class SessionContext:
     restart: int = 0
     """Number of earlier processes of this Session that died."""
     resumed: RunPaths | None = None
-    """The run from whose last checkpoint the Session continues. It is an earlier run, or this run if the process of the Session was
-    restarted. None: the Session starts from the beginning."""
+    """The run from whose last checkpoint the Session continues: an earlier run, or this run if the process of the Session was restarted.
+    None: the Session starts from the beginning."""
     open_pool: OpenPool = open_pool
     """Function that starts the rollout workers."""
 

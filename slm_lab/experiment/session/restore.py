@@ -65,7 +65,8 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> str:
 class PendingRestore:
     """State of a continued Session that is restored when training begins.
 
-    This state cannot be restored earlier, since the files of the run must be available and the envs must have been reset.
+    The state in a PendingRestore cannot be restored earlier, since the files of the run must be available and the envs must have been
+    reset.
     """
 
     truncate_tables: bool = False
@@ -138,9 +139,10 @@ def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool =
 
 
 def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint of the shared arrays. If only one Session trains the net, the checkpoint also contains the Session's bundle.
+    """Return the checkpoint of the shared arrays.
 
-    The shared arrays and the bundle then belong to the same moment of training.
+    If only one Session trains the net, the checkpoint also contains the state of this Session (`bundle`), so that the arrays and the state
+    belong to the same moment of training.
     """
     store = session.context.store
     assert store is not None
@@ -198,10 +200,10 @@ def resume(session: Session, paths: RunPaths) -> None:
 
 
 def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
-    """Load the state from which a Session continues. Must be called once, after `build` and before the first step.
+    """Load the state from which a Session continues. This function must be called once, after `build` and before the first step.
 
     If the Session replaces a process that died while other Sessions train the net, only counters, observers and replay memory are loaded.
-    The random streams and envs are then new, since the saved random streams and envs could cause the same failure again.
+    In this case, random streams and envs are new, since the saved random streams and envs could cause the same failure again.
 
     Args:
         bundle: the Session's last checkpoint; None if the Session has no checkpoint although other Sessions have trained the net.

@@ -121,7 +121,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
 def _longer_schedules(saved: Spec, spec: Spec) -> list[str]:
     """Return the `--set` arguments that extend the schedules of a run whose env.max_frame is increased.
 
-    Only schedules of `saved` that end at the env.max_frame of `saved` are extended. They are extended to the env.max_frame of `spec`.
+    A schedule of `saved` that ends at the env.max_frame of `saved` is extended to the env.max_frame of `spec`.
     """
     before, now = saved.env.max_frame, spec.env.max_frame
     ended = [path for path, value in flat(dump_spec(saved)[saved.name]) if _SCHEDULE_END.fullmatch(path) and value == before]

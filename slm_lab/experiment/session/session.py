@@ -39,7 +39,9 @@ class SessionResult:
 
 
 class Session:
-    """One training run of a spec with one random seed. It consists of a source of experience and a learner for each policy.
+    """One training run of a spec with one random seed.
+
+    A Session consists of a source of experience and a learner for each policy.
 
     `Session(spec).run()` writes no files. The returned SessionResult contains the rows, and the attribute `agent` is the trained agent. If
     a sink is given, rows and checkpoints are written to the sink instead. The method `build` creates envs and agents and writes no files.
@@ -84,17 +86,17 @@ class Session:
 
     @property
     def agent(self) -> Any:
-        """The agent of the first policy."""
+        """The agent of the first policy, which is available after `build`."""
         return self.learners[0].agent
 
     @property
     def clock(self) -> Clock:
-        """The clock of the first policy."""
+        """The clock of the first policy, which counts frames, episodes and optimizer steps."""
         return self.learners[0].clock
 
     @property
     def source(self) -> ExperienceSource:
-        """The source of experience. Available after `build`."""
+        """The source of experience, which is available after `build`."""
         assert self.parts.source is not None
         return self.parts.source
 

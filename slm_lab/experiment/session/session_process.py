@@ -78,7 +78,7 @@ def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], Env
 
 
 def run_session(context: Context, task: SessionTask) -> None:
-    """Build a Session, wait for the RunPaths from the parent process, and train. This function is the target of a Session's process.
+    """Build a Session, wait for the RunPaths from the parent process, and train: the target of the task of a Session.
 
     The process sends the message ("ready", choices) when the Session is built, and ("event", Event) for each event except rows. The last
     message is ("event", SessionEnded), ("user_error", error) or ("failed", cause).

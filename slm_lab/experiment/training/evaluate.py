@@ -62,7 +62,7 @@ class EvaluationPlan:
     envs: int
     """Number of evaluation envs. An evaluation plays one episode in each of these envs."""
     every: int
-    """Number of frames between two evaluations. There is also an evaluation at the end of training."""
+    """Number of frames between two evaluations. A further evaluation takes place at the end of training."""
     deterministic: bool
     """Whether the agent takes the mode of the action distribution as the action, instead of a sample."""
 

@@ -18,7 +18,7 @@ Beat = Callable[[int], None]
 
 
 def no_beat(phase: int) -> None:
-    """Do nothing. This function replaces a heartbeat function where heartbeats are not monitored."""
+    """Do nothing. The function `no_beat` is used as the heartbeat function where heartbeats are not monitored."""
 
 
 Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]
@@ -37,7 +37,7 @@ class Experience(NamedTuple):
     transition: Transition | None
     """The transition to learn from. None if the algorithm is offline, in which case no env is stepped and each frame is a gradient step."""
     time: float | None = None
-    """Time at which the step was collected, in seconds of perf_counter; None: now."""
+    """Time at which the step was collected, in seconds of perf_counter; None: the current time."""
     report: Callable[[], dict[str, float]] | None = None
     """Function that is called after an update and returns metrics of the training data, such as policy lag and utilization."""
 
@@ -66,7 +66,7 @@ class ExperienceSource(Protocol):
 
     @property
     def lost_reason(self) -> str:
-        """Reason why `state_dict` cannot contain the open episodes. The text applies only if `state_dict` does not contain them."""
+        """Reason why `state_dict` cannot contain the unfinished episodes. The text is used only if `state_dict` does not contain them."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         """Yield the experience step by step or as rollouts. The learner trains on each item before it requests the next item."""
@@ -84,7 +84,10 @@ class ExperienceSource(Protocol):
         """Release envs and processes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of envs and random streams. The entry "open" contains the open episodes, or None if they cannot be saved."""
+        """Return the state of envs and random streams.
+
+        The entry "open" contains the state of the unfinished episodes, or None if unfinished episodes cannot be saved.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Load a state returned by `state_dict`. Returns whether the open episodes continue."""
+        """Load a state returned by `state_dict`. Returns whether the unfinished episodes continue."""

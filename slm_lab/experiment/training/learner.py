@@ -268,7 +268,7 @@ class PolicyLearner:
         return returns
 
     def close(self) -> None:
-        """Release the evaluation env."""
+        """Close the evaluation env, if there is one."""
         if self.eval_env is not None:
             self.eval_env.close()
 
@@ -335,9 +335,9 @@ class PolicyLearner:
                 observer.load_state_dict(state["observers"][name])
 
     def resume_tables(self, *, rebuild: bool = False) -> None:
-        """Restore the row history of the recorder and the evaluator from the rows in the table files.
+        """Restore the row history of the recorder and the evaluator from the rows in the table files (CSV).
 
-        Args: rebuild: whether to forget the rows that are not in the files.
+        Args: rebuild: whether the recorder and the evaluator first forget rows that are not in the files.
         """
         for observer in (self.recorder, self.evaluator):
             if observer is not None:

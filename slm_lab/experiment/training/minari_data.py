@@ -77,7 +77,7 @@ def _open(minari: Any, where: str) -> Any:
 def encode_actions(space: spaces.Space[Any], action_K: np.ndarray) -> np.ndarray:
     """Convert actions from the env's format to the agent's format (see ActionSpace).
 
-    This conversion is the inverse of the conversion that `env.spaces.action_codec` returns.
+    The function is the inverse of the conversion that `env.spaces.action_codec` returns.
     """
     match space:
         case spaces.Discrete():

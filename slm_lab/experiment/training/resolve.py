@@ -96,14 +96,17 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
 
 
 def number_of_gpus(plan: Plan) -> int:
-    """Return the number of CUDA devices of this machine; 0 if plan.device is "cpu". This function imports torch."""
+    """Import torch, and return the number of CUDA devices of this machine; 0 if plan.device is "cpu"."""
     import torch
 
     return torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0
 
 
 def single_session_spec(spec: Spec) -> Spec:
-    """Return a copy of `spec` for a single Session without rollout workers and shared nets. Only its envs may then start processes."""
+    """Return a copy of `spec` for a single Session without rollout workers and without a shared net.
+
+    Only the envs of this Session may start processes.
+    """
     return spec.with_meta(sampler=None, distributed=False, max_session=1)
 
 

@@ -71,7 +71,7 @@ _UNRATED = Rating()
 
 
 class Snapshot:
-    """A copy of the learning policy with the weights at one frame. The copy plays as an opponent."""
+    """A copy of the learning policy with its weights at one frame, which plays as an opponent."""
 
     def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = _UNRATED, score: float = 0.5) -> None:
         self.index, self.frame, self.policy, self.rating = index, frame, policy, rating
@@ -149,7 +149,7 @@ class SelfPlay:
         self.opponent_E = np.full(num_envs, -1, np.int64)
         """Index of the snapshot that plays against the learning policy in each env; −1: the learning policy plays for all agents."""
         self.player_E = np.zeros(num_envs, np.int64)
-        """Index of the agent for which the learning policy plays in each env. Used only in games against a snapshot."""
+        """Index of the agent for which the learning policy plays in each env in which a snapshot plays against the policy."""
         self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
         self.sink: RunSink | None = None
         """Sink to which the table of snapshots is written; None: no table is written."""
@@ -232,7 +232,7 @@ class SelfPlay:
         return int(self.rng.choice(len(self.pool), p=weight_P / weight_P.sum()))
 
     def take_snapshot_if_due(self) -> None:
-        """Take a snapshot of the current weights, rate the snapshot and add it to the pool, if `frequency` frames have passed."""
+        """If `frequency` frames have passed since the last snapshot, take and rate a snapshot, and add the snapshot to the pool."""
         if self.learner.clock.frame < self.taken * self.frequency or self.stop.requested:
             return
         agent, before = self.learner.agent, (generator_state(self.rng), self.env.state_dict())
@@ -253,10 +253,10 @@ class SelfPlay:
         return policy
 
     def _rate(self, snapshot: Snapshot) -> bool:
-        """Rate a snapshot by games against random actions, the previous snapshot, up to two older snapshots, and the scripted players.
+        """Rate a snapshot by games against random actions, the previous snapshot, and up to two older snapshots.
 
-        The games against scripted players only give scores and do not affect the rating. Returns False if a stop is requested before all
-        games have ended.
+        The snapshot also plays against the scripted players, and these games do not affect the rating. Returns False if a stop is requested
+        before all games have ended.
         """
         games = self.spec.rating_games
         if not games:

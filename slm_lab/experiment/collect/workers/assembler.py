@@ -19,7 +19,7 @@ class FilledSlot:
     slot: int
     report: Collected
     begins: list[int]
-    """Index of the first column that has not been copied yet, for each pair of env group and policy."""
+    """Index of the first env row of the rollout that has not been copied yet, for each pair of env group and policy."""
 
 
 class RolloutAssembler:
@@ -70,7 +70,10 @@ class RolloutAssembler:
 
     @property
     def free_rollouts(self) -> int:
-        """Number of rollouts, besides the waiting rollouts, that fit into the current dataset and the free datasets, rounded up."""
+        """Number of further rollouts that fit into the current dataset and the free datasets, rounded up.
+
+        The rollouts that wait to be copied are not counted.
+        """
         columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))
         return -(-columns // sum(int(slot.played_TN.shape[1]) for slot in self.slots[0][0])) - waiting

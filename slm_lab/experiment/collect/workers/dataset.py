@@ -36,9 +36,9 @@ class Dataset:
 
     storage: OnPolicyBatchReplay
     frame_TN: np.ndarray
-    """Whether each step of each column counts as a frame of the policy, bool [T, N]. A step counts if the policy played it, even if the
-    step is not a valid transition. If the policy played several agents of an env in the same step, only the column of the first agent
-    counts."""
+    """Whether each step of each column counts as a frame of the policy, bool [T, N]. A step counts as a frame if the policy played the
+    step, even if the step is not a valid transition. If the policy played several agents of an env in the same step, only the first of
+    these agents counts a frame."""
     columns: int = 0
     """Number of columns that have been filled."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
@@ -78,10 +78,10 @@ class DatasetBuilder:
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
-        """Copy the columns of a rollout in which this policy played, starting at column `begin`.
+        """Copy the columns (env rows) of a rollout in which this policy played, starting at column `begin`.
 
-        Returns the datasets that have become full, and the index of the first column that did not fit (the number of columns if all columns
-        fit).
+        Returns (datasets that have become full, index of the first column that did not fit). If all columns fit, the index is the number of
+        columns.
         """
         own_TN = slot.played_TN == self.policy
         num_columns = own_TN.shape[1]
@@ -103,7 +103,7 @@ class DatasetBuilder:
         return full, num_columns
 
     def _frames(self, own_TN: np.ndarray) -> np.ndarray:
-        """Return whether step t of row n counts as a frame, bool [T, N].
+        """Return whether step t of env row n counts as a frame of the policy, bool [T, N].
 
         If the policy plays several rows of an env in a step, only the first of these rows counts.
 

@@ -100,7 +100,7 @@ class InferenceServer:
 
 
 class CentralInference:
-    """Client of the inference server in a rollout worker. It reconnects if the server was restarted."""
+    """Client of the inference server in a rollout worker. The client reconnects if the server was restarted."""
 
     def __init__(self, address: str, worker: int, buffers: Sequence[InferenceBuffer], subscriber: WeightSubscriber) -> None:
         self.address, self.worker, self.buffers, self.subscriber = address, worker, buffers, subscriber

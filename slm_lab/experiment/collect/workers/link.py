@@ -58,7 +58,7 @@ class MemoryLink:
         return MemoryEndpoint(SharedFd(self.fd))
 
     def attach(self, arrays: WorkerArrays) -> None:
-        """Set the arrays of the learner, which contain the initial weights. A MemoryLink need not store them."""
+        """Set the arrays of the learner, which contain the initial weights. The method does nothing, since these arrays are shared."""
 
     def connect(self, task: Task) -> None:
         """Send the first order to a new worker process."""
@@ -72,7 +72,7 @@ class MemoryLink:
         return report
 
     def close(self) -> None:
-        """Close the file of the shared memory. Must be called after the workers have ended."""
+        """Close the file of the shared memory. This method must be called after the workers have ended."""
         os.close(self.fd)
 
 
@@ -161,8 +161,8 @@ class MessageLink:
     def _send(self, task: Task) -> bool:
         """Send the newest broadcast to a worker. Returns whether the broadcast was sent.
 
-        In synchronous rounds, the broadcast is an order that precedes the order for the next rollout. Otherwise it is a signal, which is
-        not sent if the previous signal has not been delivered yet.
+        In synchronous rounds, the broadcast is sent as an order before the order for the next rollout. Without rounds, the broadcast is
+        sent as a signal, which is not sent if the previous signal has not been delivered yet.
         """
         if not self.in_rounds:
             return task.signal(self._broadcast)
@@ -225,9 +225,9 @@ envs."""
 def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> None:
     """Run a rollout worker, which collects rollouts into the requested slots until a stop is requested.
 
-    The worker sends ("built", EnvInfo) when the envs are built, or ("user_error", SpecError) if the envs cannot be built. It sends
-    ("ready",) after the first order has been executed. It then sends ("rollout", slot, Collected, …) for each requested slot, and
-    ("state", number of the request, state) for each SAVE order.
+    The worker sends ("built", EnvInfo) when the envs are built, or ("user_error", SpecError) if the envs cannot be built. The worker sends
+    ("ready",) after the first order has been executed. After this message, the worker sends ("rollout", slot, Collected, …) for each
+    requested slot, and ("state", number of the request, state) for each SAVE order.
     """
     if sampler_of(config.spec).async_rl and has_feature("priority"):
         os.nice(link.niceness)

@@ -61,7 +61,7 @@ class PublishedWeights:
     these steps make the protocol correct on processors that reorder writes.
 
     Args:
-        policy: `publish` copies its parameters and buffers to the shared arrays; `pull` overwrites them from the shared arrays.
+        policy: policy whose parameters and buffers are copied to the shared arrays by `publish` and from the shared arrays by `pull`.
         acting_state_size: number of values of the acting state.
     """
 
@@ -282,7 +282,7 @@ class WorkerArrays:
         attach_parts(self._parts(), store, arrays)
 
     def use(self, learners: WorkerArrays) -> None:
-        """Use the weights and slots of the learner, which runs in this process, instead of the own arrays."""
+        """Replace the weights and slots of these arrays by the weights and slots of the learner, which runs in this process."""
         for mine, theirs in zip(self.weights, learners.weights, strict=True):
             mine.read_from(theirs)
         self.slots, self.active_P = learners.slots, learners.active_P

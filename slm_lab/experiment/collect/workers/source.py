@@ -172,7 +172,7 @@ class WorkerSource:
         return [DatasetBuilder(p, info, columns[p], *sizes, num_spare, single_policy) for p in range(len(self.learners))]
 
     def begin(self) -> None:
-        """Wait until every worker is ready. Raises WorkerFailed."""
+        """Publish the weights, and wait until the workers are ready. Raises WorkerFailed if a worker cannot start."""
         for policy in range(len(self.learners)):
             (self._after_dataset if self._loaded else self._publish)(policy)
         self.beat(WAITING)
@@ -232,7 +232,7 @@ class WorkerSource:
                 return
 
     def _record_update(self, learner: PolicyLearner) -> None:
-        """Record the time span of the learner's last update, unless this time span has already been recorded."""
+        """Record the time span of the learner's last update, unless it has already been recorded, and set the policy's version."""
         if (trained := learner.take_update_times()) is not None:
             self.utilization.record(BusySpan("learner", "train", *trained))
             learner.agent.policy.version = learner.clock.opt_step
@@ -267,7 +267,10 @@ class WorkerSource:
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
     def _after_dataset(self, policy: int) -> None:
-        """Perform a step of population-based training if it is due, and publish the policy's new weights. Called after each dataset."""
+        """Perform a round of population-based training if a round is due, and publish the policy's new weights.
+
+        This method is called after the learner has trained on a dataset.
+        """
         going_on = not self.learners[policy].finished
         self.arrays.active_P[policy] = going_on
         if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps its evaluated weights

@@ -44,7 +44,7 @@ class _Child:
     """State of a rollout worker, or of the inference server, as the pool knows it."""
 
     index: int
-    """Number of the worker."""
+    """Index of the worker."""
     task: Task
     running: bool = True
     """Whether the process is running."""
@@ -94,7 +94,7 @@ class TaskPool:
         self.server: _Child | None = None
         self.due = self.out = self.put = self.taken = self.round_end = 0
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        """Queue of complete datasets as (index of the policy, dataset). The reason is put into the queue if the pool fails."""
+        """Queue of complete datasets as (index of the policy, dataset). If the pool fails, the reason is put into the queue as a text."""
         self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self._info: EnvInfo | None = None
@@ -198,7 +198,7 @@ class TaskPool:
                 yield self.reported.get_nowait()
 
     def states(self) -> list[Any] | None:
-        """Return the states of all workers; None if a worker cannot save its open episodes or the states do not arrive in time.
+        """Return the states of all workers; None if a worker cannot save its unfinished episodes or the states do not arrive in time.
 
         The method may be called only between synchronous rounds. Raises WorkerFailed.
         """

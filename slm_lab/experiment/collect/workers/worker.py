@@ -111,7 +111,7 @@ class EnvGroup:
         return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the envs and of their open episodes; None if the backend of the envs cannot save open episodes."""
+        """Return the state of the envs and their unfinished episodes; None if the backend of the envs cannot save unfinished episodes."""
         env = self.env.state_dict()
         if env["episodes"]["backend"] is None:
             return None
@@ -121,7 +121,7 @@ class EnvGroup:
         return {"env": env, "rng": generator_state(self.rng), "arrays": saved, "turns": turns}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Load a state returned by `state_dict`. Returns True if the open episodes continue, and False if new episodes have begun."""
+        """Load a state returned by `state_dict`. Returns True if the unfinished episodes continue, and False if new episodes have begun."""
         self.env.load_state_dict(state["env"])
         set_generator_state(self.rng, state["rng"])
         if not self.env.resume():
@@ -227,7 +227,7 @@ class WeightSubscriber:
 
 
 class RolloutWorker:
-    """Rollout worker with the index `config.index`. It owns groups of envs, and copies of the policies that act in the envs."""
+    """A rollout worker, which owns one or several env groups and copies of the policies that act in the envs."""
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
         spec, sampler = config.spec, sampler_of(config.spec)
@@ -311,7 +311,7 @@ class RolloutWorker:
         return Collected(rollouts, deltas, begin, now, env_seconds, act_seconds)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the worker; None if the backend of the envs cannot save open episodes. Valid only between two rollouts."""
+        """Return the state of the worker between two rollouts; None if the backend of the envs cannot save unfinished episodes."""
         groups = [group.state_dict() for group in self.groups]
         if None in groups:
             return None
@@ -321,8 +321,8 @@ class RolloutWorker:
     def resume(self, state: dict[str, Any] | None, resumes: int) -> bool:
         """Load a state returned by `state_dict`, except the states of the process-wide random generators.
 
-        If `state` is None and the run was continued (`resumes` > 0), new episodes begin with new random streams. Returns whether the open
-        episodes of the state continue.
+        If `state` is None and the run was continued (`resumes` > 0), new episodes begin with new random streams. Returns whether the
+        unfinished episodes of the state continue.
         """
         if state is None:
             self._reseed(resumes)
@@ -339,13 +339,16 @@ class RolloutWorker:
         return continued
 
     def resume_process(self, state: dict[str, Any] | None, resumes: int) -> None:
-        """Load a state as `resume` does, and restore the process-wide random generators. For a process that runs only this worker."""
+        """Load a state as `resume` does, and restore the process-wide random generators.
+
+        This method may be called only in a process that runs no other worker.
+        """
         if self.resume(state, resumes):
             assert state is not None
             set_rng_state(to_tensors(state["rng"]), "cpu")
 
     def _reseed(self, resumes: int) -> None:
-        """Begin new episodes with random streams that no earlier start of the run has used. No effect if `resumes` is 0."""
+        """Begin new episodes with random streams that no earlier start of the run has used, unless `resumes` is 0."""
         if not resumes:
             return
         self.seeds = worker_seeds(self.config.seeds, self.config.index, self.config.restart + 1000 * resumes)

@@ -110,7 +110,10 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
 
 
 def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
-    """Start the rollout workers that meta.sampler configures, on any nodes of a cluster. Raises SpecError for central inference."""
+    """Start the rollout workers that meta.sampler configures, on any nodes of a cluster.
+
+    Raises SpecError if meta.sampler.inference is "central".
+    """
     spec = with_local_inference(spec)
     sampler = sampler_of(spec)
     if sampler.serial_mode:

@@ -102,7 +102,7 @@ class ChildContext(Context):
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
-        """Send a message to the parent process. Any thread may call this method. No effect if the parent has ended.
+        """Send a message to the parent process. Any thread may call this method. If the parent has ended, the message is dropped.
 
         If user code has closed the connection to the parent, this process exits, since the parent would otherwise wait forever for
         messages.

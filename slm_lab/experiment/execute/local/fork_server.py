@@ -111,7 +111,7 @@ def use_spawn(reason: str) -> None:
 def ensure_server() -> None:
     """Start the fork server if it is not running, without waiting until the server has loaded its modules.
 
-    This function should be called early, before torch is imported.
+    Call `ensure_server` early, before torch is imported.
     """
     if not has_feature("groups"):  # child processes are not supported on this system, which the engine reports
         return

@@ -45,7 +45,7 @@ _MEANINGS = {
     "SIGILL": "native code for another processor",
 }
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
-"""Matches the start of an output line that slm_lab has logged. Such a line does not explain why a process died."""
+"""Matches the start of an output line that slm_lab has logged. A line with this start does not explain why a process died."""
 
 
 class LocalTask(Task):

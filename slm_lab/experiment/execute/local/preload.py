@@ -1,7 +1,7 @@
-"""Code that the fork server runs before it forks its first child. This module is the only module that the server preloads.
+"""Code that the fork server runs before it forks its first child. The server preloads only this module, and no other module imports it.
 
-No other module imports this module. The server starts with the stop signals blocked, so that no Ctrl-C can reach the server before it is in
-a new process group. An error in this module ends the server silently. The parent then uses the spawn start method (fork_server.py).
+The server starts with the stop signals blocked, so that no Ctrl-C can reach the server before it is in a new process group. An error in
+this module ends the server silently, and the parent then uses the spawn start method (fork_server.py).
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _init(address: str, where: str) -> None:
 def _quiet() -> Iterator[None]:
     """Context manager that prevents Ray from printing the last lines of a node's log when the node dies.
 
-    It has no effect if the installed version of Ray lacks the function that is replaced.
+    The context manager has no effect if the installed version of Ray lacks the function that is replaced.
     """
     from ray._private import worker
 

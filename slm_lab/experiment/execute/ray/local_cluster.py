@@ -114,7 +114,7 @@ class LocalCluster:
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    """Return the environment variables for this process and Ray's processes. They must be set before ray is imported."""
+    """Return the environment variables for this process and Ray's processes, which must be set before ray is imported."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token_hex(32),

@@ -6,8 +6,8 @@ under a lock (Store.run). On a cluster, the Session instead sends the name and t
 server, which calls the method of its copy. The results on a cluster are therefore equal, bit for bit, to the results on one machine.
 
 The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the
-parts, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also stores
-all arrays that are not divided. This module does not import ray.
+components, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also
+stores all arrays that are not divided. This module does not import ray.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, sh
 from slm_lab.spec.models.spec import Spec
 
 _MAX_INLINE_BYTES = 64
-"""Maximum size in bytes of an array that every answer contains. For an array with one row per Session ("own"), it limits the size of one
-row."""
+"""Maximum size in bytes of an array that every answer contains. For an array with one row per Session ("own"), _MAX_INLINE_BYTES limits the
+size of one row."""
 
 
 class NotAttached(PlainError):

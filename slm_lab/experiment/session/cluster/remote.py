@@ -179,7 +179,7 @@ class RemoteArrays:
 
     Args:
         server: handle of the first process of a ParameterServer.
-        info: function that returns the EnvInfo of the Session's env. It is called when the Session is built.
+        info: function that returns the EnvInfo of the Session's env, called when the Session is built.
         fresh: whether training of the net has not begun yet.
     """
 
@@ -342,7 +342,9 @@ class SinkServer:
 
 
 class RemoteSink(RunSink):
-    """The RunSink of a Session that may run on any node of a cluster. Rows are sent to a SinkServer, and checkpoints are written directly.
+    """Receives the rows and checkpoints of a Session that may run on any node of a cluster.
+
+    Rows are sent to a SinkServer, and checkpoints are written directly from the node of the Session.
 
     Args:
         server: handle of the SinkServer.

@@ -54,7 +54,7 @@ SELF_PLAY_COLUMNS = ("elo", "elo_se", "score_random", "score_previous")
 (1 for a won game, 0.5 for a drawn game) against random actions and against the previous snapshot. After these columns, there is a column
 for each fixed opponent (see score_column)."""
 MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "learner_busy")
-"""Columns with times and speeds. Their values differ even between runs whose other results are equal."""
+"""Columns with times and speeds, whose values differ even between runs whose other results are equal."""
 
 
 def info_column(key: str) -> str:
@@ -82,8 +82,7 @@ class ObserverContext:
     spec: Spec
     """The spec of the run."""
     table: int
-    """Number of the policy's table: s · P + p for policy p of Session s if each Session trains P policies. With one policy, it is the
-    number of the Session."""
+    """Number of the policy's table: s · P + p for policy p of Session s if each Session trains P policies."""
     agent: Agent
     """The agent that learns. An observer must not change the agent."""
     clock: Clock
@@ -110,7 +109,10 @@ class Observer:
         self.context = context
 
     def on_step(self, episodes: list[Episode]) -> None:
-        """Called after each vector step, with the episodes that ended in the step. If a step causes an update, called after the update."""
+        """Called after each vector step, and after the update that the step may cause.
+
+        Args: episodes: episodes that ended in the step.
+        """
 
     def on_update(self, metrics: Metrics) -> None:
         """Called after each update of the agent."""

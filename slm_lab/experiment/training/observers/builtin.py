@@ -42,7 +42,7 @@ class SaveTimer:
 
 
 class Checkpointer(Observer):
-    """Saves the best weights of a policy, and its current weights every `frequency` frames. It also checks the SaveTimer.
+    """Saves the best weights of a policy, and the policy's current weights every `frequency` frames, and checks the SaveTimer.
 
     The best weights are the weights with the highest current_return in the rows of `modes` (see `rank`). The best weights are kept in
     memory until the state of the Session is saved.
@@ -97,7 +97,7 @@ class Checkpointer(Observer):
             self.best = {**self.policy_bundle(), "frame": self.clock.frame, **dict.fromkeys(CURRENT_COLUMNS), "mode": self.modes[0]}
 
     def save_best(self) -> None:
-        """Save the best weights, unless they have already been saved."""
+        """Save the best weights of the policy, unless these weights have already been saved."""
         if self.best is not None:
             self.save("best", self.best)
             self.best = None
@@ -105,7 +105,7 @@ class Checkpointer(Observer):
     def resume_best(self, best: Mapping[str, Any] | None) -> None:
         """Continue from the best weights on disk, which may be newer than the restored state of the Session.
 
-        Args: best: bundle of the best weights, or the header of the bundle; None if there are no best weights on disk.
+        Args: best: checkpoint with the best weights, or the header of the checkpoint; None if there are no best weights on disk.
         """
         self.best_rank = max(self.best_rank, rank(best))
 
@@ -233,7 +233,7 @@ class DevChecks(Observer):
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
         self.early_targets = 0
-        """Number of target net updates until the first update of the weights. These target net updates may have copied equal weights."""
+        """Number of target net updates until the first update of the weights, which may have copied unchanged weights."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1

@@ -32,7 +32,7 @@ _ROWS = 100
 
 
 class RowBuilder:
-    """Builds the rows of one table. It adds the counters of the clock, the moving average of total_reward, and the speed."""
+    """Builds the rows of one table, with the counters of the clock, the moving average of total_reward, and the speed."""
 
     def __init__(self, clock: Clock, agent: Agent, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.agent, self.columns = clock, agent, columns
@@ -165,9 +165,11 @@ class Recorder(Observer):
                 notice(f"meta.track_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Restore the row history from the rows of the table file. If a row was due when the previous process died, write the row now.
+        """Restore the row history from the rows of the table file. If a row was due when the previous process died, produce the row now.
 
-        The arguments are explained in RowBuilder.resume.
+        Args:
+            rows: rows of the file, as column → text.
+            rebuild: whether to forget the row history first, because it may contain rows that are not in the file.
         """
         before = self.table.frame
         self.table.resume(rows, rebuild=rebuild)
@@ -207,7 +209,7 @@ class Recorder(Observer):
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
-        """Clear the history of episodes. Called when the policy was replaced, so that earlier episodes belong to another policy."""
+        """Clear the history of episodes after the policy was replaced, since earlier episodes belong to the replaced policy."""
         self.window.clear()
         for values in self.infos.values():
             values.clear()
@@ -248,7 +250,12 @@ class Evaluator(Observer):
             self._write()
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Restore the row history from the rows of the table file. The arguments are explained in RowBuilder.resume."""
+        """Restore the row history from the rows of the table file.
+
+        Args:
+            rows: rows of the file, as column → text.
+            rebuild: whether to forget the row history first, because it may contain rows that are not in the file.
+        """
         self.table.resume(rows, rebuild=rebuild)
 
     def on_interrupt(self) -> None:

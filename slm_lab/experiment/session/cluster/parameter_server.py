@@ -1,9 +1,10 @@
 """The parameter server, one or several processes that store the arrays of the Sessions that train one net.
 
-For each Session, the server has a copy of the Session's components that have shared arrays (agent, normalizers, counters; called parts).
-The copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a Session calls a method of a part
-under a lock (Store.run). On a cluster, the Session instead sends the name and the arguments of the method, such as a gradient, to the
-server, which calls the method of its copy. The results on a cluster are therefore equal, bit for bit, to the results on one machine.
+For each Session, the server has copies of the Session's components that have shared arrays: agent, normalizers and counters (argument
+`part` in this module). The copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a Session
+calls a method of a component under a lock (Store.run). On a cluster, the Session instead sends the name and the arguments of the method,
+such as a gradient, to the server, which calls the method of its copy. The results on a cluster are therefore equal, bit for bit, to the
+results on one machine.
 
 The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the
 components, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also
@@ -102,8 +103,8 @@ class _View(SharedArrays):
     def sent(self) -> dict[str, np.ndarray]:
         """The arrays that this server process sends to Sessions.
 
-        They are the ranges of divided arrays that this process stores and, in the first process, all other arrays. Arrays that contain
-        times are not sent, since the clocks of different nodes are not comparable.
+        Every server process sends the ranges of divided arrays that it stores. The first process also sends all other arrays, except
+        arrays that contain times, since the clocks of different nodes are not comparable.
         """
         arrays = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         return {name: array for name, array in arrays.items() if self.serves == 0 or self.named[name].division is not None}

@@ -132,7 +132,7 @@ def spread_to_all_rows(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np
 
 
 class AgentsSource(EnvSource):
-    """Steps a vector env with several agents. Each policy acts for the rows of its agents.
+    """Source of experience that steps a vector env with several agents. Each policy acts for the rows of its agents.
 
     Args:
         policies: name of a policy → names of the agents for which the policy acts, in the order of `learners`; None: one policy acts for

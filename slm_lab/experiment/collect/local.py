@@ -41,7 +41,7 @@ class EnvSource:
 
 
 class LocalSource(EnvSource):
-    """Steps a vector env with the policy of one learner."""
+    """Source of experience that steps a vector env with the policy of one learner."""
 
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         super().__init__(env, learner, stop, beat)

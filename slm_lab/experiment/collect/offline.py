@@ -11,7 +11,10 @@ from slm_lab.experiment.training.experience import Experience
 
 
 class OfflineSource(EnvSource):
-    """Counts each gradient step as a frame. The env only defines the observation and action spaces and is never stepped."""
+    """Source of experience that counts each gradient step as a frame.
+
+    The env only defines the observation and action spaces and is never stepped.
+    """
 
     def begin(self) -> None:
         """Do nothing, since no preparation is needed."""

@@ -12,7 +12,7 @@ from slm_lab.lib.records import ActOut, VecStep
 
 
 class Turns:
-    """Joins the env steps between two actions of an agent into one transition.
+    """Builder of transitions that joins all env steps between two actions of an agent into one transition.
 
     A transition begins when an agent acts, and ends at the agent's next action or at the end of its episode. The reward of the transition
     is the sum of the rewards that the agent received from its beginning to its end. The next observation of the transition is the

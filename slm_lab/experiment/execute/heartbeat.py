@@ -59,7 +59,7 @@ class Heartbeat:
 
 
 class _EndsCopy:
-    """Replaces the memory of a heartbeat in a forked copy of the process, and ends the copy when the copy calls `beat`."""
+    """Replacement for the memory of a heartbeat in a forked copy of the process, which ends the copy when the copy calls `beat`."""
 
     def __setitem__(self, index: int, value: int) -> None:
         os.write(2, b"the env copied the process (os.fork), and the copy returned from the env; the copy is ended\n")
@@ -80,7 +80,7 @@ StallLevel = Literal["notice", "limit"]
 
 
 class StallTimer:
-    """Measures the time for which a heartbeat has not changed, and detects stalls."""
+    """Timer that measures the time for which a heartbeat has not changed, and detects stalls."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat

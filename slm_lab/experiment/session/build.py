@@ -57,7 +57,7 @@ from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 
 class SessionParts:
-    """Builds and owns the components of one Session: the source of experience, the learners, and the objects that must be closed.
+    """Builder and owner of the components of one Session: the source of experience, the learners, and the objects that must be closed.
 
     Args:
         index: index of the Session in its trial.

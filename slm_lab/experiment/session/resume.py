@@ -32,15 +32,15 @@ _CHANGEABLE_KEYS = re.compile(
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
     r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
 )
-"""Matches the spec keys that may be changed when a run is continued. The saved state and the columns of the tables do not depend on these
-keys."""
+"""Pattern of the spec keys that may be changed when a run is continued. The saved state and the columns of the tables do not depend on
+these keys."""
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
-"""Matches the changeable spec keys whose values affect neither the training steps nor the rows of the tables."""
+"""Pattern of the changeable spec keys whose values affect neither the training steps nor the rows of the tables."""
 _IGNORED = re.compile(r"meta\.run\b.*")
 _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec\.end_step)")
-"""Matches the spec keys whose value is the frame at which a schedule ends."""
+"""Pattern of the spec keys whose value is the frame at which a schedule ends."""
 
 
 _MAPPED = 2**30
@@ -49,7 +49,7 @@ _MAPPED = 2**30
 
 @dataclass(frozen=True)
 class SessionStart:
-    """Describes whether, and from which frame, a Session of a continued run continues."""
+    """Description of whether, and from which frame, a Session of a continued run continues."""
 
     status: Literal["finished", "continues", "new"]
     frame: int = 0

@@ -72,7 +72,7 @@ def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) ->
 def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
     """Return the Store of a Session whose shared arrays are in shared memory, for Sessions that all run on one machine.
 
-    The function is an OpenStore, apart from its first argument.
+    With a fixed first argument, the function is an OpenStore.
     """
     return shared_arrays(spec, file.fd, index, fresh=fresh)
 

@@ -1,5 +1,6 @@
-"""Data sets of recorded episodes. The command `enjoy --record` writes a data set, and the spec key `meta.demonstrations` selects a data
-set.
+"""Data sets of recorded episodes.
+
+The command `enjoy --record` writes a data set, and the spec key `meta.demonstrations` selects a data set.
 
 A data set is a .npz file of numpy. The file contains an array for each field of Demonstrations, and the array `header`, a JSON text with
 the env and its spaces.

@@ -45,7 +45,7 @@ from slm_lab.spec.models.spec import Spec
 
 
 class PolicyLearner:
-    """Trains, evaluates and saves one policy of a Session.
+    """Learner that trains, evaluates and saves one policy of a Session.
 
     Args:
         table: number of the policy's tables and checkpoints (see events.Row).

@@ -21,7 +21,7 @@ GAMMA_MAX = 0.99999
 
 
 class Population:
-    """Performs population-based training: it replaces poor policies and mutates hyperparameters at regular intervals (rounds).
+    """Population-based training, which replaces poor policies and mutates hyperparameters at regular intervals (rounds).
 
     The rounds of a policy take place at certain numbers of frames of this policy. In a round, a policy that is among the worst policies may
     copy the weights and hyperparameters of one of the best policies. The hyperparameters of the policy are then mutated, unless the policy

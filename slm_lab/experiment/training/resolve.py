@@ -25,9 +25,9 @@ _ROWS = 50
 def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
     """Return the spec with which a run is trained and saved, in which all open values are determined.
 
-    A complete spec is returned unchanged. The search section is removed, and values that depend on a searched key are computed from the
-    spec outside this section. A short spec is completed with the recommended net and keys for the spaces of its env, which is built once
-    and closed. If meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
+    A complete spec is returned unchanged. The search section is removed, and searched keys have the values outside the search section. A
+    short spec is completed with the recommended net and keys for the spaces of its env, which is built once and closed. If
+    meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
 
     Raises SpecError if the env cannot be built, or if a tracker of meta.track is not installed.
 

@@ -84,8 +84,9 @@ class Snapshot:
 
 
 def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
-    """Return the score of a team of agents in one game: the mean score over all pairs of an agent of the team and an agent outside the
-    team.
+    """Return the score of a team of agents in one game.
+
+    The score is the mean score over all pairs of an agent of the team and an agent outside the team.
 
     The score of a pair is 1 if the team's agent has the higher return, 0.5 if both returns are equal, and 0 otherwise.
 
@@ -108,7 +109,7 @@ def game_score(returns_A: np.ndarray, player: int) -> float:
 
 
 class SelfPlay:
-    """Chooses the opponent of each training game, computes the opponent's actions, and takes and rates snapshots.
+    """Self-play of one policy, which chooses the opponent of each game, computes the opponent's actions, and rates snapshots.
 
     Args:
         spec: meta.self_play.

@@ -23,7 +23,7 @@ class FilledSlot:
 
 
 class RolloutAssembler:
-    """Copies the rollouts of workers into datasets, in the order of arrival or in synchronous rounds.
+    """Object that copies the rollouts of workers into datasets, in the order of arrival or in synchronous rounds.
 
     In a round, each worker collects the same number of rollouts, and rollouts are copied in the order of the worker indices. At the end of
     a round, datasets count as complete even if they are not full.

@@ -54,7 +54,9 @@ class Dataset:
 
 
 class DatasetBuilder:
-    """Copies rollouts from slots into the datasets of one policy, so that workers can overwrite the slots before the policy trains.
+    """Builder of the datasets of one policy from the rollouts in slots.
+
+    The builder copies each rollout from its slot, so that workers can overwrite the slot before the policy trains.
 
     Args:
         policy: index of the policy.
@@ -116,8 +118,10 @@ class DatasetBuilder:
         return frame_TN
 
     def close(self) -> Dataset | None:
-        """Return the current dataset even if it is not full, or None if no dataset has been begun. The next rollout begins a new
-        dataset."""
+        """Return the current dataset even if it is not full, or None if no dataset has been begun.
+
+        The next rollout begins a new dataset.
+        """
         dataset, self.current = self.current, None
         return dataset
 

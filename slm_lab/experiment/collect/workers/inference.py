@@ -30,7 +30,7 @@ _CONNECT_SECONDS = 120.0
 
 
 class InferenceServer:
-    """Computes the action distributions that workers request, with the newest weights, on the device config.device."""
+    """Server that computes the action distributions that workers request, with the newest weights, on the device config.device."""
 
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None

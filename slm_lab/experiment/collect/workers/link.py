@@ -39,7 +39,7 @@ after every update in CartPole, a worker spent a quarter of its processor time o
 
 
 class MemoryLink:
-    """Connects the learner's pool to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
+    """Connection of the learner's pool to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
 
     Attributes:
         remote: whether workers may run on other nodes, where a worker may wait long for a free core before it starts.
@@ -119,7 +119,7 @@ class Broadcast:
 
 
 class MessageLink:
-    """Connects the learner's pool to workers on any nodes of a cluster. Weights and rollouts are sent in messages of an executor.
+    """Connection of the learner's pool to workers on any nodes of a cluster. Weights and rollouts are sent in messages of an executor.
 
     Args:
         in_rounds: if True, workers wait while the learner trains, and then collect a round with the new weights. If False, workers use new
@@ -266,8 +266,9 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context:
 
 
 def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:
-    """Run the inference server until it is killed or, if the learner was killed, until the workers have ended or _ORPHAN_SECONDS have
-    passed.
+    """Run the inference server until it is killed.
+
+    If the learner was killed, the server runs until the workers have ended, but at most for _ORPHAN_SECONDS.
 
     The server sends the message ("ready",) when workers can connect.
     """

@@ -1,5 +1,4 @@
-"""Arrays that the learner shares with its rollout workers and the inference server: the newest weights, and slots (storage) for
-rollouts."""
+"""Arrays that the learner, its rollout workers and the inference server share: weights, and slots (storage) for rollouts."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class BusySpan(NamedTuple):
 
 
 class UtilizationTracker:
-    """Records the time spans in which rollout workers, inference and the learner are busy.
+    """Recorder of the time spans in which rollout workers, inference and the learner are busy.
 
     Args:
         workers: number of rollout workers.
@@ -111,7 +111,7 @@ STOP_SECONDS = 3.0
 
 
 class WorkerSource:
-    """Collects experience for the learners (one per policy) with a pool of rollout workers, and publishes the learners' weights.
+    """Source of experience that collects with a pool of rollout workers, and publishes the weights of the learners (one per policy).
 
     Args:
         info: info of the envs of all workers together.

@@ -162,7 +162,7 @@ class EnvGroup:
 
 
 class LocalInference:
-    """Computes the actions in the process of the worker, with the newest weights."""
+    """Inference that computes actions in the process of the worker, with the newest weights."""
 
     def __init__(self, subscriber: WeightSubscriber) -> None:
         self.subscriber = subscriber
@@ -204,7 +204,7 @@ def merge_outputs(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -
 
 
 class WeightSubscriber:
-    """Updates the policies and envs of a worker with the weights and normalizer statistics that the learner publishes."""
+    """Object that updates the policies and envs of a worker with the weights and normalizer statistics that the learner publishes."""
 
     def __init__(self, weights: Sequence[PublishedWeights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
         self.weights, self.policies, self.envs = weights, policies, envs

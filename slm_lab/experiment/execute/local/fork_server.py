@@ -77,8 +77,7 @@ def start_method() -> Method:
 
 
 def _method_of_next() -> Method:
-    """Return the start method for a process that code outside this package starts, after testing that the fork server can start
-    processes."""
+    """Test the fork server, and return the start method for a process that code outside this package starts."""
     for _ in range(2):
         ensure_server()
         if start_method() == "spawn" or _answers():
@@ -186,9 +185,10 @@ def restore_environment() -> int:
 
 
 def _server_environment() -> dict[str, str]:
-    """Return the environment variables of the fork server: one thread, and the module path of this process without the working directory.
+    """Return the environment variables of the fork server.
 
-    The working directory is left out, since files in this directory could hide modules.
+    The variables limit numerical libraries to one thread, and set the module path of this process without the working directory, since
+    files in the working directory could hide modules.
     """
     saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     package = str(Path(slm_lab.__file__).resolve().parent.parent)

@@ -45,7 +45,7 @@ _MEANINGS = {
     "SIGILL": "native code for another processor",
 }
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
-"""Matches the start of an output line that slm_lab has logged. A line with this start does not explain why a process died."""
+"""Pattern of the start of an output line that slm_lab has logged. A line with this start does not explain why a process died."""
 
 
 class LocalTask(Task):
@@ -187,8 +187,10 @@ class LocalTask(Task):
         return True
 
     def end(self) -> None:
-        """End the process and read its last messages. The process and all processes that it started are killed if they are still
-        running."""
+        """End the process and read its last messages.
+
+        If the process or a process that it started is still running, it is killed.
+        """
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
@@ -221,7 +223,7 @@ def _death_of(process: Any) -> int:
 
 
 class LocalExecutor(Executor):
-    """Runs each task of one run in a child process. In each child process, numpy and torch use one thread.
+    """Executor that runs each task in a child process. In each child process, numpy and torch use one thread.
 
     Args:
         stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or

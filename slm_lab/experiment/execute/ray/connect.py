@@ -27,7 +27,8 @@ _CONNECT_SECONDS = 3.0
 """Maximum time in seconds for the head node of a cluster to accept a connection. (Ray itself would try for 80 s and then end this
 process.)"""
 _HEADER, _SETTINGS = 9, b"\x04"
-"""Size in bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
+"""`_HEADER`: size in bytes of the header of an HTTP/2 frame. `_SETTINGS`: type (byte 3 of the header) of the first frame of a
+connection."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
 """First bytes that an HTTP/2 client sends: the connection preface and an empty settings frame."""
 _PROBE_SECONDS = 60.0
@@ -203,8 +204,10 @@ def _resolved(address: str) -> str:
 
 
 def _check_protocol(connection: socket.socket) -> None:
-    """Raise OSError if the server does not answer with HTTP/2, as the head node of a Ray cluster does. (Ray itself would wait for
-    minutes.)"""
+    """Raise OSError if the server does not answer with HTTP/2, as the head node of a Ray cluster does.
+
+    (Ray itself would wait for minutes.)
+    """
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return
     connection.sendall(_GREETING)

@@ -79,7 +79,9 @@ def _argument(content: Any) -> Any:
 
 
 class RayExecutor(Executor):
-    """Runs tasks on the nodes of the Ray cluster to which this process is connected. A task starts when its resources are free on a node.
+    """Executor that runs tasks on the nodes of the Ray cluster to which this process is connected.
+
+    A task starts when its resources are free on a node.
 
     Args:
         stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or

@@ -99,7 +99,7 @@ class RayContext(Context):
 
 
 class TaskActor:
-    """Runs the target of one task. While the method `run` is executing, other threads call the other methods.
+    """Ray actor that runs the target of one task. While the method `run` is executing, other threads call the other methods.
 
     Args:
         restart: number of earlier processes of the task.
@@ -111,7 +111,7 @@ class TaskActor:
         self.context, self.limits = RayContext(name, restart), limits
         self._timer, self._ended = StallTimer(self.context.heartbeat), False
         self._orders, self._arrival = 0, threading.Condition()
-        """Number of orders that have arrived."""
+        """`_orders`: number of orders that have arrived. `_arrival`: condition that is notified when orders arrive."""
         with suppress(OSError):  # this node has no such folder
             os.chdir(folder)
         if str(folder) not in sys.path:

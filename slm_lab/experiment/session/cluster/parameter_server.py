@@ -278,7 +278,9 @@ def closing(server: ParameterServer) -> Iterator[ParameterServer]:
 
 
 class ParameterServers:
-    """Starts and monitors the processes of a parameter server. If a process was restarted, all processes return to the last snapshot.
+    """Object that starts and monitors the processes of a parameter server.
+
+    If a process was restarted, all processes return to the last snapshot.
 
     Args:
         start: function that starts the ParameterServer process with the given index. The engine restarts the process if it dies.

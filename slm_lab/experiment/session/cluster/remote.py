@@ -342,7 +342,7 @@ class SinkServer:
 
 
 class RemoteSink(RunSink):
-    """Receives the rows and checkpoints of a Session that may run on any node of a cluster.
+    """Sink for the rows and checkpoints of a Session that may run on any node of a cluster.
 
     Rows are sent to a SinkServer, and checkpoints are written directly from the node of the Session.
 
@@ -358,7 +358,7 @@ class RemoteSink(RunSink):
     ) -> None:
         self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
-        """Writes checkpoints directly from this node."""
+        """Sink that writes checkpoints directly from this node."""
         server.call("begin", session, restart, paths, trial, track)
 
     def __call__(self, event: Event) -> None:

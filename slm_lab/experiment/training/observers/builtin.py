@@ -20,7 +20,7 @@ Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
 class SaveTimer:
-    """Determines when the state of a Session is saved: after an update or a row, but at most every `interval` seconds.
+    """Timer that determines when the state of a Session is saved: after an update or a row, but at most every `interval` seconds.
 
     If saving is slow, as with a replay buffer of 7 GB, the interval is extended so that at most a tenth of the time is spent on saving.
 
@@ -42,7 +42,7 @@ class SaveTimer:
 
 
 class Checkpointer(Observer):
-    """Saves the best weights of a policy, and the policy's current weights every `frequency` frames, and checks the SaveTimer.
+    """Observer that saves the best weights of a policy, and the policy's current weights every `frequency` frames.
 
     The best weights are the weights with the highest current_return in the rows of `modes` (see `rank`). The best weights are kept in
     memory until the state of the Session is saved.
@@ -124,7 +124,7 @@ _WINDOW = 60.0
 
 
 class ProgressReporter(Observer):
-    """Calls report(frame, frames per second, row or None, seconds left) a few times per second and at each row.
+    """Observer that calls report(frame, frames per second, row or None, seconds left) a few times per second and at each row.
 
     The speed (frames per second) is measured from the end of one update to the end of a later update, so that the speed includes collecting
     and learning in their usual proportion. The speed is 0 (unknown) before the first update. The time before the first update, in which for
@@ -192,7 +192,7 @@ class ProgressReporter(Observer):
 
 
 class TimeLimit(Observer):
-    """Calls the function `end` at the first step after `seconds` seconds of training."""
+    """Observer that calls the function `end` at the first step after `seconds` seconds of training."""
 
     def __init__(self, clock: Clock, seconds: float, end: Callable[[], None]) -> None:
         self.clock, self.seconds, self.end = clock, seconds, end
@@ -217,7 +217,7 @@ DEV_CHECKS = {
 
 
 class DevChecks(Observer):
-    """Performs the checks of the mode dev during training.
+    """Observer that performs the checks of the mode dev during training.
 
     The checks require at least one update, finite losses and gradient norms, changed weights at the end, and a target net that changes when
     its update is due and at no other time. At the end, or when a check fails, a notice lists the checks with their results.

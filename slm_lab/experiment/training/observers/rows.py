@@ -32,7 +32,7 @@ _ROWS = 100
 
 
 class RowBuilder:
-    """Builds the rows of one table, with the counters of the clock, the moving average of total_reward, and the speed."""
+    """Builder of the rows of one table, with the counters of the clock, the moving average of total_reward, and the speed."""
 
     def __init__(self, clock: Clock, agent: Agent, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.agent, self.columns = clock, agent, columns
@@ -95,7 +95,7 @@ class RowBuilder:
 
 
 class Recorder(Observer):
-    """Produces a training row every `every` frames and at the end of training, from finished episodes and updates.
+    """Observer that produces a training row every `every` frames and at the end of training, from finished episodes and updates.
 
     An update whose loss or gradient norm is not finite is left out, since the agent has skipped the gradient step and reported the problem.
 
@@ -216,7 +216,7 @@ class Recorder(Observer):
 
 
 class Evaluator(Observer):
-    """Evaluates the policy regularly, and produces an evaluation row with the mean of the returns.
+    """Observer that evaluates the policy regularly, and produces evaluation rows with the mean of the returns.
 
     A row is produced `ahead` frames before each multiple of `every` frames, and at the end of training.
 

@@ -66,7 +66,7 @@ class ExperienceSource(Protocol):
 
     @property
     def lost_reason(self) -> str:
-        """Reason why `state_dict` cannot contain the unfinished episodes. The text is used only if `state_dict` does not contain them."""
+        """Reason why `state_dict` does not contain the unfinished episodes; meaningless if `state_dict` contains them."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         """Yield the experience step by step or as rollouts. The learner trains on each item before it requests the next item."""

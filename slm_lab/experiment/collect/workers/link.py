@@ -44,7 +44,7 @@ class MemoryLink:
     Attributes:
         remote: whether workers may run on other nodes, where a worker may wait long for a free core before it starts.
         poll_seconds: maximum time in seconds between two calls of `refresh`.
-        store: shared arrays that the workers attach to; None if there are none.
+        store: shared arrays that the workers attach to.
     """
 
     remote, poll_seconds = False, 1.0

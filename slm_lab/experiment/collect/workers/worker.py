@@ -333,7 +333,7 @@ class RolloutWorker:
         for group, saved in zip(self.groups, state["groups"], strict=True):
             group.env.normalizers.take_deltas()
             if group.load_state_dict(saved):
-                group.env.normalizers.take_deltas()  # drop the observations of the reset, since the open episodes continue instead
+                group.env.normalizers.take_deltas()  # drop the observations of the reset, since the unfinished episodes continue
             else:
                 continued = False
         return continued

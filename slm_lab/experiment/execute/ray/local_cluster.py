@@ -82,7 +82,7 @@ class LocalCluster:
             stack.callback(ray.shutdown)
             for attempt in range(_ATTEMPTS):
                 try:
-                    with stop_signals_blocked(), _few_processes():  # inherited: a signal to the process group does not stop Ray
+                    with stop_signals_blocked(), _few_processes():  # Ray inherits the signal mask: a signal to the group does not stop Ray
                         ray.init(
                             address="local",
                             num_cpus=self.cores,

@@ -1,4 +1,5 @@
-"""Conversion of an env's spaces to the agent's spaces, including the entries of a Dict that are an action mask or for the critic only."""
+"""Conversion of an env's spaces to the agent's spaces. In a Dict observation, an entry can be an action mask, or an input of the critic
+only."""
 
 from __future__ import annotations
 
@@ -18,27 +19,28 @@ from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 
 class AgentSpaces(NamedTuple):
-    """The agent's spaces, and the functions that convert observations and actions between them and the env's spaces."""
+    """The agent's observation and action spaces, and the functions that convert observations and actions between the agent's and the env's
+    form."""
 
     observation: ObservationSpace
     encode: Codec
-    """Converts a batch of the env's observations to the agent's form."""
+    """Function that converts a batch of the env's observations to the agent's form."""
     action: ActionSpace
     decode: Codec
-    """Converts action_N (see ActionSpace) to a batch of the env's actions."""
+    """Function that converts a batch of the agent's actions (see ActionSpace) to a batch of the env's actions."""
     space: spaces.Space[Any]
     """The env's observation space, a Dict in the order of the agent's columns."""
     uses: dict[str, Use]
-    """Use of each entry of the observation, without entries that all nets use."""
+    """Use ("mask" or "critic") of each entry of a Dict observation that is not an input of all nets."""
     joint: bool
-    """Whether a multi-discrete action is converted to one choice among all combinations of its components, for which the mask has a number
-    each."""
+    """Whether a multi-discrete action is converted to one discrete choice among all combinations of its components, because the action mask
+    has one number per combination."""
 
 
 def agent_spaces(
     spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any], input: InputKind | None = None, fresh: bool = False
 ) -> AgentSpaces:
-    """Return the agent's spaces for the spaces of an env.
+    """Return the agent's spaces and the conversion functions for an env with the given observation and action spaces.
 
     Args: input: kind of observations that the spec's nets require. fresh: see `observation_codec`.
 
@@ -58,12 +60,13 @@ def agent_spaces(
 
 
 def image_channels(spec: EnvSpec) -> Channels | None:
-    """Return the channels axis that the spec gives; for MinAtar, "last" (the shape of Seaquest, 10 × 10 × 10, does not determine it)."""
+    """Return env.channels of the spec, or "last" for a MinAtar env without env.channels, because the shape of Seaquest (10 × 10 × 10) is
+    ambiguous."""
     return "last" if spec.channels is None and "MinAtar/" in spec.name else spec.channels
 
 
 def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
-    """Return the use of each entry of a Dict observation, without entries that all nets use. Raises SpecError."""
+    """Return the use ("mask" or "critic") of each entry of a Dict observation that is not an input of all nets. Raises SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
     problems = _unknown_keys(spec.critic_keys or (), keys, "critic_keys")
     mask = mask_entry(spec.action_mask, keys, action)
@@ -83,7 +86,7 @@ def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[An
 
 
 def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[Problem]:
-    """Return a problem for each given key that is not an entry of the observation."""
+    """Return a problem for each key in `given` that is not an entry of the observation."""
     entries = f"entries: {', '.join(keys)}" if keys else "the observation is not a Dict"
     paths = [f"env.{name}" if name == "action_mask" else f"env.{name}[{index}]" for index in range(len(given))]
     return [
@@ -94,18 +97,19 @@ def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[
 
 
 def is_joint(mask: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
-    """Return whether a mask has a number for each combination of the components of a multi-discrete action."""
+    """Return whether an action mask has one number for each combination of the choices of a multi-discrete action's components."""
     return isinstance(action, spaces.MultiDiscrete) and mask.shape == tuple(action.nvec.ravel()) and not _is_flat(mask, action)
 
 
 def _is_flat(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
-    """Return whether a mask has a number for each choice of each component, either as a vector or as one row per component."""
+    """Return whether an action mask has one number for each choice of each component of a multi-discrete action, either as a vector or as a
+    matrix with one row per component."""
     nvec, shape = action.nvec.ravel(), tuple(mask.shape or ())
     return shape in ((int(nvec.sum()),), (len(nvec), int(nvec[0]))) and (len(shape) == 1 or bool((nvec == nvec[0]).all()))
 
 
 def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
-    """Return the reason why a mask does not fit the actions; None if it fits."""
+    """Return the reason why the space of an action mask does not fit the action space; None if it fits."""
     other = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
     kinds = isinstance(mask, spaces.MultiBinary) or (isinstance(mask, spaces.Box) and mask.shape)
     match action:

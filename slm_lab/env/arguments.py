@@ -1,4 +1,4 @@
-"""Arguments of env constructors."""
+"""Inspection of the keyword arguments that env constructors accept."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from slm_lab.spec.report import nearest_hint
 
 
 class WrapperError(Exception):
-    """Raised if a wrapper or argument cannot be applied. Arguments: the invalid key of the env section, and the message."""
+    """Raised if a wrapper or an argument of an env cannot be applied. `args` contains the invalid key of the spec's env section and the
+    message."""
 
 
 def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
-    """Return the constructor of the registered env or, with `vector=True`, vector env. Raises ImportError if its module is missing."""
+    """Return the constructor of a registered env; with `vector=True`, that of its vector env. Raises ImportError if the env's module is
+    missing."""
     entry: Any = registration.vector_entry_point if vector else registration.entry_point
     assert entry is not None
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return the keyword arguments of the creator, and whether it accepts further ones (**kwargs).
+    """Return the names of the keyword arguments of an env constructor, and whether the constructor accepts further arguments (**kwargs).
 
-    If the creator has **kwargs, the arguments of its base classes are included, since **kwargs are usually passed on to the base classes.
+    If the constructor has **kwargs, the names include the arguments of its base classes, because **kwargs are usually passed on to the base
+    classes.
     """
     layers = _signatures(creator)
     parameters = [one for layer in layers for one in layer.values()]
@@ -37,7 +40,7 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
-    """Return the parameters of the creator, followed by those of its base classes' constructors up to the first without **kwargs."""
+    """Return the parameters of an env constructor and of its base classes' constructors, up to the first constructor without **kwargs."""
     found: list[Mapping[str, inspect.Parameter]] = []
     for layer in _constructors(creator):
         found.append(inspect.signature(layer).parameters)
@@ -47,7 +50,7 @@ def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parame
 
 
 def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
-    """Return the `accepted_arguments` whose default is a bool and whose annotation, if any, is bool."""
+    """Return the names of the arguments of an env constructor whose default is a bool and whose annotation, if present, is bool."""
     found: dict[str, bool] = {}
     for parameters in _signatures(creator):
         for name, one in parameters.items():  # an argument of a class overrides the same argument of its base class
@@ -56,7 +59,7 @@ def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
 
 
 def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the `__init__` of a class and of its base classes; if the creator is not a class, the creator itself."""
+    """Return the `__init__` methods of a class and its base classes. For a creator that is not a class, return the creator itself."""
     if not inspect.isclass(creator):
         return [creator]
     return [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
@@ -69,6 +72,7 @@ def unexpected_argument(error: BaseException) -> str | None:
 
 
 def unknown_key_message(key: str, known: list[str], what: str) -> str:
-    """Return the message for an unknown key, with the closest argument or key of the env section, and all arguments."""
+    """Return the error message for an unknown key of the spec's env section. The message names the most similar known key and all arguments
+    of the env."""
     near = nearest_hint(key, [*known, *EnvSpec.model_fields])
     return f"unknown key, and not an argument of {what}{near or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

@@ -1,4 +1,4 @@
-"""Atari: settings for all backends, and preprocessing for backends that have no preprocessing of their own."""
+"""Atari settings for all backends, and Atari preprocessing for backends that have no preprocessing of their own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from slm_lab.spec.models.env import EnvSpec
 
 @dataclass(frozen=True)
 class AtariSettings:
-    """Arguments of an ALE env (Machado et al., arXiv:1709.06009). They are the same for every backend.
+    """Arguments of an ALE env (Machado et al., arXiv:1709.06009), which are the same for every backend.
 
-    Backends return raw rewards; Env clips them, so that episode returns are the game's scores.
+    Backends return unclipped rewards, so that episode returns are the game's scores. Rewards are clipped afterwards, by the reward
+    normalizer.
     """
 
     repeat_action_probability: float = 0.25
@@ -25,20 +26,20 @@ class AtariSettings:
     continuous_action_threshold: float = 0.5
     frameskip: int = 4
     maxpool: bool = True
-    """Take the maximum over the last two frames, which removes flicker."""
+    """Whether to take the maximum over the last two frames, which removes flicker."""
     noop_max: int = 30
     """Upper bound (exclusive) of the random number of no-op actions at the start of an episode."""
     use_fire_reset: bool = True
-    """Press FIRE at the start of games with this action."""
+    """Whether to press FIRE at the start of an episode, in games with this action."""
     stack_num: int = 4
     img_height: int = 84
     img_width: int = 84
     grayscale: bool = True
     max_num_frames_per_episode: int = 108_000
     episodic_life: bool = False
-    """Report a lost life as a termination, while the game continues. Episode returns are still computed for complete games."""
+    """Whether to report a lost life as a termination although the game continues. Episode returns are still computed for complete games."""
     life_loss_info: bool = False
-    """Has the same effect as episodic_life, because no backend resets on a lost life."""
+    """Same effect as `episodic_life`, because no backend resets an env when a life is lost."""
     mode: int | None = None
     """Game mode; None: the game's default."""
     difficulty: int | None = None
@@ -50,7 +51,7 @@ class AtariSettings:
 
     @property
     def channels_shape(self) -> tuple[int, ...]:
-        """Shape of one observation of AtariFrames."""
+        """Shape of one preprocessed observation, [frames, height, width] for gray images or [frames, height, width, 3] for RGB images."""
         return (self.stack_num, self.img_height, self.img_width) + (() if self.grayscale else (3,))
 
 
@@ -64,14 +65,14 @@ def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
 
 
 def is_preprocessed(spec: EnvSpec) -> bool:
-    """Return whether the env is an ALE env with the usual preprocessing. (If the argument obs_type is given, the plain env is used.)"""
+    """Return whether the env is an ALE env with Atari preprocessing. An ALE env with the argument `obs_type` is not preprocessed."""
     return "ALE/" in spec.name and "obs_type" not in spec.kwargs
 
 
 class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
     """Apply frame skipping, max-pooling, resizing and stacking to one plain ALE env with frameskip 1, exactly as ALE's vector env does.
 
-    After a reset the stack contains zeros, followed by the first frame.
+    After a reset the stack of frames contains zeros, followed by the episode's first frame.
     """
 
     def __init__(self, env: gym.Env[np.ndarray, Any], settings: AtariSettings, max_frames: int) -> None:
@@ -124,7 +125,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return np.asarray(self._ale.getScreenGrayscale() if self.settings.grayscale else self._ale.getScreenRGB())
 
     def _observe(self) -> np.ndarray:
-        """Add the current frame to the stack; return the stack as a new array [stack, height, width(, 3)]."""
+        """Add the current frame to the stack of frames and return the stack, a new array [stack, height, width(, 3)]."""
         if self.settings.maxpool:
             np.maximum(self._raw[0], self._raw[1], out=self._raw[0])
         size = (self.settings.img_width, self.settings.img_height)

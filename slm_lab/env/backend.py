@@ -1,4 +1,4 @@
-"""The interface of backends, and the description of the envs to build."""
+"""Interface of env backends, and the description of the envs that a backend builds."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvRequest:
-    """Description of the envs that a backend is to build."""
+    """Description of the envs that a backend must build: id, constructor arguments, wrappers, number of envs."""
 
     id: str
-    """The id as given in the spec, including a module prefix if there is one."""
+    """Env id as given in the spec, including the module prefix if the id has a prefix."""
     registration: Registration | None
     """Gymnasium's registration of the id; None for an id that is not registered with Gymnasium (e.g. EnvPool's)."""
     kwargs: dict[str, Any]
-    """Arguments of the env's constructor; empty if they are in `atari`."""
+    """Arguments of the env's constructor; empty if `atari` contains the arguments."""
     num_envs: int
     atari: AtariSettings | None = None
     """Settings of ALE ids with the usual preprocessing; None for other envs."""
@@ -35,15 +35,16 @@ class EnvRequest:
     threads: int = 1
     """Number of threads that a C++ backend may use."""
     wraps: tuple[Wrap, ...] = ()
-    """Wrappers to apply to each env, in order."""
+    """Wrappers to apply to each env, innermost first."""
     track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""
     action_mask: str | Literal[False] | None = None
-    """Entry of the observation or of the env's info that contains the action mask; False: there is none; None: not given in the spec."""
+    """Entry of the observation or of the env's info that contains the action mask; False: no mask is used; None: the spec does not give
+    env.action_mask."""
     curriculum: Curriculum | None = None
-    """Values that change when an episode ends; None without env.schedule."""
+    """Arguments and attributes of the envs that change when an episode ends; None if the spec has no env.schedule."""
     critic_keys: tuple[str, ...] = ()
-    """Entries of the observation for the critic only."""
+    """Entries of the observation that only the critic receives."""
 
     @property
     def plain_id(self) -> str:
@@ -63,7 +64,8 @@ class EnvRequest:
 
     @property
     def main_module_reason(self) -> str | None:
-        """The reason why other processes cannot build the env (its class is defined in the main script); None if they can."""
+        """The reason why other processes cannot build the env (its class is defined in the main script); None if other processes can build
+        the env."""
         entry = self.registration.entry_point if self.registration else None
         module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
         if "__main__" not in (module, self.id.rpartition(":")[0]):
@@ -81,12 +83,12 @@ class EnvRequest:
 
     @property
     def max_steps(self) -> int | None:
-        """Number of the agent's steps (in Atari: not frames) until truncation; None if episodes are not limited."""
+        """Number of agent steps until truncation (in Atari, an agent step has several frames); None if episodes are not limited."""
         return self.time_limit if self.atari is None else -(-frame_limit(self.atari, self.max_t) // self.atari.frameskip)
 
 
 class RawStep(NamedTuple):
-    """One step as returned by a backend."""
+    """Result of one step of N envs, as returned by a backend."""
 
     obs: Any
     """Batch of observations in the env's own space."""
@@ -97,8 +99,8 @@ class RawStep(NamedTuple):
     truncated_N: np.ndarray
     """bool [N]; may be true together with terminated_N."""
     final: list[tuple[int, Any]] | None
-    """Index and last observation of each env that was reset within this step. An env whose episode ended and that is not listed is reset
-    by the next step, in which its row is a dummy."""
+    """Index and last observation of each env that was reset within this step. An env whose episode ended and which is not in this list is
+    reset by the next step. In that next step, the env's row is not a transition."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
 
@@ -117,54 +119,56 @@ class AgentGroup(NamedTuple):
 
 
 class SingleEnvBackend(Protocol):
-    """Interface of a backend with a single env, for callers that step this env directly, without a batch of size 1."""
+    """Interface of a backend with a single env, for callers that step the env directly instead of a batch of size 1."""
 
     env: Any
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
-        """Convert the results of `env.step` to a RawStep; reset the env if its episode ended. Raises InvalidOutcome."""
+        """Convert the results of `env.step` to a RawStep, and reset the env if its episode ended. Raises InvalidOutcome."""
 
 
 class Backend(ABC):
-    """Base class of backends, which step num_envs envs together.
+    """Base class of env backends. A backend steps `num_envs` envs together.
 
-    A user's backend is a subclass, given in env.backend as "package.module:Class".
+    A user's own backend is a subclass that the spec names in env.backend as "package.module:Class".
     """
 
     name: ClassVar[str] = ""
-    """Name in a spec; empty for a user's own backend."""
+    """Name of the backend in a spec (env.backend); empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
-    """Whether the backend applies `EnvRequest.wraps`; if not, it is not used for envs with wrappers."""
+    """Whether the backend applies `EnvRequest.wraps`. A backend for which this is false is not used for envs with wrappers."""
     selects_parts: ClassVar[bool] = False
     """Whether the backend applies env.obs_keys (one of the `EnvRequest.wraps`), even though it applies no other wrapper."""
     reports_info: ClassVar[bool] = True
-    """Whether `episode_info` can return entries; if not, meta.track_info is an error."""
+    """Whether `episode_info` can return entries. If this is false, meta.track_info in the spec is an error."""
     finds_masks: ClassVar[bool] = True
-    """Whether the backend adds the action mask to the observations if EnvRequest.action_mask is an entry of info."""
+    """Whether the backend adds the action mask to the observations if EnvRequest.action_mask names an entry of info."""
     follows_curriculum: ClassVar[bool] = False
     """Whether the backend applies the current values of EnvRequest.curriculum to an env when it resets the env."""
     lone: SingleEnvBackend | None = None
-    """Access to the single env, for callers that step it without a batch. None unless there is exactly one env, its observation space is a
-    Box, and its action is a row of the batch of actions."""
+    """Access to the backend's single env, for callers that step this env without a batch. None unless the backend has exactly one env, the
+    env's observation space is a Box, and the env's action is a row of the batch of actions."""
     fresh: bool = False
     """Whether step and reset return new arrays that are not modified later."""
     checks: bool = False
-    """Whether step and reset always return arrays of the right shapes and types; if not, `Env` checks the arrays."""
+    """Whether step and reset always return arrays of the right shapes and types. If this is false, `Env` checks the arrays."""
     agents: tuple[str, ...] = ()
-    """Names of the agents of each env, in the order of its rows: row = env · len(agents) + agent, so that the batches of observations,
-    rewards and actions have num_envs · len(agents) rows. Empty: one agent per env, and one row."""
+    """Names of the agents of each env, in the order of the env's rows. Batches of observations, rewards and actions have num_envs ·
+    len(agents) rows, with row = env · len(agents) + agent. Empty for envs with one agent, which have one row each."""
     groups: tuple[AgentGroup, ...] = ()
-    """For several agents whose spaces differ: the groups of agents with equal spaces, in the order of their first agents. Observations and
-    actions are then tuples with one batch per group, which contains the rows of the group's agents; all other arrays have all rows.
-    Empty: all agents have the spaces `observation_space` and `action_space`."""
+    """For envs with several agents whose spaces differ: the groups of agents with equal spaces, in the order of their first agents. If
+    `groups` is not empty, observations and actions are tuples with one batch per group, which contains the rows of the group's agents, and
+    all other arrays contain the rows of all agents. If `groups` is empty, all agents have the spaces `observation_space` and
+    `action_space`."""
     acts_N: np.ndarray | None = None
-    """For several agents, bool [N]: the rows whose action the next step uses; actions of other rows are ignored. Set by each reset and
-    step. None: all rows."""
+    """For envs with several agents, bool [N]: whether the next step uses the action of the row. Each reset and step sets this attribute.
+    None: the next step uses the actions of all rows."""
     present_N: np.ndarray | None = None
-    """For several agents, bool [N]: the rows whose agent takes part in the episode. Set by each reset and step. An agent that is absent
-    (it has left, or has not joined yet) does not act, and its row is a dummy. None: all rows."""
+    """For envs with several agents, bool [N]: whether the agent of the row takes part in the episode. Each reset and step sets this
+    attribute. An agent that has left the episode, or has not joined it yet, does not act, and the values of its row have no meaning. None:
+    all agents take part."""
     max_steps: int | None = None
-    """Number of steps until truncation, if it differs from the registration."""
+    """Number of steps until truncation, if this number differs from Gymnasium's registration of the env."""
     observation_space: gym.Space[Any]
     """Space of one env; with `groups`, the Dict of the agents' spaces by name."""
     action_space: gym.Space[Any]
@@ -172,17 +176,17 @@ class Backend(ABC):
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
-        """Return the reason why this backend cannot build the target; None if it can."""
+        """Return the reason why this backend cannot build the requested envs; None if the backend can build them."""
         return None
 
     @classmethod
     def variant(cls, target: EnvRequest) -> type[Backend]:
-        """Return the class that builds the target: this class, or a subclass for certain envs."""
+        """Return the backend class that builds the requested envs: this class, or its subclass for certain envs."""
         return cls
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Return whether "auto" should choose this backend if it supports the target."""
+        """Return whether `env.backend="auto"` should choose this backend if the backend supports the requested envs."""
         return True
 
     @abstractmethod
@@ -190,30 +194,33 @@ class Backend(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        """Begin an episode in every env and return the observations. Args: seeds: one per env; None: do not seed the random streams."""
+        """Begin an episode in every env and return the observations. Args: seeds: one seed per env, or None to leave the envs' random
+        streams unseeded."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
         """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or the env's own error, if an env fails."""
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        """Return the env's info in the last step of the row's episode, which has just ended; empty if the backend provides no info."""
+        """Return the env's info of the last step of the episode that has just ended in a row of the batch. The result is empty if the
+        backend has no info."""
         return {}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
-        """Return the states of the envs' random streams in plain Python; None if the backend does not expose them."""
+        """Return the states of the envs' random streams as plain Python objects; None if the backend does not expose these states."""
         return None
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        """Restore the result of `rng_states`."""
+        """Restore the states of the envs' random streams that `rng_states` returned."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring random states")
 
     def episode_state(self) -> Any:
-        """Return the state of the running episodes in plain Python; None if the backend does not expose it."""
+        """Return the state of the running episodes as plain Python objects; None if the backend does not expose this state."""
         return None
 
     def set_episode_state(self, state: Any) -> None:
-        """Restore the state that episode_state() returned. The envs were reset and their random streams restored before."""
+        """Restore the state of the running episodes that `episode_state` returned. The caller has already reset the envs and restored their
+        random streams."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring episode state")
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Bit flipping, the goal env of hindsight experience replay (arXiv:1707.01495, section 3.1): `slm_lab.env.bit_flip:BitFlip-v0`.
 
-An action flips one of n bits. The reward is −1 until all bits equal the bits of the goal. With many bits, an agent that learns only from
-rewards therefore never receives any other reward.
+An action flips one of n bits. The reward is 0 if all bits equal the bits of the goal, else −1. With many bits, an agent that explores at
+random almost never reaches the goal and therefore receives no reward other than −1.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import numpy as np
 
 
 class BitFlip(gym.Env[dict[str, np.ndarray], int]):
-    """A state of n bits and a goal, both uniformly random; an episode ends at the goal, or is truncated after n steps.
+    """Env with a state of n bits and a goal of n bits, both drawn uniformly at random. An episode terminates at the goal, and is truncated
+    after n steps.
 
-    Observations are a Dict of int8 [n]: `observation` and `achieved_goal` (the state), `desired_goal`. `info` has `is_success`.
+    Observations are a Dict of int8 [n]: `observation` and `achieved_goal`, which both contain the state, and `desired_goal`.
+    `info["is_success"]` says whether the state equals the goal.
     """
 
     def __init__(self, n: int = 15) -> None:
@@ -38,11 +40,11 @@ class BitFlip(gym.Env[dict[str, np.ndarray], int]):
         return self._observation(), float(reached) - 1.0, reached, not reached and self.steps >= self.n, {"is_success": reached}
 
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
-        """Return 0 where goals [..., n] are equal, else −1."""
+        """Return the rewards, float32 [...]: 0 where the achieved goal equals the desired goal, both [..., n], else −1."""
         return np.asarray(self.compute_terminated(achieved_goal, desired_goal, info) - 1.0, np.float32)
 
     def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
-        """Return whether goals [..., n] are equal."""
+        """Return bool [...]: whether the achieved goals equal the desired goals, both [..., n]."""
         return np.asarray((achieved_goal == desired_goal).all(-1))
 
     def _observation(self) -> dict[str, np.ndarray]:

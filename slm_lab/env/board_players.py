@@ -11,25 +11,25 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.base import ExtensionError, import_class
 
 Board = tuple[int, ...]
-"""Cells in row-major order: 1 the player's own stone, −1 the opponent's, 0 empty."""
+"""Cells in row-major order: 1 for a stone of the player, −1 for a stone of the opponent, 0 for an empty cell."""
 
 
 class Player:
-    """Base class of scripted players.
+    """Base class of scripted players, which act without a policy.
 
-    Args: info: info of the env that the player acts in. rng: random stream of the player.
+    Args: info: description of the env that the player acts in. rng: random generator of the player.
     """
 
     def __init__(self, info: EnvInfo, rng: np.random.Generator) -> None:
         self.info, self.rng = info, rng
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the actions, in the form that `Env.step` takes, for observations [N, *shape] in the agent's form."""
+        """Return a batch of actions, as `Env.step` accepts it, for a batch of observations [N, *shape], as `Env` returns it."""
         raise NotImplementedError
 
 
 def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
-    """Build the scripted player "package.module:Class". Raises ValueError with the reason if it cannot be built."""
+    """Build a scripted player from its path "package.module:Class". Raises ValueError with the reason if the player cannot be built."""
     try:
         player: Player = import_class(path, Player)(info, rng)
     except ExtensionError as error:
@@ -40,7 +40,8 @@ def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
 
 
 class BoardPlayer(Player):
-    """Base class of players of two-player board games with stones. Among equally good moves, one is drawn; subclasses define `choose`."""
+    """Base class of scripted players of two-player board games. `choose`, which subclasses define, returns equally good moves. `act` draws
+    one of these moves at random."""
 
     shape: tuple[int, int]
     """Rows and columns of the board."""
@@ -52,7 +53,8 @@ class BoardPlayer(Player):
             raise ValueError(f"{type(self).__name__} plays on a board of {rows} × {columns} with an action mask only")
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the actions, int64 [N], for observations [N, D]: two planes of stones, the player's own first, and the action mask."""
+        """Return the actions, int64 [N], for observations [N, D]. An observation contains two planes of stones (the player's, then the
+        opponent's) and the action mask."""
         observation = self.info.observation
         assert observation.mask is not None
         valid_NA = obs_N[:, slice(*observation.mask)] != 0
@@ -64,12 +66,12 @@ class BoardPlayer(Player):
         return int(self.rng.choice(self.choose(board, np.flatnonzero(valid_A).tolist())))
 
     def choose(self, board: Board, valid: list[int]) -> list[int]:
-        """Return one or more equally good actions, from which `act` draws one. Args: valid: the valid actions."""
+        """Return one or more equally good actions, from which `act` draws one action at random. Args: valid: the valid actions."""
         raise NotImplementedError
 
 
 class PerfectTicTacToe(BoardPlayer):
-    """Player that draws among the moves with the best result under perfect play of both players (minimax)."""
+    """TicTacToe player that draws at random among the moves with the best result under perfect play of both players (minimax)."""
 
     shape = (3, 3)
 
@@ -80,7 +82,8 @@ class PerfectTicTacToe(BoardPlayer):
 
 
 class OnePlyConnectFour(BoardPlayer):
-    """Player that wins in this move if possible, else prevents the opponent from winning in the next move, else draws a valid move."""
+    """Connect Four player that wins with this move if possible, else blocks a winning move of the opponent if there is one, else plays a
+    random valid move."""
 
     shape = (6, 7)
 
@@ -93,7 +96,7 @@ class OnePlyConnectFour(BoardPlayer):
 
 
 def _moved(board: Board, move: int) -> Board:
-    """Return the board after a move, from the view of the other player."""
+    """Return the board after a move of the player, from the view of the opponent: stones of the opponent are 1, stones of the player −1."""
     return tuple(-1 if i == move else -cell for i, cell in enumerate(board))
 
 
@@ -102,7 +105,7 @@ _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 
 
 @cache
 def _value(board: Board) -> int:
-    """Return the result of TicTacToe for the player to move if both play perfectly: 1, 0 or −1."""
+    """Return the result (1, 0 or −1) of a TicTacToe board for the player whose turn it is, if both players play perfectly."""
     if any(all(board[i] == -1 for i in line) for line in _LINES):
         return -1
     empty = [i for i, cell in enumerate(board) if not cell]
@@ -110,12 +113,13 @@ def _value(board: Board) -> int:
 
 
 def _cell(board: Board, column: int) -> tuple[int, int]:
-    """Return the row and column of a stone dropped into a column; row 5 is the lowest."""
+    """Return the row and column of the cell into which a stone falls that is dropped into a column of Connect Four. Row 5 is the lowest
+    row."""
     return max(row for row in range(6) if not board[7 * row + column]), column
 
 
 def _four(board: Board, cell: tuple[int, int]) -> bool:
-    """Return whether a stone of the player in this cell makes four in a row."""
+    """Return whether a stone of the player in this cell of Connect Four completes four in a row."""
     for step in ((0, 1), (1, 0), (1, 1), (1, -1)):
         count = 1
         for sign in (1, -1):

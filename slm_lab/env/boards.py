@@ -1,4 +1,4 @@
-"""Text form of EnvPool's board games: the board in an observation, and the names of moves."""
+"""Text form of EnvPool's board games: the board of an observation as text, and the names of moves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from slm_lab.lib.records import EnvInfo, ObservationSpace
 
 PASS = "pass"
-"""Name of the move without a stone; it is the last action, after the moves for all cells."""
+"""Name of the move that places no stone. This move is the last action, after the moves for all cells."""
 
 
 def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int) -> bool:
-    """Return whether observations consist of two planes of stones (the player's own first) and an action mask for `moves` moves."""
+    """Return whether observations consist of two planes of stones (the player's own stones first) and an action mask for `moves` moves."""
     if observation.mask is None or observation.mask[1] - observation.mask[0] != moves:
         return False
     if observation.parts:
@@ -23,7 +23,7 @@ def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int
 
 
 def planes_of(observation: ObservationSpace, obs_N: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Return the planes of stones, [N, 2, rows, columns], of observations for which `has_board` is true."""
+    """Return the two planes of stones, [N, 2, rows, columns], of a batch of observations for which `has_board` is true."""
     if observation.parts:
         return obs_N[:, observation.parts[0].begin : observation.parts[0].end].reshape(-1, 2, rows, columns)
     return np.moveaxis(obs_N[:, : 2 * rows * columns].reshape(-1, rows, columns, 2), -1, 1)
@@ -31,25 +31,26 @@ def planes_of(observation: ObservationSpace, obs_N: np.ndarray, rows: int, colum
 
 @dataclass(frozen=True)
 class BoardGame:
-    """A two-player board game with stones. Observations consist of two planes of stones (the player's own first) and an action mask."""
+    """Two-player board game with stones. Observations consist of two planes of stones (the player's own stones first) and an action
+    mask."""
 
     rows: int
     columns: int
     drops: bool = False
-    """Whether a move names a column, into which a stone falls, instead of a cell."""
+    """Whether a move names a column into which a stone is dropped. If this is false, a move names a cell."""
     passes: bool = False
-    """Whether the last action is a move without a stone."""
+    """Whether the last action is a move that places no stone."""
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """Names of all actions: columns "1", "2", …; cells "a1", "b1", … in row-major order, a1 being the upper left one."""
+        """Names of all actions: columns "1", "2", …, or cells "a1", "b1", … in row-major order, where a1 is the upper left cell."""
         if self.drops:
             return tuple(str(column + 1) for column in range(self.columns))
         cells = tuple(f"{letter}{row + 1}" for row in range(self.rows) for letter in string.ascii_lowercase[: self.columns])
         return (*cells, PASS) if self.passes else cells
 
     def fits(self, info: EnvInfo) -> bool:
-        """Return whether observations, including an action mask, and actions of an env have the form of this game."""
+        """Return whether the observations (with an action mask) and the actions of an env have the form that this game needs."""
         moves = len(self.moves)
         is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2
         return is_of_game and has_board(info.observation, self.rows, self.columns, moves)
@@ -60,7 +61,7 @@ class BoardGame:
         return [move for move, allowed in zip(self.moves, obs[slice(*observation.mask)], strict=True) if allowed]
 
     def draw(self, observation: ObservationSpace, obs: np.ndarray, own: str, other: str) -> str:
-        """Return the board in an observation [D] as lines of text. Args: own, other: letters for the player's and the opponent's stones."""
+        """Return the board of an observation [D] as lines of text. Args: own, other: letters for the player's and the opponent's stones."""
         own_RC, other_RC = planes_of(observation, obs[None], self.rows, self.columns)[0]
         cells_RC = np.where(own_RC > 0, own, np.where(other_RC > 0, other, "."))
         names = [str(column + 1) if self.drops else string.ascii_lowercase[column] for column in range(self.columns)]
@@ -73,4 +74,4 @@ BOARD_GAMES = {
     "ConnectFour-v1": BoardGame(6, 7, drops=True),
     "Othello-v1": BoardGame(8, 8, passes=True),
 }
-"""Env → game."""
+"""Board game of each EnvPool id."""

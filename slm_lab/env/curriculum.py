@@ -14,24 +14,23 @@ from slm_lab.spec.models.env_schedule import Rule, Steps, rule_of
 from slm_lab.spec.report import nearest_hint
 
 Values = dict[str, Any]
-"""Scheduled key → value."""
+"""Values of scheduled arguments and attributes, by name."""
 
 
 class Curriculum:
-    """Scheduled values that each env has now, and values that it gets with its next reset.
+    """Current values of the scheduled arguments and attributes of each env, and the values that each env receives with its next reset.
 
-    Args:
-        schedule: env.schedule. known: arguments of the env's constructor; other keys are attributes.
-        final: whether every key has its last value (evaluation).
+    Args: schedule: the spec's env.schedule. known: names of the env constructor's arguments; all other keys of `schedule` name attributes.
+    final: whether every key always has the last value of its schedule, as in evaluation.
     """
 
     def __init__(self, schedule: Mapping[str, Any], known: Collection[str], num_envs: int, final: bool) -> None:
         self.rules: dict[str, Rule] = {key: rule_of(value) for key, value in schedule.items()}
         self.known, self._final = tuple(known), final
         self.arguments = tuple(key for key in schedule if key in known)
-        """Keys that are constructor arguments: an env must be rebuilt to change them."""
+        """Keys of the schedule that are constructor arguments. An env must be rebuilt to change a constructor argument."""
         self.frame = 0
-        """Frame at which rules that depend on the frame are evaluated."""
+        """Frame (number of env steps of the training run) at which rules that depend on the frame are evaluated."""
         self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, Steps) and rule.by == "return"}
         self._levels = dict.fromkeys(self._by_return, 0)
         """Index of the current value of each rule that depends on returns."""
@@ -39,35 +38,35 @@ class Curriculum:
         self.held: list[Values] = [self.current() for _ in range(num_envs)]
         """Current values of each env."""
         self._played = list(self.held)
-        """Values in the last episode that ended in each env."""
+        """Values of each env in the last episode that ended."""
         self._restored: list[Values] | None = None
         """Loaded values of each env, until `restored` is called; None: no loaded values are pending."""
         self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs
 
     def current(self) -> Values:
-        """Return the values for envs that begin an episode now."""
+        """Return the scheduled values of envs that begin an episode now."""
         if self._final:
             return {key: rule.values[-1] for key, rule in self.rules.items()}
         levels = self._levels
         return {key: rule.values[levels[key]] if key in levels else rule.at(self.frame) for key, rule in self.rules.items()}
 
     def wanted(self, row: int) -> Values:
-        """Return the values that an env gets with its next reset."""
+        """Return the scheduled values that an env receives with its next reset."""
         return self.current() if self._restored is None else self._restored[row]
 
     def begin(self, row: int, values: Values) -> None:
-        """Record that an env begins an episode with these values."""
+        """Record that an env begins an episode with the given scheduled values."""
         self._played[row], self.held[row] = self.held[row], values
 
     def next_seed(self, row: int) -> int:
-        """Return a new seed for an env that was rebuilt."""
+        """Return a new seed for an env that was rebuilt with other constructor arguments."""
         self._rebuilt[row] += 1
         return int(np.random.SeedSequence([self.seeds[row], self._rebuilt[row]]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def end_episode(self, row: int, total_reward: float) -> dict[str, float]:
-        """Count an episode that has just ended in an env. Call this after the env's reset.
+        """Record the return of an episode that has just ended in an env. Call this method after the env has been reset.
 
-        Returns the values of the episode, as numbers for the rows of metrics.
+        Returns the scheduled values of the episode as numbers, by their names in `Episode.info`.
         """
         played = self._played[row]
         for key, rule in self._by_return.items():
@@ -91,7 +90,8 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`. Until `restored` is called, resets give each env the values that it had at that time."""
+        """Load a state that `state_dict` returned. Until `restored` is called, resets give each env the scheduled values that the env had
+        when the state was saved."""
         self.frame, self._levels = state["frame"], dict(state["levels"])
         for key, returns in state["returns"].items():
             self._returns[key].extend(returns)
@@ -99,21 +99,23 @@ class Curriculum:
         self._restored = state["held"] if len(state["held"]) == len(self.held) else None
 
     def restored(self, state: dict[str, Any]) -> None:
-        """From now on, let resets give the envs new values. Args: state: the loaded state; the resets before this call do not count."""
+        """End the restoration that `load_state_dict` began: later resets give the envs new scheduled values. Args: state: the loaded state,
+        whose seeds replace those that resets have changed since."""
         self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
 
     def changes(self, row: int) -> tuple[Values, bool]:
-        """Return the values that an env gets with its next reset, and whether it must be rebuilt for them."""
+        """Return the scheduled values that an env receives with its next reset, and whether the env must be rebuilt because a constructor
+        argument changes."""
         wanted, held = self.wanted(row), self.held[row]
         return wanted, any(wanted[key] != held[key] for key in self.arguments)
 
     def attributes(self, values: Mapping[str, Any]) -> Values:
-        """Return the values that are set as attributes, not as constructor arguments."""
+        """Return those of the scheduled values that are attributes of an env instead of constructor arguments."""
         return {key: value for key, value in values.items() if key not in self.arguments}
 
 
 def schedule_entry(key: str) -> str:
-    """Return the name of a scheduled key in Episode.info."""
+    """Return the name under which `Episode.info` contains the value of a scheduled key."""
     return f"env.{key}"
 
 
@@ -141,7 +143,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_spaces(env: gym.Env[Any, Any], observation: gym.Space[Any], action: gym.Space[Any], values: Mapping[str, Any]) -> None:
-    """Raise WrapperError if an env with these values has other spaces."""
+    """Raise WrapperError if the spaces of an env differ from the expected spaces. Args: values: scheduled values of the env, for the error
+    message."""
     for kind, found, expected in (("observation", env.observation_space, observation), ("action", env.action_space, action)):
         if found != expected:
             given = ", ".join(f"{key} = {value!r}" for key, value in values.items())

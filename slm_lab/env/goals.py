@@ -1,4 +1,4 @@
-"""Rewards of achieved and desired goals, for hindsight experience replay."""
+"""Computation of rewards from achieved and desired goals, for hindsight experience replay."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _REWARD_WRAPPERS = (gym.RewardWrapper, gym.wrappers.NormalizeReward)
 
 
 class GoalOutcome(NamedTuple):
-    """Rewards and terminations of K transitions, given their goals."""
+    """Rewards and terminations of K transitions, computed from their achieved and desired goals."""
 
     reward_K: np.ndarray
-    """float32 [K]: training rewards (env.reward_scale, env.clip_reward)."""
+    """float32 [K]: rewards for training, after env.reward_scale and env.clip_reward."""
     terminated_K: np.ndarray | None
     """bool [K]; None: keep the recorded terminations, because the env cannot compute them."""
 
 
 class GoalReward:
-    """Compute rewards and terminations: (achieved goals [K, G], desired goals [K, G]) → GoalOutcome.
+    """Function object that computes a GoalOutcome from achieved goals [K, G] and desired goals [K, G].
 
-    Args: threshold: distance up to which a goal counts as reached; the reward is 0 if it is reached, else −1. None: call the env's
-    `compute_reward` and, if it exists, `compute_terminated` with a batch, as in Gymnasium-Robotics. For this purpose a separate env is
-    built, which `close` closes.
+    Args: threshold: distance up to which a goal counts as reached. The reward is 0 for a reached goal, else −1. If the threshold is None, a
+    separate env is built, and its methods `compute_reward` and, if it exists, `compute_terminated` are called with a batch of goals, as in
+    Gymnasium-Robotics. `close` closes the separate env.
 
     Raises SpecError if the env has no `compute_reward`, or if a wrapper changes rewards.
     """
@@ -58,7 +58,7 @@ class GoalReward:
         return GoalOutcome(self._scaled(reward_K), None if ends is None else _terminations(ends, achieved_KG, desired_KG))
 
     def close(self) -> None:
-        """Close the separate env."""
+        """Close the separate env, if one was built."""
         if self._env is not None:
             self._env.close()
 
@@ -66,11 +66,11 @@ class GoalReward:
 def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecStep) -> None:
     """Compare the env's rewards in one step with the rewards computed from the goals.
 
-    With a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. Without a
-    threshold, a difference raises SpecError: rewards for other goals cannot be computed if `compute_reward` does not return the env's
-    rewards.
+    If `rewards` has a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. If
+    `rewards` has no threshold, a difference raises SpecError, because rewards for other goals cannot be computed if `compute_reward` does
+    not return the env's rewards.
 
-    Args: step: a step with raw rewards and observations.
+    Args: step: an env step with unnormalized rewards and observations.
     """
     assert env.info.observation.goals is not None
     achieved_KG, desired_KG = (step.last_obs_N[step.valid_N, begin:end] for begin, end in env.info.observation.goals)
@@ -102,9 +102,10 @@ def _check_wrappers(spec: EnvSpec) -> None:
 
 
 def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
-    """Return the result of `compute_terminated` for a batch, bool [K].
+    """Return the result of the env's `compute_terminated` for a batch of goals, bool [K]. Args: ends: the method `compute_terminated`.
 
-    If the method supports only a single goal (mazes of Gymnasium-Robotics), it is called once for each goal.
+    If `compute_terminated` supports only a single goal, as in the mazes of Gymnasium-Robotics, this function calls the method once for each
+    goal.
     """
     found = np.asarray(ends(achieved_KG, desired_KG, {}), np.bool_)
     if found.shape == (len(achieved_KG),):
@@ -113,7 +114,7 @@ def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG:
 
 
 def _unwrapped_env(spec: EnvSpec) -> Any:
-    """Return one env without wrappers, which has a method `compute_reward`. Raises SpecError if it has no such method."""
+    """Build one env without wrappers and return the env. Raises SpecError if the env has no method `compute_reward`."""
     env: Any = None
     if find_target(spec, 1).registration is not None:
         with quiet_gymnasium():

@@ -1,4 +1,4 @@
-"""Envs whose agents have different spaces: an Env for each group of agents with equal spaces, stepped together."""
+"""Envs whose agents have different spaces. Each group of agents with equal spaces has an `Env`, and all groups are stepped together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace,
 
 
 class GroupRows(Backend):
-    """Backend of the Env of one group of agents. `reset` and `step` return the rows that GroupedEnv passed to `take`."""
+    """Backend of the Env of one group of agents. `reset` and `step` return the group's rows that `GroupedEnv` has passed to `take`."""
 
     def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
         rows = np.flatnonzero([agent in group.agents for _ in range(num_envs) for agent in shared.agents])
@@ -30,7 +30,7 @@ class GroupRows(Backend):
         self._step: RawStep | None = None
 
     def take(self, obs: Any, raw: RawStep | None = None) -> None:
-        """Store the group's observations and, after a step, the group's rows of the step."""
+        """Store the group's observations and, after a step, the group's rows of the step of all agents."""
         acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
         self.acts_N = None if acts_N is None else acts_N[rows]
         self.present_N = None if present_N is None else present_N[rows]
@@ -68,11 +68,11 @@ class GroupRows(Backend):
 class GroupedEnv(Env):
     """Vector env whose agents have different spaces.
 
-    Each group of agents with equal spaces has its own Env, with its own encoding, masks and normalizers. Arrays for all rows are padded,
-    see EnvInfo.groups.
+    Each group of agents with equal spaces has its own Env, with its own encoding, masks and normalizers. Arrays that contain the rows of
+    all groups are padded, see `EnvInfo.groups`.
 
-    Args: info: info of all rows. groups: the Env of each group, with GroupRows as its backend. decoders: function of each group that
-    converts actions to the env's form.
+    Args: info: description of the rows of all agents. groups: the Env of each group, with GroupRows as its backend. decoders: for each
+    group, the function that converts the group's actions to the env's form.
     """
 
     def __init__(self, backend: Backend, info: EnvInfo, groups: Sequence[Env], decoders: Sequence[Codec], seed: int, *, name: str) -> None:
@@ -115,7 +115,7 @@ class GroupedEnv(Env):
         return self._joined([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
 
     def _joined(self, steps: Sequence[VecStep]) -> VecStep:
-        """Join the steps of the groups to one step of all rows."""
+        """Join the VecSteps of the groups to one VecStep with the rows of all agents."""
         episodes: list[Episode] = []
         for rows, step in zip(self._rows, steps, strict=True):
             episodes += [episode._replace(env=int(rows[episode.env])) for episode in step.episodes]
@@ -135,7 +135,7 @@ class GroupedEnv(Env):
         )
 
     def _of_all(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Join the values of the groups' rows, [K, …] each, to the values of all rows, [N, …]."""
+        """Join one array [K, …] per group, with the rows of the group, to one array [N, …] with the rows of all agents."""
         values_N = np.empty((self.info.num_envs, *values[0].shape[1:]), values[0].dtype)
         for rows, values_K in zip(self._rows, values, strict=True):
             values_N[rows] = values_K
@@ -166,7 +166,7 @@ class GroupedEnv(Env):
 
 
 def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
-    """Return the info of all rows of an env with these groups. Args: agents: names of all agents, in the order of the rows.
+    """Return the EnvInfo of an env that consists of these groups of agents. Args: agents: names of all agents, in the order of the rows.
 
     Raises: UnsupportedSpace if one array cannot contain the observations of all agents.
     """
@@ -176,7 +176,8 @@ def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
 
 
 def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
-    """Return the space of the widest observation, with a description of all groups."""
+    """Return the widest observation space of the groups, with a text that describes the observations of all groups. Raises
+    UnsupportedSpace."""
     known = [group.observation for group in groups]
     widest = max(known, key=lambda one: one.shape)
     vectors = all(len(one.shape) == 1 for one in known)

@@ -1,12 +1,14 @@
-"""Conversion of a Box to an image or a vector for agents. Envs, nets, memories, exported files and `check` use the same rules.
+"""Conversion of Box observations to images or vectors for agents. Envs, nets, memories, exported files and `slm_lab check` use the same
+rules.
 
-- Channels are the first or the last axis, determined by `channels_axis`.
-- An image has three axes including the channels, and contains integers from 0 to 255, floats from 0 to 1, -1 to 1 or 0 to 255, or bools.
-  Integers from 0 to 255 with two axes are an image without channels. Every other Box is a vector. `input` in the spec (or a net with
-  convolutions) overrides this rule.
-- Nets divide an image by its upper bound. In vectors of integers from 0 to at most 255 each number is divided by its own upper bound;
-  other vectors are not changed.
-- A wrapper that stacks observations adds a first axis (`mark_stack`): frames of images become channels, and vectors are concatenated.
+- The channels of an image are its first or its last axis, determined by `channels_axis`.
+- A Box with three axes, including the channels, is an image if it contains integers from 0 to 255, floats from 0 to 1, -1 to 1 or 0 to 255,
+  or bools. A Box with two axes that contains integers from 0 to 255 is an image without channels. Every other Box is a vector.
+  `agent.net.input` in the spec (or a net with convolutions) overrides this classification.
+- Nets divide an image by its upper bound. In vectors of integers from 0 to at most 255, each number is divided by its own upper bound.
+  Other vectors are not changed.
+- A wrapper that stacks observations adds a first axis (see `mark_stack`). The frames of stacked images become channels, and stacked vectors
+  are concatenated.
 """
 
 from __future__ import annotations
@@ -22,36 +24,38 @@ from gymnasium import spaces
 from slm_lab.lib.records import Ambiguity, Channels, Dtype, InputKind
 
 UNBOUNDED = 1e30
-"""Bounds beyond ±this number count as infinite: some envs use the greatest float32 number instead of infinity."""
+"""Bounds whose absolute value exceeds this number count as infinite, because some envs use the greatest float32 number instead of
+infinity."""
 BYTE = 255.0
 _PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
-"""Bounds of float images. The first pair also holds for bools."""
+"""Pairs of lower and upper bounds of float images. The first pair also applies to images of bools."""
 _SMALLEST_SIDE = 7
-"""Minimum side of an image of floats or bools, or without channels: smaller arrays are more often tables of numbers than images."""
+"""Minimum side of an image that contains floats or bools or that has no channels. Smaller arrays are more often tables of numbers than
+images."""
 _LARGE_SIDE = 32
-"""Minimum side for which a Box with three axes and other bounds is ambiguous."""
+"""Minimum side for which a Box with three axes, but without the bounds of an image, may still be an image and is therefore ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
 _MIN_ASPECT_RATIO = 1.25
-"""If the aspect ratios of the images with channels first and with channels last differ by at least this factor, the squarer image is
-certainly right."""
+"""If the aspect ratios of the two possible images (channels first or channels last) differ by at least this factor, the squarer image is
+taken as certain."""
 
 
 class BoxLayout(NamedTuple):
-    """Conversion of a batch of a Box, [N, *shape], to the form that agents use."""
+    """Description of how a batch of Box observations, [N, *shape], is converted to the image or vector that agents use."""
 
     shape: tuple[int, ...]
     """[C, H, W] for an image, [n] for a vector."""
     dtype: Dtype
     channels_last: bool = False
-    """Whether the env's last axis contains the channels, and must be moved before the two axes of the image."""
+    """Whether the last axis of the env's observation contains the channels and must be moved before height and width."""
     high: float | None = None
-    """Upper bound of an image."""
+    """Number by which nets divide an image; None for a vector."""
     scale: np.ndarray | None = None
-    """float32 [n]: factors for a vector; None: no scaling."""
+    """float32 [n]: factors by which a vector is multiplied; None: no scaling."""
     ambiguities: tuple[Ambiguity, ...] = ()
-    """Properties that the space does not determine, each with the spec key that sets it."""
+    """Properties of the observation that its space does not determine, each with the spec key that sets the property."""
     text: str = ""
-    """Description: "image 24 × 20, 6 channels last, 0 to 255"."""
+    """Description of the observation, such as "image 24 × 20, 6 channels last, 0 to 255"."""
 
     @property
     def is_image(self) -> bool:
@@ -59,12 +63,11 @@ class BoxLayout(NamedTuple):
 
 
 def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Channels | None = None, where: str = "") -> BoxLayout:
-    """Return the layout of a Box.
+    """Return whether a Box observation is an image or a vector, and how the observation is converted.
 
-    Args:
-        input: kind given in the spec. Arrays that cannot be images, such as arrays with one axis, are vectors regardless of `input`.
-        channels: axis of an image's channels given in the spec.
-        where: name of the entry of a Dict or Tuple, for messages.
+    Args: input: "image" or "vector" if given in the spec. Arrays that cannot be images, such as arrays with one axis, are vectors
+    regardless of `input`. channels: axis of an image's channels ("first" or "last") if given in the spec. where: name of the entry of a
+    Dict or Tuple, for messages.
     """
     shape = space.shape
     inner = shape[1:] if is_stacked(space) else shape
@@ -83,8 +86,8 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
     """Return whether the channels of an image are its last axis, and whether this is certain.
 
-    If exactly one of the first and the last axis has size 1, 3 or 4, it contains the channels. Otherwise the channels are the axis whose
-    removal leaves the squarer image.
+    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. If both axes or neither axis has such
+    a size, the channels are the axis whose removal leaves the squarer image.
     """
     if len(shape) != 3:
         return False, True
@@ -143,7 +146,7 @@ def _is_integer_or_bool(space: spaces.Box) -> bool:
 
 
 def _bounds(space: spaces.Box) -> tuple[float, float]:
-    """Return the smallest lower bound and the greatest upper bound; bounds beyond ±UNBOUNDED are infinite."""
+    """Return the smallest lower bound and the greatest upper bound of a Box. Bounds beyond ±UNBOUNDED are returned as infinity."""
     if not math.prod(space.shape):
         return 0.0, 0.0
     low, high = float(space.low.min()), float(space.high.max())
@@ -172,7 +175,8 @@ _MARK = "is_stacked"
 
 
 def mark_stack(env: gym.Env[Any, Any]) -> None:
-    """Mark the spaces whose first axis was added by a wrapper that stacks observations, for `box_layout`.
+    """Mark the observation spaces whose first axis was added by a wrapper that stacks observations, so that `box_layout` can recognise
+    these spaces.
 
     Outer wrappers that change observations create new spaces, which are not marked.
     """
@@ -197,6 +201,6 @@ def is_stacked(space: spaces.Space[Any]) -> bool:
 
 
 def set_stacked(space: spaces.Box) -> spaces.Box:
-    """Mark a space whose first axis was added by a wrapper that stacks observations (see `mark_stack`), and return it."""
+    """Mark a space as one whose first axis was added by a wrapper that stacks observations (see `mark_stack`). Return the space."""
     setattr(space, _MARK, True)
     return space

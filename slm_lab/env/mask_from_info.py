@@ -19,7 +19,8 @@ MASK_KEYS = ("action_mask", "legal_action_mask")
 
 
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
-    """Return the name of the entry of an observation that is the action mask; None if there is no mask. Args: wanted: env.action_mask."""
+    """Return the name of the observation's entry that is the action mask; None if the observation has no mask. Args: wanted: the spec's
+    env.action_mask."""
     if wanted is None:
         names = MASK_KEYS if number_of_choices(action) else ()
         return next((name for name in names if name in entries), None)
@@ -27,23 +28,23 @@ def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], ac
 
 
 def missing_entry_message(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
-    """Return the message that env.action_mask names neither an entry of the observation nor of info."""
+    """Return the error message for an env.action_mask that names neither an entry of the observation nor an entry of info."""
     known = [f"{place}: {', '.join(map(str, names)) or 'none'}" for place, names in (("the observation", entries), ("info", infos))]
     near = nearest_hint(wanted, map(str, [*entries, *infos])) or ";"
     return f"no entry {wanted!r} in the observation or info{near} entries of {'; of '.join(known)}"
 
 
 def not_discrete_message(action: spaces.Space[Any]) -> str:
-    """Return the message that env.action_mask names a mask of actions that have no list of choices."""
+    """Return the error message for an env.action_mask in an env whose actions are not discrete."""
     return f"masks Discrete and MultiDiscrete actions, and the actions of this env are {action}; remove it, or set it to false"
 
 
 class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
     """Add an action mask from the env's info to its observations.
 
-    A Dict gets an additional entry; any other observation becomes the entry "observation" of a Dict. The mask has one number for each
-    choice of each component of the action, which is true or not 0 if the choice is valid. The mask is float32, so that stacking envs need
-    not check for overflow.
+    A Dict observation receives the mask as an additional entry. Any other observation becomes the entry "observation" of a new Dict. The
+    mask in info has one bool or number for each choice of each component of the action. True or a nonzero number marks a valid choice. The
+    mask in the observation is float32, so that vector envs, which stack observations, need not check the mask for overflow.
     """
 
     def __init__(self, env: gym.Env[Any, Any], key: str) -> None:
@@ -80,7 +81,8 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.Env[Any, Any]:
-    """Return the env with its action mask in the observation; wrap the env if `key` is an entry of its info."""
+    """Return an env whose observation contains the action mask. The env is wrapped in `MaskFromInfo` unless `key` is already an entry of
+    its observation."""
     space = env.observation_space
     if not key or (isinstance(space, spaces.Dict) and key in space.spaces):
         return env
@@ -90,7 +92,7 @@ def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.E
 def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
     """Raise InvalidOutcome if the info of a reset has an action mask, but env.action_mask is not given and the observation has no mask.
 
-    Gymnasium's own envs are not checked: Taxi, which has a mask, is usually benchmarked without it.
+    Gymnasium's own envs are not checked, because Taxi, which has an action mask, is usually benchmarked without the mask.
     """
     if key is not None or info.keys().isdisjoint(MASK_KEYS):
         return
@@ -102,12 +104,13 @@ def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: 
 
 
 def undeclared_message(found: str) -> str:
-    """Return the message for an action mask in info if env.action_mask is not given."""
+    """Return the error message for an action mask in info if the spec does not give env.action_mask."""
     return f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it"
 
 
 def check_vector_masks(space: spaces.Space[Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
-    """Raise InvalidOutcome if the info of a vector env's reset has an action mask, which its backend does not read."""
+    """Raise InvalidOutcome if the info of a vector env's reset has an action mask, because the backends of vector envs do not read masks
+    from info."""
     known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
     if key is None and not known and (found := next((name for name in MASK_KEYS if name in info), None)):
         raise InvalidOutcome(

@@ -1,7 +1,7 @@
 """CartPole and Pendulum with hidden velocities, partially observable envs for recurrent policies.
 
-`slm_lab.env.masked:MaskedCartPole-v1`: from one position and one angle, a policy without memory cannot infer in which direction the pole
-falls. `slm_lab.env.masked:MaskedPendulum-v1`: from the angle, it cannot infer in which direction the pendulum swings.
+In `slm_lab.env.masked:MaskedCartPole-v1`, a policy without memory cannot infer from the cart position and pole angle in which direction the
+pole falls. In `slm_lab.env.masked:MaskedPendulum-v1`, such a policy cannot infer from the angle in which direction the pendulum swings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ POSITIONS = [0, 2]
 
 
 class MaskedCartPole(CartPoleEnv):
-    """CartPole with observations float32 [2]: cart position and pole angle. Dynamics, rewards and terminations are CartPole-v1's."""
+    """CartPole with observations float32 [2]: cart position and pole angle. Dynamics, rewards and terminations are those of CartPole-v1."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -36,7 +36,7 @@ class MaskedCartPole(CartPoleEnv):
 
 
 class MaskedPendulum(PendulumEnv):
-    """Pendulum with observations float32 [2]: cosine and sine of the angle. Dynamics and rewards are Pendulum-v1's."""
+    """Pendulum with observations float32 [2]: cosine and sine of the angle. Dynamics and rewards are those of Pendulum-v1."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

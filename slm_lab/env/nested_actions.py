@@ -1,4 +1,4 @@
-"""Actions of Dict and Tuple spaces: one flat array for the agent, the nested structure for the env."""
+"""Conversion of the agent's actions, which are flat arrays, to the nested actions of Dict and Tuple spaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 Codec = Callable[[Any], Any]
-"""Maps a batch of actions in the agent's form to a batch in the env's form."""
+"""Function that converts a batch of actions from the agent's form to the env's form."""
 _KINDS: tuple[ActionKind, ...] = ("multi_discrete", "multi_binary", "continuous")
 """Kinds of components, in their order in the agent's action."""
 
@@ -19,12 +19,15 @@ _KINDS: tuple[ActionKind, ...] = ("multi_discrete", "multi_binary", "continuous"
 def nested_action_codec(
     space: spaces.Dict | spaces.Tuple[Any], codec: Callable[[Any], tuple[ActionSpace, Codec]]
 ) -> tuple[ActionSpace, Codec]:
-    """Return the agent's space for a Dict or Tuple of actions, and the function that converts actions to the env's form.
+    """Return the agent's action space for a Dict or Tuple action space, and the function that converts the agent's actions to the env's
+    form.
 
-    The agent's action has the components of all leaves: first the discrete ones, then the binary ones, then the continuous ones, each in
-    the order of the leaves. Its kind is the kind of the leaves if they all have the same, else hybrid.
+    The agent's action contains the components of all leaf spaces: first the discrete components, then the binary components, then the
+    continuous components, each in the order of the leaves. If all leaves have the same kind, the agent's action space has this kind, else
+    the kind "hybrid".
 
-    Args: codec: function that is called with each leaf, see `spaces.action_codec`.
+    Args: codec: function that returns the agent's action space and the conversion function of one leaf space, such as
+    `spaces.action_codec`.
     """
     known, decoders = zip(*map(codec, action_leaves(space)), strict=True)
     columns = columns_of(known)
@@ -53,7 +56,8 @@ def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
 
 
 def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
-    """Return, for each leaf, the slice of the agent's action components that belongs to it. Args: known: the agent's space of each leaf."""
+    """Return, for each leaf space, the slice of the agent's action components that belongs to the leaf. Args: known: the agent's action
+    space of each leaf."""
     columns, begin = [slice(0)] * len(known), 0
     for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_action_kind(known[index]))):
         columns[index] = slice(begin, begin + known[index].dim)

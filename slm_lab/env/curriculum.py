@@ -20,8 +20,10 @@ Values = dict[str, Any]
 class Curriculum:
     """Current values of the scheduled arguments and attributes of each env, and the values that each env receives with its next reset.
 
-    Args: schedule: the spec's env.schedule. known: names of the env constructor's arguments; all other keys of `schedule` name attributes.
-    final: whether every key always has the last value of its schedule, as in evaluation.
+    Args:
+        schedule: the spec's env.schedule.
+        known: names of the env constructor's arguments. All other keys of `schedule` name attributes of the env.
+        final: whether every key always has the last value of its schedule, as in evaluation.
     """
 
     def __init__(self, schedule: Mapping[str, Any], known: Collection[str], num_envs: int, final: bool) -> None:

@@ -1,4 +1,4 @@
-"""Corrections of the spaces that EnvPool's suites report, and checks of their options."""
+"""Corrections of the spaces that EnvPool's suites of envs report, and checks of the options that these envs accept."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ _OWNED = {
     "render_mode": "use enjoy --video",
     "render_env_id": "use enjoy --video",
 }
-"""Option of EnvPool that the backend sets → what to use instead."""
+"""Options of EnvPool that the backend sets itself, and what a spec can use instead."""
 _PIXELS = {"from_pixels": False, "render_width": 84, "render_height": 84, "render_camera_id": -1}
-"""Options for images as observations, with their defaults; `config` does not list them."""
+"""Options for images as observations, with their defaults. EnvPool's `config` does not list these options."""
 _MAX_CODES = (10, 5, 3)
-"""Greatest codes of object, colour and state in MiniGrid's grid. The reported space is an image from 0 to 255."""
+"""Greatest codes of object, colour and state in MiniGrid's grid. EnvPool reports the grid as an image from 0 to 255."""
 _MAX_CHARACTER = 127
 """Largest byte of MiniGrid's mission, an ASCII text padded with zeros."""
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return EnvPool's options of an env with their defaults.
+    """Return the options that a spec can give for an env of EnvPool, with their defaults.
 
-    Raises ImportError without EnvPool, and RuntimeError if files that the env needs are missing.
-    Args: given: options in the spec; only those that end in _path are used.
+    Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing.
+    Args: given: options in the spec. Only options whose names end in `_path` are used, because they can change the defaults.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}
 
 
 def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
-    """Return a problem for each key of the env section that is not an option of EnvPool's env `name`, or whose value has a wrong type.
+    """Return a problem for each key of the spec's env section that is not an option of EnvPool's env `name`, or whose value has a wrong
+    type.
 
     Raises: see `options_of`.
     """
@@ -84,7 +85,8 @@ def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
 
 
 def _example(default: Any) -> str:
-    """Return the JSON text of a default value; for an object, only its first entry."""
+    """Return the JSON text of an option's default value, as an example in a message. For an object, the text contains only the first
+    entry."""
     return json.dumps(dict(list(default.items())[:1]) if isinstance(default, dict) else default)
 
 
@@ -92,7 +94,7 @@ def _example(default: Any) -> str:
 def import_envpool() -> Any:
     """Import the module envpool and return it.
 
-    OpenGL is loaded first, because otherwise the MuJoCo inside EnvPool does not find it and ends the process.
+    OpenGL is loaded before envpool, because otherwise EnvPool's MuJoCo does not find OpenGL and ends the process.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -101,19 +103,20 @@ def import_envpool() -> Any:
 
 
 def missing_opengl() -> str | None:
-    """Return the reason why EnvPool's MuJoCo cannot draw on this machine; None if it can."""
+    """Return the reason why EnvPool's MuJoCo cannot render on this machine; None if it can render."""
     if sys.platform != "linux" or (find_library("GL") and find_library("EGL")):
         return None
     return "needs OpenGL to draw: install EGL and OpenGL (on Debian and Ubuntu: apt-get install libegl1 libgl1)"
 
 
 def fitted_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert checked options from JSON to the types of their defaults, e.g. lists to tuples and the keys of objects to numbers."""
+    """Convert checked options of an env from JSON to the types of their defaults, e.g. lists to tuples and the keys of objects to
+    numbers."""
     return {key: _fitted(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
 
 
 def _fitted(value: Any, default: Any) -> Any:
-    """Convert a value to the type of an option's default; None if it has another type."""
+    """Convert a value to the type of an option's default. Return None if the value cannot be converted."""
     match default:
         case bool():
             return value if isinstance(value, bool) else None
@@ -136,7 +139,7 @@ def _fitted(value: Any, default: Any) -> Any:
 
 
 def _absolute(value: str) -> str:
-    """Return the absolute path of an existing file, because ViZDoom is built in another folder; other strings are returned unchanged."""
+    """Return the absolute path of an existing file, because ViZDoom is built in another folder. Other strings are returned unchanged."""
     return os.path.abspath(value) if os.sep in value and os.path.isfile(value) else value
 
 
@@ -156,9 +159,10 @@ def _is_number(value: Any) -> bool:
 
 
 def vizdoom_folder() -> TemporaryDirectory[str]:
-    """Return a folder for the files of ViZDoom's envs.
+    """Create a temporary folder for the files of ViZDoom's envs and return the folder.
 
-    The subfolder that the envs need is created here, because ViZDoom crashes if several envs create it at the same time.
+    This function also creates the subfolder that the envs need, because ViZDoom crashes if several envs create the subfolder at the same
+    time.
     """
     folder = TemporaryDirectory(ignore_cleanup_errors=True)
     os.mkdir(os.path.join(folder.name, "_vizdoom"))
@@ -174,11 +178,12 @@ _KINDS: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
-"""Type of an option's default → description of accepted values, for messages."""
+"""Description of the values that an option accepts, for messages, by the type of the option's default."""
 
 
 def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
-    """Correct the observation space that EnvPool reports: bounds that stand for ±∞, codes that are not an image, and step counters."""
+    """Return the corrected form of an observation space that EnvPool reports. Corrected are bounds that stand for ±∞, codes that are not an
+    image, and step counters."""
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()
@@ -192,12 +197,12 @@ def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[
 
 
 _COUNTERS = ("step_count", "step")
-"""Entries that count the steps of an episode. They are divided by their greatest number, instead of one-hot encoded with up to 4,000
-numbers."""
+"""Entries of observations that count the steps of an episode. These entries are divided by their greatest number, because a one-hot
+encoding would have up to 4,000 numbers."""
 
 
 def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
-    """Return the space of a part of MiniGrid's observation."""
+    """Return the corrected space of the part `name` of MiniGrid's observation."""
     if not isinstance(part, spaces.Box):
         return part
     high = np.broadcast_to(np.array(_MAX_CODES if name == "image" else _MAX_CHARACTER, np.uint8), part.shape)
@@ -205,7 +210,8 @@ def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
 
 
 def _without_false_bounds(space: spaces.Box) -> spaces.Box:
-    """Replace the smallest positive and the greatest number of C++, which some suites report as bounds, by infinity."""
+    """Return a Box whose bounds are infinite where EnvPool reports the smallest positive or the greatest floating-point number as a
+    bound."""
     if space.dtype.kind != "f":
         return space
     limits = [np.finfo(dtype) for dtype in (np.float32, np.float64)]
@@ -216,7 +222,7 @@ def _without_false_bounds(space: spaces.Box) -> spaces.Box:
 
 
 def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Correct the action space that EnvPool reports: convert a bounded Box of integers to MultiDiscrete."""
+    """Return the corrected form of an action space that EnvPool reports: a bounded Box of integers becomes MultiDiscrete."""
     if not isinstance(space, spaces.Box):
         return space
     if space.dtype.kind not in "iu":
@@ -226,14 +232,14 @@ def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 class ObservationReader:
-    """Read a batch of observations, in the form of `space`, from the arrays of a pool."""
+    """Function object that reads a batch of observations, elements of `space`, from the arrays that an EnvPool pool returns."""
 
     def __init__(self, space: spaces.Space[Any], keys: Sequence[str], fills_masks: bool = False) -> None:
-        """Build the reader of a pool.
+        """Build the reader for the arrays of a pool.
 
-        Args: space: space that EnvPool reports. keys: names of the pool's arrays, such as "obs", "obs:position", "obs:items.x_len".
-        fills_masks: whether to make every action valid where the action mask has no valid action (Jumanji's Maze may begin between four
-        walls).
+        Args: space: observation space that EnvPool reports. keys: names of the pool's arrays, such as "obs", "obs:position",
+        "obs:items.x_len". fills_masks: whether to make every action valid if an action mask has no valid action (Jumanji's Maze may begin
+        between four walls).
         """
         self.space = fitted_observation(space)
         slots = [slot for slot, key in enumerate(keys) if key.partition(":")[0] == "obs"]
@@ -247,9 +253,10 @@ class ObservationReader:
         self._fills_masks = fills_masks
 
     def add_mask(self, wanted: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
-        """Add the action mask in the infos to the observations, if these contain no mask.
+        """Add the action mask in the pool's infos to the observations, unless the observations already contain a mask.
 
-        Args: wanted: env.action_mask; None: use any of MASK_KEYS. Raises WrapperError if there is no entry `wanted`.
+        Args: wanted: the spec's env.action_mask; None: use any entry in MASK_KEYS. Raises WrapperError if neither observations nor infos
+        have an entry `wanted`.
         """
         entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
         if mask_entry(wanted, entries, action) is not None:
@@ -266,11 +273,12 @@ class ObservationReader:
 
     @property
     def mask_slot(self) -> int | None:
-        """Index of the array that contains the action mask of the infos; None if there is no such array."""
+        """Index of the pool's array that contains the action mask of the infos; None if no array contains a mask."""
         return None if self._mask is None else self._mask[1]
 
     def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
-        """Keep only the parts `keys` of observations and the action mask. Raises WrapperError for a key that is not a part."""
+        """Restrict observations to the parts `keys` and the action mask. Raises WrapperError for a key that is not a part of
+        observations."""
         self._selected = Parts(self.space, action, keys, action_mask)
         self.space = self._selected.space
 
@@ -296,7 +304,7 @@ class ObservationReader:
 
 
 def _filled(mask: np.ndarray) -> np.ndarray:
-    """Return masks [N, …] in which every action is valid if none was."""
+    """Return action masks [N, …] in which all actions of a row are valid if the row had no valid action."""
     empty_N = ~mask.reshape(len(mask), -1).any(axis=1)
     if not empty_N.any():
         return mask
@@ -314,16 +322,16 @@ def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
-    """Return the greatest number of an entry that counts steps; None for other entries."""
+    """Return the greatest number of an observation's entry that counts steps; None for other entries."""
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
 
 
 class TruncationReader:
-    """Determine which episodes ended by the env's own time limit, in OWN_LIMIT_SUITES.
+    """Function object that determines which episodes were truncated by the env's own time limit, for the suites in OWN_LIMIT_SUITES.
 
-    EnvPool reports every end in the step of the time limit as a truncation. Here it counts as a termination if the array of another reason
-    is not 0: a crash or success in highway, a reward in MiniGrid. Other reasons in this step (lava, a wrong answer, leaving the road)
-    cannot be recognised, and count as truncations.
+    EnvPool reports every episode that ends in the step of the time limit as truncated. This class treats such an episode as terminated if
+    an array of the pool shows another reason: a crash or success in highway, a reward in MiniGrid. Reasons that the arrays do not show
+    (lava, a wrong answer, leaving the road) cannot be recognised, so that these episodes remain truncated.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -333,7 +341,7 @@ class TruncationReader:
         self._reasons = shown or [list(keys).index("reward")]
 
     def __call__(self, state: Sequence[np.ndarray]) -> np.ndarray:
-        """Return which episodes were truncated, bool [N], given the arrays of a step."""
+        """Return which episodes were truncated, bool [N], given the pool's arrays of a step."""
         truncated_N = state[self._late].copy()
         for slot in self._reasons:
             truncated_N &= state[slot] == 0
@@ -341,14 +349,15 @@ class TruncationReader:
 
 
 REDUCTIONS = {"max": np.maximum, "min": np.minimum, "sum": np.add, "mean": np.add}
-"""Suffix of an entry of meta.track_info ("success:max") → how the values of an episode's steps are combined."""
+"""Functions that combine the values of an episode's steps, by the suffix of an entry of meta.track_info (such as "success:max")."""
 
 
 class InfoTracker:
-    """Combine entries of `info` over the steps of each env's episode."""
+    """Combines entries of `info` over the steps of each env's episode, for meta.track_info."""
 
     def __init__(self, entries: Sequence[str], keys: Sequence[str]) -> None:
-        """Args: entries: meta.track_info; entries without a suffix or without an array are ignored. keys: names of the pool's arrays."""
+        """Args: entries: meta.track_info. Entries without a suffix, and entries for which the pool has no array, are ignored. keys: names
+        of the pool's arrays."""
         split = {entry: entry.rpartition(":") for entry in entries}
         self._entries = {
             entry: (list(keys).index(f"info:{key}"), kind)
@@ -360,11 +369,11 @@ class InfoTracker:
 
     @property
     def slots(self) -> list[int]:
-        """Indices of the arrays that are combined."""
+        """Indices of the pool's arrays that are combined over episodes."""
         return [slot for slot, _ in self._entries.values()]
 
     def add(self, state: Sequence[np.ndarray], elapsed_N: np.ndarray) -> None:
-        """Add a step. Args: elapsed_N: number of steps in the current episodes, 1 in the first step."""
+        """Add the arrays of one step. Args: elapsed_N: number of steps in each current episode, which is 1 in the episode's first step."""
         self._elapsed = elapsed_N
         for entry, (slot, kind) in self._entries.items():
             value = state[slot].astype(np.float64)
@@ -372,7 +381,7 @@ class InfoTracker:
             self._totals[entry] = np.where(elapsed_N > 1, REDUCTIONS[kind](before, value), value)
 
     def of(self, row: int) -> dict[str, float]:
-        """Return the combined entries of an env's current episode."""
+        """Return the combined entries of the current episode of one row."""
         if self._elapsed is None:
             return {}
         steps = {entry: self._elapsed[row] if kind == "mean" else 1 for entry, (_, kind) in self._entries.items()}

@@ -65,9 +65,11 @@ class BoxLayout(NamedTuple):
 def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Channels | None = None, where: str = "") -> BoxLayout:
     """Return whether a Box observation is an image or a vector, and how the observation is converted.
 
-    Args: input: "image" or "vector" if given in the spec. Arrays that cannot be images, such as arrays with one axis, are vectors
-    regardless of `input`. channels: axis of an image's channels ("first" or "last") if given in the spec. where: name of the entry of a
-    Dict or Tuple, for messages.
+    Args:
+        input: "image" or "vector" if given in the spec. Arrays that cannot be images, such as arrays with one axis, are vectors regardless
+            of `input`.
+        channels: axis of an image's channels ("first" or "last") if given in the spec.
+        where: name of the entry of a Dict or Tuple, for messages.
     """
     shape = space.shape
     inner = shape[1:] if is_stacked(space) else shape

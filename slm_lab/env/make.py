@@ -47,10 +47,10 @@ from slm_lab.spec.report import Problem, SpecError, nearest_hint
 BACKENDS: dict[str, type[Backend]] = {
     "ale": Ale, "native": Native, "pettingzoo": PettingZoo, "envpool": EnvPool, "sync": Sync, "async": Async,
 }  # fmt: skip
-"""Name → backend, in the order in which "auto" tries them."""
+"""Backend classes by name, in the order in which `env.backend="auto"` tries them."""
 
 _LEAST_BYTES = 1024
-"""Memory of the smallest env: its Python object, its random generator, its row of each array."""
+"""Bytes of memory that the smallest env needs for its Python object, its random generator and its row of each array."""
 _SHOWN = 10
 """Maximum number of ids in a message."""
 
@@ -58,7 +58,7 @@ EXTRAS = {
     "ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool", "minigrid": "minigrid",
     "minatar": "minatar", "gymnasium_robotics": "robotics", "pettingzoo": "pettingzoo", "mpe2": "pettingzoo",
 }  # fmt: skip
-"""Package that an env needs → extra that installs it."""
+"""Maps each package that an env may need to the extra of slm-lab that installs the package."""
 
 
 def make_env(
@@ -76,17 +76,19 @@ def make_env(
     """Build the vector env that a spec describes.
 
     Args:
-        seed: seed of the envs, their action spaces and `Env.sample`; the same seed gives the same stream.
-        num_envs: overrides the spec's num_envs.
-        gamma: discount of the returns that normalize_reward measures.
-        training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`) and rewards are raw.
-        threads: number of threads for a C++ backend.
+        seed: seed of the envs, their action spaces and `Env.sample`.
+        num_envs: number of envs; None: the spec's num_envs.
+        gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
+        training: False for evaluation, in which observation statistics are frozen (see `Normalizers.copy_obs_statistics`) and rewards are
+            raw.
+        threads: number of threads that a C++ backend may use.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
         track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
-        minimal_num_envs: build only as many envs as are needed to read their spaces (two, or one if the backend steps each env
-            separately); the backend is still chosen for num_envs.
+        minimal_num_envs: build only as many envs as are needed to read their spaces: two, or one if the backend steps each env separately.
+            The backend is still chosen for `num_envs` envs.
 
-    Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
+    Raises: SpecError with the path env.<key> for an unknown id, backend, wrapper or constructor argument, a missing package, or an
+    unsupported space.
     """
     _check_memory(spec, num_envs)
     target = replace(find_target(spec, num_envs or spec.num_envs, threads, training), track_info=tuple(track_info))
@@ -119,7 +121,8 @@ class EnvSettings(NamedTuple):
 
 
 def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
-    """Return the Env that wraps a backend. Raises UnsupportedSpace, SpecError."""
+    """Return the Env that wraps a backend; a GroupedEnv if the backend's agents have different spaces. Raises UnsupportedSpace,
+    SpecError."""
     if not backend.groups:
         return _env_of_rows(spec, target, backend, settings)[0]
     built: list[tuple[Env, Codec]] = []
@@ -136,9 +139,10 @@ def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSe
 
 
 def _env_of_rows(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False) -> tuple[Env, Codec]:
-    """Return the Env that wraps a backend whose agents have equal spaces, and the function that decodes actions.
+    """Return the Env that wraps a backend whose agents have equal spaces, and the function that converts actions to the env's form.
 
-    Args: decoded: whether the Env receives actions that its caller has already decoded (as GroupedEnv does), and passes them on unchanged.
+    Args: decoded: whether the caller of the Env, such as GroupedEnv, has already converted the actions, so that the Env passes the actions
+    on unchanged.
     """
     observation, encode, action, decode, space, *_ = agent_spaces(
         spec, backend.observation_space, backend.action_space, settings.input, backend.fresh
@@ -171,7 +175,8 @@ def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequenc
 
 
 def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
-    """Return a problem for the first key of the env section that has no effect on these observations; None if all have an effect."""
+    """Return a problem for the first key of the spec's env section that has no effect on these observations; None if all keys have an
+    effect."""
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
@@ -184,20 +189,21 @@ def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationS
 
 
 def _check_not_empty(backend: Backend) -> None:
-    """Raise UnsupportedSpace for a space of size 0."""
+    """Raise UnsupportedSpace if the observation space or the action space has size 0."""
     for kind, space in (("observation", backend.observation_space), ("action", backend.action_space)):
         if not gym.spaces.flatdim(space):
             raise UnsupportedSpace(f"{kind} space {described(space)} is empty; expected one with at least one number")
 
 
 def _supported_parts(space: gym.Space[Any]) -> str:
-    """Return a hint on how to keep only the supported parts of an observation; "" if all or none are supported."""
+    """Return a hint on how to keep only the supported parts of an observation; "" if all parts or no parts are supported."""
     supported = supported_keys(space)
     return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if supported else ""
 
 
 def supported_keys(space: gym.Space[Any]) -> list[str] | None:
-    """Return the keys of the supported entries of a Dict or Tuple observation, for env.obs_keys; None if all or none are supported."""
+    """Return the keys (for env.obs_keys) of the supported entries of a Dict or Tuple observation; None if all entries or no entries are
+    supported."""
     parts, supported = parts_of(space) or {}, []
     for key, part in parts.items():
         with suppress(UnsupportedSpace):
@@ -207,7 +213,7 @@ def supported_keys(space: gym.Space[Any]) -> list[str] | None:
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
-    """Raise SpecError if this machine's memory is too small for num_envs envs even if each has the smallest possible size."""
+    """Raise SpecError if this machine's memory is too small for `num_envs` envs of the smallest possible size."""
     count = num_envs or spec.num_envs
     if count * _LEAST_BYTES > memory_bytes():
         sizes = f"{count:,} envs need at least {count * _LEAST_BYTES / 2**30:,.1f} GiB ({_LEAST_BYTES:,} bytes each)"
@@ -216,7 +222,7 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
 
 
 def _check_scheduled(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
-    """Raise SpecError if a value in env.schedule is invalid: the env cannot be built with it, or has other spaces with it."""
+    """Raise SpecError if env.schedule contains a value with which the env cannot be built or has other spaces."""
     curriculum = target.curriculum
     for key in () if curriculum is None else curriculum.arguments:
         assert curriculum is not None
@@ -234,7 +240,8 @@ def _check_scheduled(spec: EnvSpec, target: EnvRequest, backend: Backend) -> Non
 
 
 def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None, atari: bool, training: bool) -> Curriculum | None:
-    """Return the curriculum of a spec. Raises SpecError for a key that is also given in the env section."""
+    """Return the curriculum of a spec; None if the spec has no env.schedule. Raises SpecError for a scheduled key that is also given in the
+    env section."""
     if spec.schedule is None:
         return None
     both = [key for key in spec.schedule if key in spec.kwargs or key in EnvSpec.model_fields]
@@ -249,7 +256,8 @@ def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None,
 
 
 def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
-    """Look up the env's id, check the arguments of its constructor, and return the request for a backend. Raises SpecError."""
+    """Look up the env id of a spec, check the arguments of the env's constructor, and return the request for a backend. Raises
+    SpecError."""
     own, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
     pool = None if own else pool_id(spec.name)
     registration = _registration(spec) if pool is None and zoo is None else None
@@ -270,7 +278,8 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
-    """Check the arguments of the env's constructor without building the env; return no problems if the env's package is missing."""
+    """Return the problems of the arguments for the env's constructor, without building the env; an empty list if the env's package is
+    missing."""
     try:
         find_target(spec, spec.num_envs)
     except SpecError as error:
@@ -280,7 +289,8 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
 
 
 def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
-    """Return the spec's backend; for "auto", the first in BACKENDS that supports the target and is preferred for it. Raises SpecError."""
+    """Return the backend class that the spec names. For `env.backend="auto"`, return the first class in BACKENDS that supports the
+    requested envs and is preferred for these envs. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         if issubclass(backend, OwnVector):
@@ -322,7 +332,7 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
 
 
 def _check_envpool(spec: EnvSpec, pool: str) -> None:
-    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if it does not accept the options in the spec."""
+    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if EnvPool does not accept the options in the spec."""
     if reason := unavailable_reason(spec.name):
         raise _problem(spec, "name", reason)
     try:
@@ -336,7 +346,7 @@ def _check_envpool(spec: EnvSpec, pool: str) -> None:
 
 
 def _import_backend(spec: EnvSpec) -> type[Backend]:
-    """Import a user's backend or vector env, "package.module:Class". Raises SpecError."""
+    """Import a user's backend or vector env class, named as "package.module:Class", and return a backend class. Raises SpecError."""
     try:
         found: type[Any] = import_class(spec.backend, Backend, " or gymnasium.vector.VectorEnv", (gym.vector.VectorEnv,))
     except ExtensionError as error:
@@ -353,7 +363,8 @@ def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
 
 
 def _registration(spec: EnvSpec) -> Registration | None:
-    """Return Gymnasium's registration of the id; None if it is not registered and the spec's backend (envpool or a user's) may know it."""
+    """Return Gymnasium's registration of the spec's env id; None if the id is not registered, but the spec's backend (envpool or a user's
+    backend) may support the id."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
     try:
@@ -379,9 +390,9 @@ def _registration(spec: EnvSpec) -> Registration | None:
 
 
 def _registered_by(module: str, name: str, before: set[str]) -> str:
-    """Return a text that lists the ids that a module registered, the closest ids first.
+    """Return a text that lists the env ids that a module registered, with the ids most similar to `name` first.
 
-    An id counts if it was registered since `before`, or if the entry point of its env is in the module's package.
+    An id counts as registered by the module if the id is not in `before`, or if the entry point of its env is in the module's package.
     """
 
     def is_from_module(id_: str, registration: Registration) -> bool:
@@ -419,7 +430,8 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
 
 
 def _check_creator(spec: EnvSpec, creator: Callable[..., Any]) -> None:
-    """Raise SpecError for keys that are not arguments of the env's constructor."""
+    """Raise SpecError for keys of the spec's env section that are not arguments of the env's constructor, and for strings in place of
+    bools."""
     known, open_ended = accepted_arguments(creator)
     problems = [] if open_ended else _unknown_id(spec, known)  # open_ended: the constructor checks them, see _build
     if problems := problems + _boolean_texts(spec, boolean_arguments(creator)):
@@ -431,7 +443,8 @@ def _unknown_id(spec: EnvSpec, known: list[str]) -> list[Problem]:
 
 
 def _boolean_texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
-    """Return a problem for each argument that must be true or false but is a string: Python treats every non-empty string as true."""
+    """Return a problem for each argument that must be true or false but is a string, because Python treats every non-empty string as
+    true."""
     texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
     return [
         Problem(f"env.{key}", f"invalid value {json.dumps(value, ensure_ascii=False)}: expected true or false")
@@ -463,14 +476,15 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
 
 
 def _pool_hint(target: EnvRequest) -> str:
-    """For an env of gymnasium-robotics (many of which fail with mujoco 4), return a hint to use EnvPool's env of the same id; else ""."""
+    """Return a hint to use EnvPool's env of the same id for an env of gymnasium-robotics, because many of these envs fail with mujoco 4; ""
+    for other envs."""
     if not target.entry_point.startswith("gymnasium_robotics.") or target.plain_id.startswith("AntMaze_"):
         return ""
     return f'; EnvPool has the same env: "envpool:{target.plain_id}"'
 
 
 def _missing_package(error: BaseException) -> str:
-    """Return a message with the missing package and the command that installs it."""
+    """Return the error message for a missing package, with the command that installs the package."""
     cause: Any = error
     while cause is not None:
         package = (getattr(cause, "name", None) or "").partition(".")[0]

@@ -1,4 +1,4 @@
-"""C++ backends: ALE's vector env and EnvPool."""
+"""Backends of envs written in C++: ALE's vector env and EnvPool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _NO_LIMIT = 2**31 - 1
 
 
 class Ale(Backend):
-    """ALE's vector env of Atari games. In the last step of an episode it returns the infos of the reset, so there is no episode_info."""
+    """Backend that uses ALE's vector env of Atari games. ALE returns the infos of the reset in the last step of an episode, so that
+    `episode_info` is empty."""
 
     name = "ale"
     fresh = checks = True
@@ -81,11 +82,13 @@ class Ale(Backend):
 
 
 class EnvPool(Backend):
-    """EnvPool (arXiv:2206.10558): C++ implementations of MuJoCo, Box2D, Atari, classic control and twelve other suites.
+    """Backend that uses EnvPool (arXiv:2206.10558), with C++ implementations of MuJoCo, Box2D, Atari, classic control and twelve other
+    suites.
 
-    EnvPool's time limit reports a termination on the last step as a truncation. Therefore EnvPool gets a limit one step longer, and this
-    class truncates and resets the env in the same step. Terminated envs are reset by the next step (dummy rows). Suites whose envs count
-    steps themselves (`OWN_LIMIT_SUITES`) keep their own limit: an episode that ends at it is truncated.
+    EnvPool reports a termination in the step of its time limit as a truncation. Therefore EnvPool receives a time limit that is one step
+    longer, and this class truncates and resets an env in the step of the actual limit. A terminated env is reset by the next step, in which
+    its row is not a transition. Suites whose envs count steps themselves (`OWN_LIMIT_SUITES`) keep their own time limit, and an episode
+    that ends at this limit is truncated.
     """
 
     name = "envpool"
@@ -115,10 +118,10 @@ class EnvPool(Backend):
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Prefer EnvPool for ids that exist only in EnvPool, and for envs whose steps take so long that threads and the import (2 s) pay
-        off.
+        """Return true for ids that exist only in EnvPool, and for several envs with slow steps, for which threads save more than the import
+        of EnvPool (2 s) takes.
 
-        With EnvPool, Acrobot is 6 times as fast, and Pendulum hardly faster.
+        With EnvPool, steps of Acrobot are 6 times as fast as with Sync, but steps of Pendulum are hardly faster.
         """
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
         return target.registration is None or (target.num_envs > 1 and target.entry_point.startswith(heavy))
@@ -164,7 +167,7 @@ class EnvPool(Backend):
             return self._reset_rows(np.arange(self._num_envs, dtype=np.int32))
 
     def _make(self, seeds: Sequence[int] | None) -> None:
-        """Create the pool. Its seeds cannot be changed later."""
+        """Create EnvPool's pool of envs. The seeds of the pool cannot be changed later."""
         self.close()
         self._pool = import_envpool().make(
             self._name,
@@ -177,20 +180,20 @@ class EnvPool(Backend):
         )
 
     def _sizes(self) -> dict[str, int]:
-        """Return the options of the pool that are numbers of envs."""
+        """Return EnvPool's options for the number of envs and the batch size."""
         return {"num_envs": self._num_envs}
 
     def _pool_seeds(self, seeds: Sequence[int]) -> list[int]:
-        """Return the seed of each env of the pool."""
+        """Return the seed of each env in EnvPool's pool."""
         return list(seeds)
 
     def _reset_rows(self, rows: np.ndarray) -> Any:
-        """Reset some envs and return their observations."""
+        """Reset some envs and return the observations of these envs."""
         self._pool._reset(rows)
         return self._read(self._receive(reset=True))
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Return the arrays of the pool after a step or reset."""
+        """Wait for a step or reset of EnvPool's pool and return the arrays of the pool."""
         arrays: Sequence[np.ndarray] = self._pool._recv()
         return arrays
 
@@ -234,16 +237,17 @@ class EnvPool(Backend):
 
 
 _CHANCE = ("Backgammon-v1",)
-"""Games of pgx with chance in their steps. In the others the random stream of an env is used by its resets only."""
+"""Games of pgx whose steps are random. In all other games, only the resets of an env use its random stream."""
 
 
 class EnvPoolAgents(EnvPool):
-    """EnvPool's envs with several agents: games whose players act in turn (pgx), and vehicles that act at once (highway).
+    """Backend for EnvPool's envs with several agents: games whose players act in turn (pgx), and vehicles that act simultaneously
+    (highway).
 
     EnvPool returns such envs in the order in which they finish their step, and waits until a batch is full, even if only some envs are
-    reset. Therefore the pool has twice as many envs: the spare ones fill the batches in which only some envs are reset.
-    A game is saved as the seed of its env, the number of resets since the env was seeded, and the moves so far. It is restored by repeating
-    these resets and moves.
+    reset. Therefore the pool contains twice as many envs as requested. The spare envs fill the batches in which only some envs are reset.
+    The saved state of a game consists of the seed of its env, the number of resets since the env was seeded, and the moves so far. A game
+    is restored by repeating these resets and moves.
     """
 
     def __init__(self, target: EnvRequest) -> None:
@@ -255,13 +259,14 @@ class EnvPoolAgents(EnvPool):
         self._spread = self._tracked.slots
         self._envs_N = np.arange(target.num_envs)
         self._turn_N, self._over_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.bool_)
-        """The player who acts next in each env, and whether the episode has ended, so that the next step resets the env."""
+        """The player who acts next in each env, and whether the env's episode has ended, in which case the next step resets the env."""
         self._replays = games and self._name not in _CHANCE
         self._seeds: list[int] | None = None
         self._resets_N, self._length_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.int64)
-        """Resets since the env was seeded, and moves of the running game."""
+        """For each env, the number of resets since the env was seeded, and the number of moves of the running game."""
         self._moves_NL = np.zeros((target.num_envs, 64), np.int32)
-        """Moves of the running games: the first `_length_N` columns of each row. The last column never contains a move of a game."""
+        """Moves of the running games, in the first `_length_N` columns of each env's row. The last column never contains a move of a
+        game."""
 
     def _sizes(self) -> dict[str, int]:
         return {"num_envs": 2 * self._num_envs, "batch_size": self._num_envs}
@@ -275,7 +280,7 @@ class EnvPoolAgents(EnvPool):
         self._resets_N[:] = 0
 
     def _reset_rows(self, rows: np.ndarray) -> Any:
-        """Reset some envs, in ascending order, and return the observations of their agents."""
+        """Reset some envs, given in ascending order, and return the observations of the agents in these envs."""
         self._fill(len(rows))
         obs = super()._reset_rows(rows)
         self._resets_N[rows] += 1
@@ -283,12 +288,13 @@ class EnvPoolAgents(EnvPool):
         return obs
 
     def _fill(self, count: int) -> None:
-        """Reset spare envs, so that a batch with `count` envs becomes full."""
+        """Reset spare envs of the pool, so that a batch with `count` envs becomes full."""
         if count < self._num_envs:
             self._pool._reset(np.arange(self._num_envs, 2 * self._num_envs - count, dtype=np.int32))
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Return the arrays of the envs that were stepped or reset, in the order of the envs. The action mask has one row per agent."""
+        """Return the pool's arrays for the envs that were stepped or reset, in the order of the envs. In the result, the action mask has
+        one row per agent."""
         state = list(super()._receive())
         envs_K, count = state[self._at["info:env_id"]], len(self.agents)
         if envs_K.max() >= self._num_envs or (envs_K[1:] < envs_K[:-1]).any():
@@ -311,7 +317,7 @@ class EnvPoolAgents(EnvPool):
         return state
 
     def _acting(self) -> np.ndarray:
-        """Return which agents act in the next step, bool [N]. In an env that the next step resets, no agent acts."""
+        """Return which agents act in the next step, bool [N]. No agent acts in an env that the next step resets."""
         acts_NA = np.zeros((self._num_envs, len(self.agents)), np.bool_)
         if self._turns is None:
             acts_NA[:] = ~self._over_N[:, None]
@@ -339,7 +345,7 @@ class EnvPoolAgents(EnvPool):
         return RawStep(obs, reward, (done & ~truncated).repeat(count), (truncated | late).repeat(count), final)
 
     def _send(self, action: np.ndarray) -> Sequence[np.ndarray]:
-        """Step every env. Args: action: one per env, or one per vehicle."""
+        """Step every env and return the pool's arrays. Args: action: one action per env, or one action per vehicle."""
         if self._command is None:
             envs = self._envs_N.astype(np.int32)
             self._command = [envs, envs if self._turns is not None else envs.repeat(len(self.agents)), np.empty(0, np.int32)]
@@ -349,7 +355,7 @@ class EnvPoolAgents(EnvPool):
         return self._state
 
     def _note_moves(self, envs_K: np.ndarray, action_K: np.ndarray, elapsed_K: np.ndarray) -> None:
-        """Record the moves of a step, and the resets in it."""
+        """Record the moves of a step, and the resets that happened in this step, for `episode_state`."""
         if not self._replays:
             return
         if (length := int(elapsed_K.max())) >= self._moves_NL.shape[1]:
@@ -390,7 +396,8 @@ class EnvPoolAgents(EnvPool):
 
 
 def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
-    """Return the number of steps after which an env itself ends an episode; None if it does not, or if the number varies (BabyAI)."""
+    """Return the number of steps after which an env itself ends an episode; None if the env has no such limit, or if the limit varies
+    (BabyAI)."""
     if target.atari is not None:
         return -(-frame_limit(target.atari, None) // target.atari.frameskip)
     if target.plain_id.startswith(("lane-keeping-", "LaneKeeping-")):  # it never ends an episode
@@ -402,7 +409,7 @@ def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
 
 
 def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
-    """Return a copy of the batch with some rows replaced."""
+    """Return a copy of a batch of observations with some rows replaced."""
     if isinstance(obs, dict):
         return {key: _replaced(value, rows, new[key]) for key, value in obs.items()}
     obs = obs.copy()
@@ -411,7 +418,7 @@ def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
 
 
 def _envpool_name_and_config(target: EnvRequest) -> tuple[str, dict[str, Any]]:
-    """Return EnvPool's name of the env, and the arguments of the env."""
+    """Return EnvPool's id of the requested env, and the options with which EnvPool builds the env."""
     settings = target.atari
     if settings is None:
         name, config = target.plain_id, dict(target.kwargs)

@@ -66,7 +66,8 @@ def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
 
 
 def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
-    """Return the leaves of nested Dict and Tuple spaces in order; for any other space, the space itself."""
+    """Return the leaf spaces of nested Dict and Tuple spaces in order. For any other space, return a list that contains the space
+    itself."""
     match space:
         case spaces.Dict():
             return [leaf for inner in space.spaces.values() for leaf in action_leaves(inner)]
@@ -76,7 +77,7 @@ def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
 
 
 def assembled(space: spaces.Space[Any], leaves: Iterator[Any]) -> Any:
-    """Return the structure of a Dict or Tuple with the given values of its leaves."""
+    """Return an element of a Dict or Tuple space whose leaves have the given values, in order."""
     match space:
         case spaces.Dict():
             return {key: assembled(inner, leaves) for key, inner in space.spaces.items()}
@@ -86,7 +87,7 @@ def assembled(space: spaces.Space[Any], leaves: Iterator[Any]) -> Any:
 
 
 def leaf_values(space: spaces.Space[Any], action: Any) -> list[Any]:
-    """Return the values of the leaves of an action, or of a batch of actions."""
+    """Return the values of the leaves of a nested action, or of a batch of nested actions, in the order of `action_leaves`."""
     match space:
         case spaces.Dict():
             return [value for key, inner in space.spaces.items() for value in leaf_values(inner, action[key])]
@@ -96,6 +97,6 @@ def leaf_values(space: spaces.Space[Any], action: Any) -> list[Any]:
 
 
 def first_action(space: spaces.Space[Any], action_N: Any) -> Any:
-    """Return the first action of a batch; a Discrete one as int."""
+    """Return the first action of a batch of nested actions. Discrete leaves become int."""
     values = zip(action_leaves(space), leaf_values(space, action_N), strict=True)
     return assembled(space, iter([int(value[0]) if isinstance(leaf, spaces.Discrete) else value[0] for leaf, value in values]))

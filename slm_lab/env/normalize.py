@@ -1,4 +1,4 @@
-"""Running statistics, and normalisers of observations and rewards."""
+"""Running statistics, and normalisation of observations and rewards."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, i
 from slm_lab.spec.models.env import EnvSpec
 
 EPSILON = 1e-8
-"""Added to a variance before its square root."""
+"""Number added to a variance before taking the square root."""
 NORMALIZED_CLIP = 10.0
-"""Default bound of normalised values."""
+"""Default bound to which normalised values are clipped."""
 
 
 class Moments(NamedTuple):
@@ -38,21 +38,21 @@ class RunningStats:
         self.mean = np.zeros(shape)
         self.m2 = np.zeros(shape)
         self.inv_std = np.ones(shape)
-        """1 / population standard deviation; 1 before the second sample."""
+        """Reciprocal of the population standard deviation; 1 before the second sample."""
         self._store: Store | None = None
 
     @property
     def is_shared(self) -> bool:
-        """Whether several processes share the statistics."""
+        """Whether several processes share these statistics."""
         return is_shared(self._store)
 
     @property
     def count(self) -> int:
-        """Number of samples seen by all processes that share the statistics."""
+        """Number of samples seen by all processes that share these statistics."""
         return int(self._count[0])
 
     def update(self, batch: np.ndarray) -> bool:
-        """Add samples [B, *shape], B ≥ 1. Returns False if some samples were ignored because they are not finite."""
+        """Add a batch of samples [B, *shape], B ≥ 1. Returns False if some samples were ignored because they are not finite."""
         delta = _moments(batch)
         if isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
@@ -63,7 +63,7 @@ class RunningStats:
         return False
 
     def merge(self, delta: Moments) -> None:
-        """Add samples, given their moments. Moments that are not finite are ignored."""
+        """Add samples that are given by their moments. Moments that are not finite are ignored."""
         if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
 
@@ -87,11 +87,11 @@ class RunningStats:
             self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
     def moments(self) -> Moments:
-        """Return copies of the statistics."""
+        """Return a copy of the statistics."""
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
     def set(self, moments: Moments) -> None:
-        """Replace the statistics."""
+        """Replace the statistics by the given moments."""
         if self._store is None:
             self._set(moments)
         else:
@@ -103,25 +103,25 @@ class RunningStats:
         self.refresh()
 
     def refresh(self) -> None:
-        """Recompute inv_std."""
+        """Recompute `inv_std` from `count` and `m2`."""
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
     def shared_arrays(self) -> Named:
-        """Return count, mean and m2."""
+        """Return the arrays that processes share: count, mean and m2."""
         return {name: SharedArray(values, "merge") for name, values in (("count", self._count), ("mean", self.mean), ("m2", self.m2))}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use statistics that all processes share."""
+        """Use the given arrays, which all processes share, as statistics."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
         self.refresh()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics in plain Python."""
+        """Return the statistics as plain Python objects."""
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self.m2.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the statistics by saved ones."""
+        """Replace the statistics by saved statistics."""
         self.set(Moments(int(state["count"]), np.asarray(state["mean"]), np.asarray(state["m2"])))
 
 
@@ -133,9 +133,10 @@ def _moments(batch: np.ndarray) -> Moments:
 
 
 class ObsNormalizer:
-    """Apply normalize_obs and clip_obs to float32 observations and to the float32 entries of packed observations, except action masks.
+    """Function object that applies env.normalize_obs and env.clip_obs to float32 observations and to the float32 entries of packed
+    observations, except action masks.
 
-    `stats` is None if observations are only clipped.
+    The attribute `stats` is None if observations are only clipped.
     """
 
     def __init__(self, spec: EnvSpec, space: ObservationSpace, training: bool) -> None:
@@ -143,17 +144,18 @@ class ObsNormalizer:
         self._floats = space.packed_floats if space.parts or space.mask is None else space.mask[0]
         self.stats = RunningStats((self._floats,) if self._floats or space.parts else space.shape) if spec.normalize_obs else None
         self.delta = self.stats
-        """Statistics to which `update` adds samples: `stats`, unless deltas are accumulated separately."""
+        """Statistics to which `update` adds samples: the same object as `stats`, unless new samples are accumulated separately
+        (`Normalizers.accumulate_deltas`)."""
         self.frozen = not training
         self.clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
     def update(self, obs: np.ndarray) -> None:
-        """Add observations [B, *shape] to the statistics, unless these are frozen."""
+        """Add observations [B, *shape] to the statistics, unless the statistics are frozen."""
         if self.delta is not None and not self.frozen and len(obs):
             self.delta.update(self._part(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Normalise by the current statistics and clip: [B, *shape] → a new array of the same shape."""
+        """Return a new array of normalised and clipped observations, given observations [B, *shape]."""
         if not self._floats:
             return self._scaled(obs)
         normalized = obs.copy()
@@ -161,7 +163,7 @@ class ObsNormalizer:
         return normalized
 
     def _part(self, obs: np.ndarray) -> np.ndarray:
-        """Return a view of the float32 values [B, floats] to normalise."""
+        """Return a view of those values of the observations that are normalised, float32 [B, floats]."""
         return obs[:, : 4 * self._floats].view(np.float32) if self._packed else obs[:, : self._floats]
 
     def _scaled(self, obs: np.ndarray) -> np.ndarray:
@@ -171,10 +173,11 @@ class ObsNormalizer:
 
 
 class RewardNormalizer:
-    """Compute training rewards from raw rewards: apply reward_scale, then normalize_reward, then clip_reward.
+    """Function object that computes training rewards from raw rewards by applying env.reward_scale, then env.normalize_reward, then
+    env.clip_reward.
 
-    normalize_reward divides rewards by the running standard deviation of the envs' discounted returns. An env's return is reset at the
-    start of each episode (as in the reference implementations of PPO; Engstrom et al., arXiv:2005.12729, section 3).
+    With env.normalize_reward, rewards are divided by the running standard deviation of the envs' discounted returns. The return of an env
+    is reset to 0 at the start of each episode, as in the reference implementations of PPO (Engstrom et al., arXiv:2005.12729, section 3).
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, gamma: float) -> None:
@@ -182,7 +185,8 @@ class RewardNormalizer:
         self.gamma = gamma
         self.stats = RunningStats(()) if spec.normalize_reward else None
         self.delta = self.stats
-        """Statistics to which returns are added: `stats`, unless deltas are accumulated separately."""
+        """Statistics to which returns are added: the same object as `stats`, unless new samples are accumulated separately
+        (`Normalizers.accumulate_deltas`)."""
         self.return_N = np.zeros(num_envs)
         """Discounted returns of the running episodes."""
         clip = spec.clip_reward
@@ -198,11 +202,11 @@ class RewardNormalizer:
         return self.scale == 1.0 and self.stats is None and not self.sign and self.clip is None
 
     def __call__(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
-        """Convert raw rewards [N] to training rewards, float32 [N].
+        """Return the training rewards, float32 [N], for raw rewards [N].
 
         Args:
             ended_N: whether each episode ended in this step; None: no episode ended.
-            valid_N: whether each row is a transition; None: all are.
+            valid_N: whether each row is a transition; None: all rows are transitions.
         """
         if self.scale == "sign":
             reward_N = np.sign(reward_N)
@@ -228,14 +232,16 @@ class RewardNormalizer:
         return np.asarray(reward_N * stats.inv_std)
 
     def reset(self) -> None:
-        """Begin an episode in every env."""
+        """Set the discounted returns of all envs to 0, because an episode begins in every env."""
         self.return_N[:] = 0.0
 
 
 class Normalizers:
-    """The normalisers of a vector env; `obs` or `reward` is None if observations or rewards are not changed.
+    """The normalisers of a vector env's observations and rewards. `obs` is None if observations are not changed, and `reward` is None if
+    rewards are not changed.
 
-    Several processes may share the statistics (`attach`), or accumulate samples as deltas, which one process merges.
+    Several processes may share the statistics (`attach`). Alternatively, each process accumulates its new samples separately
+    (`accumulate_deltas`), and one process merges the samples (`merge_deltas`).
     """
 
     def __init__(self, obs: ObsNormalizer | None = None, reward: RewardNormalizer | None = None) -> None:
@@ -249,26 +255,27 @@ class Normalizers:
         return {name: one.stats for name, one in self._adaptive.items() if one.stats is not None}
 
     def shared_arrays(self) -> Named:
-        """Return the statistics. (The running returns of each process are not shared.)"""
+        """Return the arrays of the statistics, which processes can share. The running returns of each process are not shared."""
         return prefixed(self._stats)
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the statistics shared by all processes."""
+        """Use the given arrays, which all processes share, as statistics."""
         attach_parts(self._stats, store, arrays)
 
     def pull(self) -> None:
-        """Recompute values derived from the statistics after the shared arrays were restored."""
+        """Recompute the values that are derived from the statistics. Call this method after the shared arrays were restored."""
         for stats in self._stats.values():
             stats.refresh()
 
     def accumulate_deltas(self) -> None:
-        """From now on, accumulate new samples separately for `take_deltas`. The statistics used for normalising change only when set."""
+        """From now on, accumulate new samples separately, to be returned by `take_deltas`. The statistics that are used for normalisation
+        no longer change with new samples."""
         for one in self._adaptive.values():
             assert one.stats is not None
             one.delta = RunningStats(one.stats.mean.shape)
 
     def take_deltas(self) -> list[Moments]:
-        """Return the samples accumulated since the last call."""
+        """Return the moments of the samples that were accumulated since the last call."""
         taken = []
         for one in self._adaptive.values():
             assert one.delta is not None
@@ -277,13 +284,13 @@ class Normalizers:
         return taken
 
     def merge_deltas(self, deltas: Sequence[Moments]) -> None:
-        """Update the statistics with deltas from `take_deltas` in another process."""
+        """Add samples that `take_deltas` returned in another process to the statistics."""
         for stats, delta in zip(self._stats.values(), deltas, strict=True):
             stats.merge(delta)
 
     @property
     def vector(self) -> np.ndarray:
-        """All statistics in one float64 vector; empty if there are no statistics."""
+        """All statistics in one float64 vector, which is empty if there are no statistics."""
         parts = [part for stats in self._stats.values() for part in stats.moments()]
         return np.concatenate([np.ravel(np.asarray(part, np.float64)) for part in parts]) if parts else np.zeros(0)
 
@@ -297,7 +304,7 @@ class Normalizers:
             at += 1 + 2 * size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return statistics and running returns in plain Python."""
+        """Return the statistics and the running returns as plain Python objects."""
         stats = self._stats
         return {
             "obs_stats": stats["obs"].state_dict() if "obs" in stats else None,
@@ -306,7 +313,7 @@ class Normalizers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`, except statistics that this object does not use or that several processes share."""
+        """Load a state that `state_dict` returned, except statistics that this object does not use or that several processes share."""
         for name, stats in self._stats.items():
             if (saved := state[f"{name}_stats"]) is not None and not stats.is_shared:
                 stats.load_state_dict(saved)
@@ -317,7 +324,7 @@ class Normalizers:
     def take_obs_statistics(self, state: dict[str, Any]) -> bool:
         """Load the observation statistics of another run.
 
-        Returns False if only one of the two runs has statistics, or if their shapes differ.
+        Returns False if only one of the two runs has observation statistics, or if the shapes of their statistics differ.
         """
         stats, saved = self._stats.get("obs"), state["obs_stats"]
         if stats is None or saved is None:
@@ -328,18 +335,19 @@ class Normalizers:
         return True
 
     def copy_obs_statistics(self, state: dict[str, Any]) -> None:
-        """Load only the observation statistics, for evaluation. Args: state: result of `state_dict` of Normalizers or Env."""
+        """Load only the observation statistics, for evaluation. Args: state: state that `Normalizers.state_dict` or `Env.state_dict`
+        returned."""
         stats = self._stats.get("obs")
         if stats is not None and state["obs_stats"] is not None:
             stats.load_state_dict(state["obs_stats"])
 
 
 def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool = True) -> Normalizers:
-    """Build the normalisers of a spec; no env is needed.
+    """Build the normalisers of a spec without building an env.
 
     Args:
-        gamma: discount of the returns for normalize_reward.
-        training: False for evaluation: observation statistics are frozen, rewards stay raw.
+        gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
+        training: False for evaluation, in which observation statistics are frozen and rewards are raw.
     """
     floats = info.observation.dtype == "float32" or info.observation.packed_floats > 0
     obs = ObsNormalizer(spec, info.observation, training) if normalizes_obs(spec) and floats else None

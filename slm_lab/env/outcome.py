@@ -1,6 +1,8 @@
-"""Checks of the values that an env returns against its spaces and Gymnasium's interface. Errors show the value and the expectation.
+"""Checks of the values that an env returns against its spaces and Gymnasium's interface. Error messages show the value and what was
+expected.
 
-Steps whose values have the usual types do not pass through these checks: see `Env._step_lone`, `Sync.gather`, and the codecs in `spaces`.
+Steps whose values have the usual types take a faster path without these checks (see `Env._step_lone`, `Sync.gather` and the codecs in
+`spaces`).
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ SIGNATURES = {
     "step": "step(action), which returns (observation, reward, terminated, truncated, info)",
     "reset": "reset(*, seed=None, options=None), which returns (observation, info)",
 }
-"""Name of a method of gymnasium.Env → its signature and what it returns, for messages."""
+"""Signatures and return values of the methods of gymnasium.Env, for messages."""
 _SHOWN = 100
 """Maximum number of characters of a value in a message."""
 _HANDLING = ("gymnasium.", "numpy.", "slm_lab.env.")
-"""Packages that process the values an env returns."""
+"""Packages whose code processes the values that an env returns."""
 _MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
-"""Errors that invalid values raise in these packages."""
+"""Errors that invalid values of an env cause in the packages of `_HANDLING`."""
 
 
 _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
@@ -40,20 +42,22 @@ _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.Pa
 
 
 class InvalidOutcome(PlainError, RuntimeError):
-    """An env returned a value that violates its spaces or Gymnasium's interface. The message gives place, value and expected value."""
+    """Raised if an env returned a value that violates its spaces or Gymnasium's interface. The message says where the value was found and
+    what was expected."""
 
     row: int | None = None
-    """Index of the env; None for all envs."""
+    """Index of the env that returned the value; None if the index is unknown or if all envs are affected."""
     call = ""
     """"step" or "reset" if the message already contains env and step, else ""."""
 
 
 class InvalidReward(InvalidOutcome):
-    """An env returned a reward that is not a finite number."""
+    """Raised if an env returned a reward that is not a finite number."""
 
 
 def reraise(error: Exception, row: int | None = None) -> NoReturn:
-    """Raise InvalidOutcome with the env's index if invalid values caused the error; reraise errors of the env's own code unchanged."""
+    """Raise InvalidOutcome with the env's index if invalid values of the env caused the error. Errors of the env's own code are reraised
+    unchanged."""
     found = error
     if isinstance(error, _MISUSE) and (place := _handled_in(error)) is not None:
         found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
@@ -65,7 +69,8 @@ def reraise(error: Exception, row: int | None = None) -> NoReturn:
 
 
 def reraise_located(error: Exception, env: str, call: str, step: int) -> NoReturn:
-    """Raise InvalidOutcome, with env and step in the message, for an error in `Env.step` or `Env.reset` that invalid values caused.
+    """Raise InvalidOutcome, with the env and the step in the message, if invalid values of an env caused an error in `Env.step` or
+    `Env.reset`.
 
     Errors of the env's own code are reraised unchanged.
     """
@@ -81,9 +86,10 @@ def reraise_located(error: Exception, env: str, call: str, step: int) -> NoRetur
 
 
 def _handled_in(error: Exception) -> str | None:
-    """Return a message that names the code that could not use the env's values, and the expected values; None if the env raised the error.
+    """Return a message that names the code which could not process the env's values, and the expected values; None if the env's own code
+    raised the error.
 
-    The message has a placeholder {} for the error.
+    The message contains a placeholder {} for the text of the error.
     """
     call, wrapper = "step", ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -100,14 +106,14 @@ def _handled_in(error: Exception) -> str | None:
 
 
 def unpacked(outcome: Any) -> Outcome:
-    """Return the five values of a step. Raises InvalidOutcome for anything else."""
+    """Return the five values of an env's step. Raises InvalidOutcome if `outcome` is not a tuple or list of five values."""
     if isinstance(outcome, tuple | list) and len(outcome) == 5:
         return outcome[0], outcome[1], outcome[2], outcome[3], outcome[4]
     raise InvalidOutcome(f"step returned {shown(outcome)}; expected {SIGNATURES['step']}")
 
 
 def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return observation and info of a reset. Raises InvalidOutcome for anything else."""
+    """Return the observation and the info of an env's reset. Raises InvalidOutcome if `result` is not such a pair."""
     if (
         (type(result) is tuple or isinstance(result, tuple | list))
         and len(result) == 2
@@ -118,7 +124,8 @@ def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def checked(outcome: Any) -> Outcome:
-    """Return the values of a step, with reward as float, flags as bool and the observation unchanged. Raises InvalidOutcome."""
+    """Return the five values of an env's step. The reward is converted to float, the flags are converted to bool, and the observation is
+    unchanged. Raises InvalidOutcome."""
     obs, reward, terminated, truncated, info = unpacked(outcome)
     if not isinstance(info, Mapping):
         raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
@@ -126,7 +133,7 @@ def checked(outcome: Any) -> Outcome:
 
 
 def reward_to_float(reward: Any) -> float:
-    """Convert a reward (a number or an array of one number) to a float. Raises InvalidReward."""
+    """Convert a reward (a number or an array of one number) to a float. Raises InvalidReward for other values."""
     try:
         array = np.asarray(reward)
         if array.size == 1 and (array.dtype.kind in "biuf" or isinstance(reward, Real)):
@@ -137,7 +144,7 @@ def reward_to_float(reward: Any) -> float:
 
 
 def to_bool(value: Any, name: str) -> bool:
-    """Convert a bool, 0, 1, or an array with one such value to a bool. Raises InvalidOutcome."""
+    """Convert a bool, 0, 1, or an array with one such value to a bool. Raises InvalidOutcome for other values."""
     array = _array(value)
     if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):
         return bool(array.reshape(()).item())
@@ -145,9 +152,11 @@ def to_bool(value: Any, name: str) -> bool:
 
 
 def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead: tuple[int, ...] = ()) -> Any:
-    """Convert an element of a space, or with `lead` = (N,) a batch of N, to arrays of the space's dtype. Bounds of a Box are not checked.
+    """Convert an element of a space, or a batch of N elements if `lead` is (N,), to arrays of the space's dtype. The bounds of a Box are
+    not checked.
 
-    Raises InvalidOutcome (with the part of a Dict or Tuple) if structure, shape or type differ or a number is not in the space.
+    Raises InvalidOutcome if the structure, shape or type of the value differs from the space, or if a number is not in the space. For a
+    Dict or Tuple, the message names the invalid part.
     """
     if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and 0 <= int(value) - int(space.start) < int(space.n):
         return value  # fast path for the most frequent case
@@ -183,7 +192,7 @@ def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[i
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """Convert a value to an array of real numbers; return None if it is not one (a string, None, a ragged list, complex numbers)."""
+    """Convert a value to an array of real numbers. Return None if this is impossible (a string, None, a ragged list, complex numbers)."""
     try:
         array = np.asarray(value)
     except Exception:  # what the conversion of unknown objects raises
@@ -192,7 +201,7 @@ def _array(value: Any) -> np.ndarray | None:
 
 
 def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Convert an array to another dtype; return None if this changes numbers by more than rounding."""
+    """Convert an array to another dtype. Return None if the conversion changes numbers by more than rounding."""
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
@@ -201,7 +210,7 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 
 
 def _inside(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
-    """Return a mask of the numbers of a batch or element that are in the space."""
+    """Return a bool array that says which numbers of an element or batch are in the space."""
     match space:
         case spaces.Discrete():
             return np.asarray((array >= space.start) & (array < space.start + space.n))
@@ -223,7 +232,7 @@ def _misfit(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ..
 
 
 def fitted_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
-    """Convert a step of a vector env to arrays of the right dtypes. Raises InvalidOutcome."""
+    """Convert the values of a backend's RawStep to arrays of the right shapes and dtypes. Raises InvalidOutcome."""
     if not isinstance(raw, RawStep):
         raise InvalidOutcome(f"the backend's step returned {shown(raw)}; expected a slm_lab.env.RawStep")
     obs = fitted(space, raw.obs, lead=(count,))
@@ -234,7 +243,7 @@ def fitted_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
 
 
 def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
-    """Convert a value to an array [N] of the dtype kind "f", "i" or "b"."""
+    """Convert a value to an array [N] of the dtype kind "f", "i" or "b". Raises InvalidOutcome."""
     if type(value) is np.ndarray and value.shape == (count,) and value.dtype.kind == kind:
         return value
     array = _array(value)
@@ -247,7 +256,7 @@ def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
 
 
 def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
-    """Check an entry of `RawStep.final` from a user's backend; return the row and the last observation."""
+    """Check an entry of `RawStep.final` from a user's backend, and return the row and the last observation. Raises InvalidOutcome."""
     if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
         raise InvalidOutcome(f"the backend's step returned {shown(one)} in final; expected (number of the env, its last observation)")
     if not over_N[one[0]]:
@@ -256,7 +265,7 @@ def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[
 
 
 def fitted_final(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
-    """Return the row and the checked last observation of an episode. Raises InvalidOutcome."""
+    """Return the row of an env and the checked last observation of its episode. Raises InvalidOutcome."""
     try:
         return row, fitted(space, obs, "last observation")
     except InvalidOutcome as error:
@@ -264,12 +273,12 @@ def fitted_final(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any
 
 
 def row_of(batch: Any, row: int) -> Any:
-    """Return one env's part of a batch."""
+    """Return one env's element of a batch, which may be nested in dicts."""
     return {key: row_of(value, row) for key, value in batch.items()} if isinstance(batch, Mapping) else batch[row]
 
 
 def shown(value: Any) -> str:
-    """Describe a value briefly by its type, its shape and, if it is short, the value itself."""
+    """Return a short description of a value for a message: its type, its shape and, if short, the value itself."""
     kind = type(value).__name__
     match value:
         case np.generic():
@@ -290,7 +299,7 @@ def shown(value: Any) -> str:
 
 
 def described(space: spaces.Space[Any]) -> str:
-    """Describe a space in one line, without the bounds of a Box."""
+    """Return a description of a space in one line, without the bounds of a Box."""
     match space:
         case spaces.Box():
             return f"Box of shape {space.shape}, {space.dtype}"
@@ -317,7 +326,8 @@ def closing_failed(error: Exception) -> str:
 
 
 def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Return the finite numbers in `info` with these names (keys, or dotted paths); True is 1.0. Names without a number are omitted."""
+    """Return the finite numbers in `info` with the given names, which are keys or dotted paths. The bool True becomes 1.0. Names without a
+    number are omitted."""
     found = {}
     for name in names:
         value = info[name] if name in info else _entry_at(info, name)
@@ -329,7 +339,8 @@ def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, f
 
 
 def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return one env's entries of a vector env's infos: {key: values [N], "_key": bool [N], whether each env has the key}."""
+    """Return one env's entries of a vector env's infos. Gymnasium's infos contain values [N] under a key, and under "_key" a bool [N] that
+    says which envs have the key."""
     found = {}
     for key, values in infos.items():
         present = infos.get(f"_{key}")

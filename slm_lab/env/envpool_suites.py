@@ -53,7 +53,7 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a spec can give for an env of EnvPool, with their defaults.
 
     Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing.
-    Args: given: options in the spec. Only options whose names end in `_path` are used, because they can change the defaults.
+    Args: given: options in the spec. Only options whose names end in `_path` are used.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}

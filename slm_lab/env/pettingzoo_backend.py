@@ -1,4 +1,5 @@
-"""Backend of PettingZoo's envs (arXiv:2009.14471). Agents act simultaneously (parallel) or in turn (AEC); each agent is a row."""
+"""Backend of PettingZoo's envs (arXiv:2009.14471), whose agents act simultaneously (parallel) or in turn (AEC). Each agent of an env has
+one row in the batches."""
 
 from __future__ import annotations
 
@@ -21,18 +22,19 @@ from slm_lab.env.wrappers import Parts
 from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_id
 
 _LONGEST = 100_000
-"""Maximum number of steps of an episode whose actions are kept, so that the episode can be saved."""
+"""Maximum number of steps of an episode for which the actions are kept, so that the unfinished episode can be saved."""
 STATE = "state"
-"""Name of the entry of an observation that contains the state of the env, which is the same for all its agents."""
+"""Name of the observation's entry that contains the global state of the env, which is the same for all agents of the env."""
 
 
 class PettingZoo(Backend):
-    """Envs of PettingZoo, of mpe2, or of a user's class with one of PettingZoo's interfaces, stepped one after the other in this process.
+    """Backend for envs of PettingZoo, of mpe2, or of a user's class with one of PettingZoo's interfaces. The envs are stepped one after the
+    other in this process.
 
-    An agent whose episode ends before the episodes of other agents is absent until its env is reset. The env is reset in the step in which
-    the last agent's episode ends. Every episode has its own seed, derived from the env's seed and the number of the episode. Therefore an
-    unfinished episode is saved as these numbers and its actions, and restored by repeating the actions. The restored episode is identical
-    if all randomness of the env depends on the seed.
+    An agent whose episode ends before the episodes of other agents is absent until its env is reset. An env is reset in the step in which
+    the episode of its last agent ends. Every episode has its own seed, derived from the env's seed and the number of the episode. An
+    unfinished episode is saved as the env's seed, the number of the episode and the actions so far, and restored by repeating the actions.
+    The restored episode is identical if all randomness of the env depends on the seed.
     """
 
     name = "pettingzoo"
@@ -56,15 +58,15 @@ class PettingZoo(Backend):
         self._set_spaces()
         rows = target.num_envs * len(self.agents)
         self._rows_of = [[row for row in range(rows) if self._names[row % len(self.agents)] in kind.names] for kind in self._kinds]
-        """Rows of each kind of agents."""
+        """Rows of the agents of each kind (see `_Kind`)."""
         self._batches = [batch_space(kind.action_space, len(own)) for kind, own in zip(self._kinds, self._rows_of, strict=True)]
-        """Spaces of the batches of actions."""
+        """Spaces of the batches of actions, one space for each kind of agents."""
         self._seeds, self._episodes = [0] * target.num_envs, [0] * target.num_envs
         self._played: list[list[Any]] = [[] for _ in envs]
-        """For each env: the actions of all its rows in each step of the episode."""
+        """For each env: the actions of all agents in each step of the current episode."""
         self._lengths = [0] * target.num_envs
         self._elements: list[Any] = [None] * rows
-        """The observation of each row."""
+        """The current observation of each row."""
         self._infos: dict[int, Mapping[str, Any]] = {}
 
     def _set_spaces(self) -> None:
@@ -77,7 +79,7 @@ class PettingZoo(Backend):
         self.action_space = spaces.Dict({name: kind.action_space for name, kind in of})
 
     def _add_state(self) -> None:
-        """Add the entry "state" to observations, for the critic."""
+        """Add the entry "state", the global state of the env, to observations for the critic."""
         env = self._games[0].env
         space = getattr(env, "state_space", None)
         if not isinstance(space, gym.Space):
@@ -101,7 +103,7 @@ class PettingZoo(Backend):
         return self._batch()
 
     def _reset(self, index: int) -> None:
-        """Begin an episode of an env."""
+        """Begin an episode of the env with this index."""
         game, seed = self._games[index], self._seeds[index]
         episode = self._episodes[index]
         game.reset(seed if not episode else int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) & 0x7FFFFFFF)
@@ -134,7 +136,7 @@ class PettingZoo(Backend):
         return RawStep(self._batch(), reward_N, terminated_N, truncated_N, final or None)
 
     def _step(self, index: int, actions: Sequence[Any]) -> Result:
-        """Step an env with the actions of its rows; truncate its episode at the time limit."""
+        """Step one env with the actions of its agents, and truncate the episode at the time limit."""
         game = self._games[index]
         result = game.step(dict(zip(self._names, actions, strict=True)))
         self._lengths[index] += 1
@@ -149,7 +151,8 @@ class PettingZoo(Backend):
         return result
 
     def _each(self, action: Any) -> list[Any]:
-        """Return the action of each row. Args: action: a batch of actions; with several kinds of agents, a tuple of one batch per kind."""
+        """Return a list with the action of each row. Args: action: a batch of actions, or, for several kinds of agents, a tuple with one
+        batch per kind."""
         each: list[Any] = [None] * len(self._elements)
         batches = action if self.groups else (action,)
         for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):
@@ -158,9 +161,10 @@ class PettingZoo(Backend):
         return each
 
     def _note(self, index: int, truncated: Sequence[str] = ()) -> None:
-        """Update the observations of an env's rows.
+        """Update the observations of the agents of one env.
 
-        Args: truncated: agents whose last observation is bootstrapped; their action masks are kept.
+        Args: truncated: agents whose episodes were truncated. Their action masks are kept, because values of their last observations are
+        bootstrapped.
         """
         game, count = self._games[index], len(self._names)
         own = {name: self._kind_of[name].fitted(name, obs) for name, obs in game.obs.items()}
@@ -172,19 +176,20 @@ class PettingZoo(Backend):
             self._elements[row] = kind.element(name, obs, state, game.infos[name] if masked else None)
 
     def _stand_in(self, name: str, own: Mapping[str, Any]) -> Any:
-        """Return an observation for an agent that has not joined yet: the observation of another agent of the same kind, or zeros."""
+        """Return an observation in place of an agent that has not joined the episode yet: the observation of another agent of the same
+        kind, or zeros."""
         kind = self._kind_of[name]
         return next((own[other] for other in kind.names if other in own), kind.blank)
 
     def _state(self, env: Any, seen: list[Any]) -> Any:
-        """Return the state of an env. Args: seen: observations of the env's agents."""
+        """Return the global state of an env, for the entry "state". Args: seen: observations of the env's agents."""
         space = next(kind.state for kind in self._kinds if kind.state is not None)
         if isinstance(space, spaces.Tuple):
             return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
         return fitted(space, np.asarray(env.state(), space.dtype), "the state")
 
     def _batch(self) -> Any:
-        """Return the observations of all rows in new arrays, and set `present_N` and `acts_N`."""
+        """Set `present_N` and `acts_N`, and return the observations of all rows in new arrays."""
         flags = [[(name in game.present, name in game.acts) for name in self._names] for game in self._games]
         self.present_N, self.acts_N = np.array(flags, np.bool_).reshape(-1, 2).T.copy()
         if not self.groups:
@@ -220,12 +225,13 @@ class PettingZoo(Backend):
 
 
 class _Kind:
-    """Agents of an env that have equal spaces, and the form of their observations and actions.
+    """A kind of agents: all agents of an env that have equal spaces, with the form of their observations and actions.
 
-    Attributes: names: names of the agents. own: space of the parts of an observation that the policy uses, without the state and without a
-    mask from the infos. mask: name of the entry with the action mask; None: there is no mask. mask_of_info: whether this entry is in the
-    infos. undeclared: whether a mask in the infos is an error, because the spec does not say whether to use it. state: space of the added
-    entry "state"; None: no state is added. observation_space, action_space: spaces including state and mask.
+    Attributes: names: names of the agents. own: space of the selected parts of an observation (env.obs_keys), without the added state and
+    without an action mask from the infos. mask: name of the entry that contains the action mask; None: the agents have no mask.
+    mask_of_info: whether the action mask is an entry of the infos. undeclared: whether an action mask in the infos is an error, because the
+    spec does not say whether to use the mask. state: space of the added entry "state"; None: no state is added. observation_space,
+    action_space: spaces including the state and the action mask.
 
     Raises WrapperError.
     """
@@ -242,7 +248,7 @@ class _Kind:
         self.undeclared = target.action_mask is None and self.mask is None
         self.state: spaces.Space[Any] | None = None
         self.blank = _blank(given)
-        """An observation of zeros, or of the lowest numbers where 0 is not in the space."""
+        """An observation that consists of zeros, or of the lowest numbers where 0 is not in the space."""
         self.observation_space = self._full_space()
 
     @property
@@ -251,7 +257,7 @@ class _Kind:
 
     @property
     def seen(self) -> spaces.Space[Any]:
-        """The space of `without_mask`."""
+        """The space of the observations that `without_mask` returns."""
         if self.mask not in self.entries:
             return self.own
         return spaces.Dict({key: one for key, one in self.entries.items() if key != self.mask})
@@ -264,7 +270,7 @@ class _Kind:
         return target.action_mask, True
 
     def add_state(self, space: spaces.Space[Any]) -> None:
-        """Add the entry "state" to observations, unless they contain one."""
+        """Add the entry "state" to observations, unless the observations already contain such an entry."""
         if STATE not in self.entries:
             self.state = space
             self.observation_space = self._full_space()
@@ -281,11 +287,11 @@ class _Kind:
         return spaces.Dict(entries)
 
     def action(self, saved: Any) -> Any:
-        """Convert an action that was saved in plain Python back to the env's form."""
+        """Convert an action that was saved as plain Python objects back to the env's form."""
         return int(saved) if self.discrete else np.asarray(saved, self.action_space.dtype)
 
     def fitted(self, name: str, obs: Any) -> Any:
-        """Return a copy of an agent's observation, which its env may change later. Raises InvalidOutcome."""
+        """Return a checked copy of an agent's observation, because the env may change the original later. Raises InvalidOutcome."""
         obs = copy.deepcopy(fitted(self._given, obs, f"the observation of agent {name!r}"))
         return obs if self._parts is None else self._parts(obs)
 
@@ -293,9 +299,9 @@ class _Kind:
         return {key: one for key, one in obs.items() if key != self.mask} if self.mask in self.entries else obs
 
     def element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
-        """Return the observation of a row, with the state and the action mask.
+        """Return the complete observation of one agent, with the state and the action mask.
 
-        Args: info: the agent's info, which may contain the mask; None: all actions are valid.
+        Args: info: the agent's info, which may contain the action mask; None: all actions are valid.
         """
         if self.mask is None and self.state is None:
             return obs
@@ -348,6 +354,6 @@ def _blank(space: spaces.Space[Any]) -> Any:
 
 
 def _stacked(space: spaces.Space[Any], elements: Sequence[Any]) -> Any:
-    """Return elements of a space as a batch in new arrays."""
+    """Stack elements of a space to a batch in new arrays."""
     empty: Any = create_empty_array(space, len(elements), fn=np.zeros)
     return concatenate(space, elements, empty)

@@ -1,4 +1,4 @@
-"""Envs of PettingZoo with one interface: who is present, who acts next, and what each agent observes (see pettingzoo_backend)."""
+"""Common interface of PettingZoo's parallel and AEC envs: which agents are present, which agents act next, and what each agent observes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_lab.spec.compat.env_ids import pettingzoo_envs
 
 
 class Result(NamedTuple):
-    """Result of a step for the agents that were present."""
+    """Result of a step: rewards of the agents that were present, and the names of the agents whose episodes ended."""
 
     rewards: dict[str, float]
     terminated: list[str]
@@ -23,10 +23,11 @@ class Result(NamedTuple):
 
 
 class Game(ABC):
-    """An env, together with the agents that are present, the agents that act next, and their observations.
+    """Base class of adapters for PettingZoo's envs. A game consists of an env, the agents that are present, the agents that act next, and
+    the observations of the agents.
 
-    Attributes: present: agents that take part in the episode. acts: present agents whose action the next step uses. obs, infos: last
-    observation and info of each agent that has been present in the episode.
+    Attributes: present: agents that currently take part in the episode. acts: agents in `present` whose action the next step uses. obs,
+    infos: last observation and info of each agent that has been present in the episode.
     """
 
     def __init__(self, env: Any, agents: Sequence[str]) -> None:
@@ -57,7 +58,7 @@ class Game(ABC):
             raise InvalidOutcome(f"{where} has an unknown agent {unknown[0]!r}; env.possible_agents: {', '.join(map(str, self._known))}")
 
     def _result(self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> Result:
-        """Return the result for the agents that were present, and remove the agents whose episode ended."""
+        """Return the result of a step for the agents that were present, and record the agents whose episodes ended."""
         over = {name: self._flags(name, terminated, truncated) for name in self.present}
         given = {name: _reward(name, rewards) for name in self.present}
         ended = [name for name, flags in over.items() if any(flags)]
@@ -72,14 +73,14 @@ class Game(ABC):
         return to_bool(terminated[name], f"terminated of agent {name!r}"), to_bool(truncated[name], f"truncated of agent {name!r}")
 
     def _live(self) -> list[str]:
-        """Return the agents that take part in the next step, according to the env."""
+        """Return the agents that take part in the next step, according to `env.agents`."""
         live = list(self.env.agents)
         self._check_names(live, "env.agents")
         return [name for name in live if name not in self._ended]
 
 
 class ParallelGame(Game):
-    """A `pettingzoo.ParallelEnv`."""
+    """Game of a `pettingzoo.ParallelEnv`, whose agents act simultaneously."""
 
     def reset(self, seed: int) -> None:
         result = self.env.reset(seed=seed)
@@ -90,7 +91,7 @@ class ParallelGame(Game):
         self.acts = self.present
 
     def _note(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        """Store the observations and infos of the agents that are present."""
+        """Store the observations and infos of the agents that are present. Raises InvalidOutcome."""
         self._check_names(obs, "the dict of observations")
         for name in self.present:
             if name not in obs or obs[name] is None:
@@ -119,7 +120,7 @@ class ParallelGame(Game):
 
 
 class TurnGame(Game):
-    """A `pettingzoo.AECEnv`: the agent that env.agent_selection names acts; the others wait."""
+    """Game of a `pettingzoo.AECEnv`, in which only the agent that `env.agent_selection` names acts while the other agents wait."""
 
     def reset(self, seed: int) -> None:
         self.env.reset(seed=seed)
@@ -135,7 +136,7 @@ class TurnGame(Game):
                 raise InvalidOutcome(f"agent {name!r} has no observation")
 
     def _select(self) -> None:
-        """Set the agent that acts next."""
+        """Set `acts` to the agent that acts next. Raises InvalidOutcome."""
         name = self.env.agent_selection
         if name in self._ended:
             raise InvalidOutcome(f"agent {name!r} is to act (env.agent_selection) after its episode has ended")
@@ -159,7 +160,7 @@ class TurnGame(Game):
         return result
 
     def _remove(self) -> bool:
-        """Let the agents whose episode has ended take the empty step that AEC requires; return whether there were such agents."""
+        """Step each agent whose episode has ended with the action None, as AEC requires. Return whether there were such agents."""
         count = 0
         while self.env.agents and (name := self.env.agent_selection) in self._ended:
             if not (self.env.terminations.get(name) or self.env.truncations.get(name)) or count > len(self._known):
@@ -170,7 +171,7 @@ class TurnGame(Game):
 
 
 def _reward(name: str, rewards: Mapping[str, Any]) -> float:
-    """Return the reward of an agent. Raises InvalidOutcome."""
+    """Return the checked reward of an agent. Raises InvalidOutcome."""
     if name not in rewards:
         raise InvalidOutcome(f"agent {name!r} has no reward")
     try:
@@ -183,7 +184,7 @@ def _reward(name: str, rewards: Mapping[str, Any]) -> float:
 
 
 def zoo_creator(name: str) -> Callable[..., Any]:
-    """Return the constructor of an env. Raises WrapperError, ImportError."""
+    """Return the constructor of an env of PettingZoo, of mpe2, or of a user's class. Raises WrapperError, ImportError."""
     if ":" not in name:
         env = pettingzoo_envs()[name]
         if env.kind != "mpe2":
@@ -200,7 +201,7 @@ def zoo_creator(name: str) -> Callable[..., Any]:
 
 
 def _of_registry(kind: Any, id_: str, **kwargs: Any) -> Any:
-    """Return an env of PettingZoo's registry. Raises ImportError if it needs a package that is missing."""
+    """Build an env of PettingZoo's registry. Raises ImportError if a package that the env needs is missing."""
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport
 
@@ -211,7 +212,7 @@ def _of_registry(kind: Any, id_: str, **kwargs: Any) -> Any:
 
 
 def game_of(env: Any, agents: Sequence[str], id_: str) -> Game:
-    """Return a Game for an env of either interface. Raises WrapperError for other types."""
+    """Return a ParallelGame or a TurnGame for an env, depending on its interface. Raises WrapperError for envs of other types."""
     from pettingzoo import AECEnv, ParallelEnv
 
     if isinstance(env, ParallelEnv):
@@ -224,7 +225,7 @@ def game_of(env: Any, agents: Sequence[str], id_: str) -> Game:
 
 
 def agents_of(env: Any, id_: str) -> tuple[Any, ...]:
-    """Return the names of the agents. Raises WrapperError."""
+    """Return the names of all agents that may take part in an env. Raises WrapperError if the env does not give these names."""
     game_of(env, (), id_)
     agents = tuple(getattr(env, "possible_agents", None) or ())
     if not agents:

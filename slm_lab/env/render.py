@@ -1,4 +1,4 @@
-"""Rendering of envs during episodes, on screen or as frames."""
+"""Rendering of envs during episodes, in a window or as frames for a recorder."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ RenderMode = Literal["human", "rgb_array"]
 
 
 class Recorder(Protocol):
-    """Receives the frames of episodes."""
+    """Interface of an object that receives the rendered frames of episodes."""
 
     def begin_episode(self) -> bool:
-        """Return whether to draw the episode that begins now."""
+        """Return whether to render the episode that begins now."""
 
     def add(self, frame_HWC: np.ndarray, fps: float) -> None:
         """Add a frame, uint8 [height, width, 3]."""
 
 
 def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
-    """Return a spec of the same env with drawing: in a window ("human"), or after each step for a recorder ("rgb_array").
+    """Return a spec of the same env with rendering: in a window (mode "human"), or as one frame per step for a recorder (mode "rgb_array").
 
-    The backend is sync, or EnvPool or PettingZoo for the ids of these packages; other backends cannot draw. Raises SpecError if the env
-    cannot be drawn.
+    The returned spec uses EnvPool or PettingZoo for the ids of these packages, and the backend sync for all other ids, because other
+    backends cannot render. Raises SpecError if the env cannot be rendered.
     """
     if ":" not in spec.backend and (pool := pool_id(spec.name)) is not None:
         return _rendered_pool(spec, pool, mode, recorder)
@@ -67,7 +67,7 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
 
 
 def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> dict[str, Any]:
-    """Return the arguments with which Gymnasium's constructor makes an env that draws itself. Raises SpecError if it cannot."""
+    """Return the constructor arguments that let an env of Gymnasium render itself. Raises SpecError if the env cannot be rendered."""
     assert target.registration is not None
     if target.vector_only:
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} has only a vector env, without a render method for one env")])
@@ -87,7 +87,8 @@ def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> di
 
 
 def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
-    """Return the spec of an env that EnvPool builds and draws; see `with_rendering`."""
+    """Return the spec of an env that EnvPool builds and renders (see `with_rendering`). Raises SpecError if EnvPool cannot render the
+    env."""
     find_target(spec, 1)  # raises SpecError for an env that cannot be made
     suite = pool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
@@ -99,18 +100,20 @@ def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorde
 
 
 def _drawn(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
-    """Return the spec of an env that a backend of this module draws, for a recorder or in a window."""
+    """Return the spec of an env that is rendered by a backend class of this module, for a recorder or in a window. Args: backend: name of
+    the class."""
     record = [WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder})] if recorder is not None else []
     return EnvSpec(**spec.model_dump(exclude={"wrappers", "backend"}), backend=f"{__name__}:{backend}", wrappers=record)
 
 
 _NOT_DRAWN = ("gfootball", "toy_text")
-"""EnvPool's suites without `render`."""
+"""Suites of EnvPool whose envs have no method `render`."""
 _POOL_FPS = 30.0
 
 
 class DrawnEnvPool(EnvPool):
-    """EnvPool with a single env, which is drawn after each step: for a `Record` wrapper's recorder if there is one, else in a window."""
+    """EnvPool backend with a single env that is rendered after each step. Frames are passed to the recorder of a `Record` wrapper if the
+    spec has one, else they are shown in a window."""
 
     name = ""
     applies_wraps = True
@@ -131,7 +134,7 @@ class DrawnEnvPool(EnvPool):
         return super().reset(seeds)
 
     def step(self, action: np.ndarray) -> RawStep:
-        """Step and draw. A step that resets the env is not drawn, because its frame shows the next episode."""
+        """Step the env and render the result. A step that resets the env is not rendered, because its frame would show the next episode."""
         raw = super().step(action)
         if self._ended or raw.final:
             self._begin()
@@ -143,7 +146,8 @@ class DrawnEnvPool(EnvPool):
         return raw
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Pass the arrays also to the pool's `recv`, which stores data that some suites need for drawing."""
+        """Return the arrays of the pool, and pass the arrays also to the pool's `recv`, which stores data that some suites need for
+        rendering."""
         arrays = super()._receive(reset)
         self._pool._recv = lambda: arrays
         self._pool.recv(reset)
@@ -155,11 +159,12 @@ class DrawnEnvPool(EnvPool):
 
 
 class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
-    """DrawnEnvPool for an env with several agents."""
+    """Rendering EnvPool backend for an env with several agents."""
 
 
 class DrawnPettingZoo(PettingZoo):
-    """PettingZoo with a single env, which is drawn after each step: for a `Record` wrapper's recorder if there is one, else in a window."""
+    """PettingZoo backend with a single env that is rendered after each step. Frames are passed to the recorder of a `Record` wrapper if the
+    spec has one, else they are shown in a window."""
 
     name = ""
     applies_wraps = True
@@ -186,7 +191,7 @@ class DrawnPettingZoo(PettingZoo):
 
 
 class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
-    """Draw the colour screen of an ALE env that was built without a render mode."""
+    """Wrapper that renders the colour screen of an ALE env that was built without a render mode."""
 
     render_mode = "rgb_array"
 
@@ -202,7 +207,7 @@ class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class MinAtarScreen(gym.Wrapper[Any, Any, Any, Any]):
-    """Draw a MinAtar env, with one colour per channel and the last channel on top."""
+    """Wrapper that renders a MinAtar env, with one colour per channel and the last channel on top."""
 
     render_mode = "rgb_array"
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
@@ -223,7 +228,7 @@ class MinAtarScreen(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Record(gym.Wrapper[Any, Any, Any, Any]):
-    """Pass a frame to a recorder after each step."""
+    """Wrapper that renders the env after each step and passes the frame to a recorder."""
 
     def __init__(self, env: gym.Env[Any, Any], recorder: Recorder) -> None:
         super().__init__(env)
@@ -260,9 +265,10 @@ def has_display() -> bool:
 
 
 def _choose_offscreen_renderer() -> None:
-    """Choose the OpenGL library that MuJoCo uses to draw without a display, unless MUJOCO_GL is set.
+    """Set MUJOCO_GL to the OpenGL library with which MuJoCo can render without a display, unless MUJOCO_GL is already set or a display
+    exists.
 
-    Raises SpecError if there is none.
+    Raises SpecError if no such library is installed.
     """
     if "MUJOCO_GL" in os.environ or sys.platform != "linux" or has_display():
         return

@@ -26,7 +26,8 @@ from slm_lab.spec.compat.env_ids import PACKAGES, registering_module
 
 
 def quiet_mujoco() -> None:
-    """Suppress MuJoCo's warning about Gymnasium's model files, on screen and in MUJOCO_LOG.TXT; log other warnings."""
+    """Suppress MuJoCo's warning about Gymnasium's model files, both on screen and in MUJOCO_LOG.TXT. Other warnings of MuJoCo are
+    logged."""
     import mujoco
 
     def on_warning(text: str) -> None:
@@ -39,7 +40,7 @@ def quiet_mujoco() -> None:
 
 @contextmanager
 def quiet_gymnasium() -> Iterator[None]:
-    """Suppress Gymnasium's warnings that the bounds of a space were rounded or that an env has a newer version."""
+    """Context manager that suppresses Gymnasium's warnings that the bounds of a space were rounded or that an env has a newer version."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         warnings.filterwarnings("ignore", message=".*is out of date")
@@ -47,7 +48,7 @@ def quiet_gymnasium() -> Iterator[None]:
 
 
 def register_atari() -> None:
-    """Register the ids ALE/… with Gymnasium. Raises ImportError without ale-py."""
+    """Register the ids ALE/… with Gymnasium. Raises ImportError if ale-py is not installed."""
     import ale_py
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
@@ -55,9 +56,10 @@ def register_atari() -> None:
 
 
 def register_envs(id_: str) -> None:
-    """Register the ids of an id's package with Gymnasium, if it is ALE or a package that `registering_module` returns.
+    """Register the env ids of a package with Gymnasium. The package is ALE for an id ALE/…, or the package that the id names or that
+    `registering_module` returns.
 
-    Raises ImportError if this package is not installed.
+    Raises ImportError if the package is not installed.
     """
     module, _, name = id_.rpartition(":")
     if name.startswith("ALE/"):
@@ -74,10 +76,10 @@ def register_envs(id_: str) -> None:
 
 
 def _register_minatar() -> None:
-    """Register the ids MinAtar/… with Gymnasium. Raises ImportError without minatar.
+    """Register the ids MinAtar/… with Gymnasium. Raises ImportError if minatar is not installed.
 
-    seaborn is not loaded, because its import takes 2 s, two thirds of the total time. MinAtar uses it only for drawing, which
-    `render.MinAtarScreen` replaces.
+    An empty module takes the place of seaborn, because the import of seaborn takes 2 s, two thirds of the total time. MinAtar uses seaborn
+    only for rendering, which `render.MinAtarScreen` replaces.
     """
     if "MinAtar/Breakout-v1" in gym.registry:
         return
@@ -92,7 +94,7 @@ def _register_minatar() -> None:
 
 @dataclass(frozen=True)
 class SingleEnv:
-    """Constructor of one env. It can be pickled, to build the env in another process."""
+    """Picklable constructor of one env with its wrappers. Another process can unpickle the constructor and build the env."""
 
     id: str
     kwargs: dict[str, Any]
@@ -102,17 +104,18 @@ class SingleEnv:
     mujoco: bool
     wraps: tuple[Wrap, ...]
     action_mask: str | Literal[False] | None
-    """See EnvRequest."""
+    """See `EnvRequest.action_mask`."""
     folder: str | None
-    """Working directory at the time when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
+    """Working directory at the time when the vector env was built. Each env is constructed in this directory, even if another env has
+    called os.chdir."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """Attributes to set, see env.schedule."""
+    """Attributes to set on the env, see env.schedule."""
     arguments: tuple[str, ...] = ()
     """All arguments of the env's constructor, for the message about an attribute that does not exist."""
 
     @classmethod
     def from_target(cls, target: EnvRequest) -> SingleEnv:
-        """Return the constructor of a single env of the target."""
+        """Return the constructor of a single env of the request."""
         try:
             folder: str | None = os.getcwd()
         except OSError:  # it was deleted
@@ -124,7 +127,7 @@ class SingleEnv:
         return make if target.curriculum is None else make.with_values(target.curriculum, target.curriculum.current())
 
     def with_values(self, curriculum: Curriculum, values: Mapping[str, Any]) -> SingleEnv:
-        """Return the constructor of an env with these values of scheduled keys."""
+        """Return the constructor of an env with the given scheduled values (env.schedule)."""
         given = {key: values[key] for key in curriculum.arguments}
         atari = None if self.atari is None else replace(self.atari, **given)
         kwargs = self.kwargs if atari is not None else {**self.kwargs, **given}

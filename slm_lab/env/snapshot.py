@@ -1,9 +1,10 @@
-"""Save the state of a single env with its wrappers in plain Python, so that a run can continue in the middle of an episode.
+"""Saving and loading the state of a single env with its wrappers as plain Python objects, so that a run can continue in the middle of an
+episode.
 
-The state of a layer (the env, or one of its wrappers) consists of its attributes: numbers, strings, arrays, random generators (also of
-spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. A value that two attributes share is shared again
-after loading. If a layer has methods `state_dict()` and `load_state_dict(state)`, these are used instead. An env with other attributes (a
-C++ object, an open file) cannot be saved.
+A layer is the env or one of its wrappers. The state of a layer consists of its attributes: numbers, strings, arrays, random generators
+(also those of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. A value that two attributes share is
+shared again after loading. If a layer has methods `state_dict()` and `load_state_dict(state)`, these methods are used instead of the
+attributes. An env with other attributes, such as a C++ object or an open file, cannot be saved.
 """
 
 from __future__ import annotations
@@ -23,43 +24,43 @@ from gymnasium.envs.registration import EnvSpec
 from slm_lab.lib.rng import generator_state, set_generator_state
 
 _STATELESS = (EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-"""Types of values without episode state."""
+"""Types of values that contain no state of an episode."""
 _STATELESS_CLASSES = ("MujocoRenderer",)
 _OF_THE_BACKEND = ("_np_random", "_np_random_seed")
-"""Attributes of the innermost layer that are saved by Backend.rng_states."""
+"""Attributes of the innermost layer that are not saved here, because `Backend.rng_states` saves them."""
 _TABLES = ("gymnasium.envs.toy_text", "P")
-"""Package, and the attribute of its envs that contains the transition table. The table never changes, and for Taxi it takes 0.2 s to
-save."""
+"""A package, and the attribute of the package's envs that contains the transition table. The table is not saved, because the table never
+changes and saving the table of Taxi takes 0.2 s."""
 
 
 _IN_PLACE = ("object", "mujoco", "space", "env")
-"""Kinds of values whose state is loaded into the existing objects of the env."""
+"""Kinds of values whose state is loaded into the existing objects of the env instead of new objects."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
 class _Plain:
-    """A class without a C base class, for comparison."""
+    """A class without a C base class and without slots, for comparison with the classes of env attributes."""
 
 
 class NotSavable(Exception):
-    """An env contains a value that cannot be saved; the message describes it."""
+    """Raised if an env contains a value that cannot be saved, or if a saved state does not fit the env. The message describes the cause."""
 
 
 def env_state(env: gym.Env[Any, Any]) -> list[Any]:
-    """Return the state of each layer of an env, outermost first. Raises NotSavable."""
+    """Return the states of an env's wrappers and of the env, outermost wrapper first. Raises NotSavable."""
     return _Encoder().layers(env)
 
 
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
-    """Load a state from `env_state` into an env that was built in the same way and reset. Raises NotSavable if the envs differ."""
+    """Load a state that `env_state` returned into an env that was built in the same way and reset. Raises NotSavable if the envs differ."""
     _Decoder().layers(env, state)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     """Seed the spaces of an env, its wrappers and nested envs, because some envs sample from their spaces.
 
-    Each space gets its own random stream. A space that is a class attribute is first copied to the env, so that its stream is not shared
-    with other envs.
+    Each space receives its own random stream. A space that is a class attribute is first copied to the env, so that other envs do not share
+    the random stream.
     """
     spaces: dict[int, gym.Space[Any]] = {}
     found: list[Any] = []
@@ -78,7 +79,8 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _own_spaces(layer: Any) -> None:
-    """Copy each space that is a class attribute of a layer to the instance, and let instance attributes refer to the copy."""
+    """Copy each space that is a class attribute of an env or wrapper to the instance, and let instance attributes that refer to the space
+    refer to the copy."""
     shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
     copies = {id(value): deepcopy(value) for value in shared.values()}
     for name, value in {**shared, **vars(layer)}.items():
@@ -95,7 +97,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
-    """Return a space and all spaces nested in it."""
+    """Return a list of a space and all its nested spaces."""
     found = [space]
     for value in vars(space).values():
         parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else (value,)
@@ -104,17 +106,18 @@ def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
 
 
 class _Encoder:
-    """Encoder of values as (kind, number, content). The number identifies a value that can be shared; it is -1 for other values."""
+    """Encoder that represents each value of an env's state as (kind, number, content). The number identifies a value that attributes can
+    share, and is -1 for other values."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[int, Any]] = {}
-        """id → number, and the value itself, so that its id is not reused."""
+        """Maps the id() of an encoded value to its number and to the value. Storing the value prevents Python from reusing the id."""
         self.owners: dict[int, int] = {}
-        """id of the object that owns an array's memory → id of the array."""
+        """Maps the id() of the object that owns an array's memory to the id() of the array."""
 
         self.stateless: tuple[str, ...] = _STATELESS_CLASSES
         self.saved: list[Any] = []
-        """Envs and wrappers that were saved, or are being saved, as layers."""
+        """Envs and wrappers whose states were saved or are being saved."""
 
     def layers(self, env: gym.Env[Any, Any]) -> list[Any]:
         if all(type(layer).__module__.startswith("gymnasium.") for layer in _layers(env)):
@@ -122,7 +125,7 @@ class _Encoder:
         return self._env(env, _OF_THE_BACKEND)
 
     def _env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
-        """Return the states of an env's layers. Args: left_out: attributes of the innermost layer that are not saved."""
+        """Return the states of an env's wrappers and of the env. Args: left_out: attributes of the innermost env that are not saved."""
         layers = _layers(env)
         self.saved += layers
         return [self._layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]
@@ -219,7 +222,7 @@ class _Decoder:
                 self.load(layer, one["attributes"])
 
     def load(self, one: Any, attributes: dict[str, Any]) -> None:
-        """Load attributes into an object."""
+        """Load encoded attributes into an object."""
         for name, (kind, number, content) in attributes.items():
             if kind in _IN_PLACE:
                 present = self.known[number] = getattr(one, name, None)
@@ -272,7 +275,7 @@ class _Decoder:
 
 
 def _load_space(space: Any, states: list[Any]) -> None:
-    """Load the random generators of a space and of all spaces nested in it."""
+    """Load the states of the random generators of a space and of all its nested spaces."""
     spaces = _spaces(space) if isinstance(space, gym.Space) else []
     if len(spaces) != len(states):
         raise NotSavable(f"a space of {len(states)} parts was saved; the env has {len(spaces)}")
@@ -283,7 +286,7 @@ def _load_space(space: Any, states: list[Any]) -> None:
 
 
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
-    """Copy saved arrays into an MjData or MjModel, and set the time of an MjData.
+    """Copy saved arrays into an MjData or MjModel object, and set the time of an MjData object.
 
     The arrays include values that MuJoCo derives from positions and velocities, because an env may read them before its next step.
     """
@@ -311,7 +314,8 @@ def _owner(array: np.ndarray) -> np.ndarray:
 
 
 def _is_pure_python(value: Any) -> bool:
-    """Return whether the complete state of an object is in its attributes: its class has no C base class and no slots."""
+    """Return whether the class of an object has no C base class and no slots, so that the attributes of the object are its complete
+    state."""
     return type(value).__basicsize__ == _Plain.__basicsize__ and hasattr(value, "__dict__")
 
 

@@ -1,4 +1,5 @@
-"""Conversion of Gymnasium spaces to the spaces of an agent (one array for observations, one for actions), and to and from plain Python."""
+"""Conversion of Gymnasium spaces to the spaces of an agent (one array for observations, one array for actions), and conversion of spaces to
+and from plain Python objects."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ from slm_lab.env.nested_actions import action_leaves, columns_of, nested_action_
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace, Use
 
 Codec = Callable[[Any], np.ndarray]
-"""Maps a batch [N, …] to a batch [N, …]."""
+"""Function that converts a batch [N, …] from the env's form to the agent's form, or the reverse."""
 
 
 class UnsupportedSpace(ValueError):
-    """A space that agents do not support; the message names the space and the allowed ones."""
+    """Raised for a space that agents do not support. The message names the space and the supported spaces."""
 
 
 def observation_codec(
@@ -30,16 +31,16 @@ def observation_codec(
     fresh: bool = False,
     uses: Mapping[str, Use] = MappingProxyType({}),
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
+    """Return the agent's observation space, and the function (codec) that converts a batch of the env's observations to the agent's form.
 
-    A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector: see `layout`. Discrete and MultiDiscrete become
-    one-hot vectors; MultiBinary becomes a vector of 0.0 and 1.0, or an image if it has three axes and `input="image"`. A Dict becomes
-    the concatenation of its entries in the space's order; if it contains an image, the entries are packed (see ObservationSpace). A Tuple
-    is treated as a Dict with keys "0", "1", ….
-    The codec returns a new array that is not modified later. `fresh=True` means that the backend already returns such arrays, so that
-    copies are skipped.
-    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, default "all"; the
-    entries must be in the order of USES (see `ordered`). If a batch lacks an entry that is for the critic only, its numbers are 0.
+    A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector (see the module `layout`). Discrete and
+    MultiDiscrete become one-hot vectors. A MultiBinary becomes a vector of 0.0 and 1.0, or an image if the space has three axes and
+    `input="image"`. A Dict becomes the concatenation of its entries in the space's order. If a Dict contains an image, its entries are
+    packed (see ObservationSpace). A Tuple is treated as a Dict with the keys "0", "1", …. The codec returns a new array that is not
+    modified later. With `fresh=True`, the backend already returns such arrays, so that the codec need not copy them.
+    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, by default "all".
+    The entries must be in the order of USES (see `ordered`). If a batch lacks an entry that is for the critic only, the numbers of this
+    entry are 0.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -64,7 +65,8 @@ def observation_codec(
 
 
 def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the columns of achieved_goal and desired_goal; None if they do not exist, or if the codec changes their numbers."""
+    """Return the first and last + 1 columns of achieved_goal and desired_goal in the agent's observations. Return None if an observation
+    has no such entries, or if the codec changes their numbers."""
     begin = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
     entries = [(key, inner) for key, inner in _entries(space) if key in ("achieved_goal", "desired_goal")]
     if len(entries) < 2 or len({sizes[key] for key, _ in entries}) > 1 or not all(_is_raw(inner) for _, inner in entries):
@@ -74,16 +76,16 @@ def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> 
 
 
 def _is_raw(space: spaces.Space[Any]) -> bool:
-    """Return whether flattening a space leaves the env's numbers unchanged."""
+    """Return whether the codec of a flattened space leaves the env's numbers unchanged."""
     return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and box_layout(space, "vector").scale is None)
 
 
 USES: tuple[Use, ...] = ("all", "critic", "mask")
-"""Uses in the order of the entries of an observation."""
+"""Uses of an observation's entries, in the order in which the agent's observations contain the entries."""
 
 
 def ordered(space: spaces.Dict, uses: Mapping[str, Use]) -> spaces.Dict:
-    """Return the space with its entries in the order of USES; the entry of the action mask becomes MultiBinary."""
+    """Return a Dict space with its entries in the order of USES. The entry that is the action mask becomes MultiBinary."""
     keys = sorted(space.spaces, key=lambda key: USES.index(uses.get(key, "all")))
     entries = [(key, spaces.MultiBinary(space[key].shape or ()) if uses.get(key) == "mask" else space[key]) for key in keys]
     return spaces.Dict(OrderedDict(entries))
@@ -103,7 +105,7 @@ def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[Observation
 
 
 def batch_of_one(observation: Any) -> Any:
-    """Return one env's observation as a batch [1, …]."""
+    """Return the observation of one env as a batch [1, …]."""
     if isinstance(observation, dict):
         return {key: batch_of_one(value) for key, value in observation.items()}
     if isinstance(observation, tuple):
@@ -112,7 +114,8 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return a function that applies `codec` to one observation of a Box, as a batch [1, …]; it is faster for plain float32 vectors."""
+    """Return a function that converts one observation of a Box to a batch [1, …] in the agent's form. The function is faster than `codec`
+    for vectors that are not scaled."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])
@@ -145,18 +148,18 @@ def _vector_codec(space: spaces.Box, scale: np.ndarray | None) -> Codec:
 
 
 Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
-"""An entry that is not a Dict or Tuple: its path of keys, and its space."""
+"""An entry of a nested space that is not a Dict or Tuple itself: the path of keys to the entry, and the entry's space."""
 
 
 def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
-    """Return the nested entries of a Dict or Tuple in order; for any other space, return the space itself with an empty path."""
+    """Return all nested entries of a Dict or Tuple in order. For any other space, return the space itself with an empty path."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return [(path, space)]
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
 
 
 def _bits_as_image(space: spaces.Space[Any], input: InputKind | None) -> spaces.Space[Any]:
-    """If `input="image"`, convert a MultiBinary space with three axes (such as the planes of a board) to a Box.
+    """Convert a MultiBinary space with three axes (such as the planes of a board) to a Box of uint8 if `input="image"`.
 
     Other spaces are returned unchanged.
     """
@@ -173,11 +176,11 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
 def laid_out(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
-    """Return (path, space, layout) of each nested entry of a Dict or Tuple, or of any other space itself; layout is None unless it is a
-    Box.
+    """Return (path, space, layout) of each nested entry of a Dict or Tuple, or of any other space itself. The layout is None for entries
+    that are not a Box.
 
-    In a Dict or Tuple, `input="image"` has an effect only if no entry is recognised as an image. It then applies to entries with three
-    axes.
+    In a Dict or Tuple, `input="image"` has an effect only if no entry is recognised as an image. All entries with three axes then become
+    images.
     """
     found = [(path, _bits_as_image(leaf, input)) for path, leaf in leaves(space)]
     if len(found) == 1 and not found[0][0]:
@@ -205,10 +208,10 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
 def _packed(
     entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]], uses: Mapping[str, Use]
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the packed observation space and its codec.
+    """Return the packed observation space (see ObservationSpace) for a Dict or Tuple, and its codec.
 
-    Float32 entries are placed before uint8 entries, and the size is padded to a multiple of 4 bytes, so that each entry can be read as a
-    view of the batch.
+    Float32 entries are placed before uint8 entries, and the size of a packed observation is padded to a multiple of 4 bytes, so that each
+    entry can be read as a view of the batch.
     """
     names = ["/".join(map(str, path)) for path, _, _ in entries]
     use_of = [uses.get(path[0], "all") for path, _, _ in entries]
@@ -234,10 +237,10 @@ def _packed(
 
 
 def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], size: int, optional: Collection[Any]) -> Codec:
-    """Return a codec that packs the entries of a batch.
+    """Return a codec that packs the entries of a batch of observations.
 
-    Args: copies: for each entry, the first and the last byte + 1, its codec, and its path of keys. size: bytes of a packed observation.
-    optional: keys of entries that a batch may lack; their bytes are then 0.
+    Args: copies: for each entry, its first and its last byte + 1 in a packed observation, its codec, and its path of keys. size: number of
+    bytes of a packed observation. optional: keys of entries that a batch may lack. The bytes of a missing entry are 0.
     """
 
     def encode(batch: Any) -> np.ndarray:
@@ -259,7 +262,7 @@ def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], si
 
 
 def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
-    """Return the space and the codec of an action mask in a packed observation: one byte per action."""
+    """Return the space and the codec of an action mask in a packed observation, where the mask has one byte per action."""
     size, codec = _bits(math.prod(space.shape or ()))
     known = ObservationSpace((size,), "uint8", text=f"action mask of {size} numbers")
     return known, lambda batch: codec(batch).astype(np.uint8)
@@ -271,7 +274,7 @@ def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Code
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
-    """Return the size of the flattened space, and a function that maps a batch [N, …] to a new array float32 [N, size]."""
+    """Return the size of a flattened space, and a codec that converts a batch [N, …] of the space to a new array float32 [N, size]."""
     match space:
         case spaces.Box():
             return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
@@ -317,7 +320,8 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
 
 
 def _joined(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
-    """Return size and codec of the concatenated entries. Args: optional: keys that a batch may lack; their numbers are then 0."""
+    """Return the size and the codec of the concatenated entries of a Dict or Tuple. Args: optional: keys that a batch may lack. The numbers
+    of a missing entry are 0."""
     if not parts:
         raise UnsupportedSpace(f"observation space {kind} is empty")
 
@@ -332,9 +336,10 @@ def _joined(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection
 
 
 def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionSpace, Codec]:
-    """Return the agent's action space, and the function that converts its action_N (see ActionSpace) to actions of the env.
+    """Return the agent's action space, and the function that converts a batch of the agent's actions (see ActionSpace) to actions of the
+    env.
 
-    Args: joint: whether a multi-discrete action is converted to one discrete action, whose values are all combinations of the components.
+    Args: joint: whether a multi-discrete action is represented by one discrete action whose values are all combinations of the components.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -363,7 +368,7 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
 
 
 def action_columns(space: spaces.Space[Any]) -> list[slice]:
-    """Return, for each leaf of a Dict or Tuple of actions, the slice of the agent's action components that belongs to this leaf."""
+    """Return, for each leaf of a Dict or Tuple action space, the slice of the agent's action components that belongs to this leaf."""
     return columns_of([action_codec(leaf)[0] for leaf in action_leaves(space)])
 
 
@@ -384,9 +389,9 @@ def _combinations(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:
 
 
 class BoxScale(NamedTuple):
-    """Scaling of actions to a Box: action × half + center, clipped to [low, high]. Arrays are flat, float64.
+    """Scaling of actions to a Box: action × half + center, clipped to [low, high]. All arrays are flat and float64.
 
-    Where a bound is infinite, half is 1 and center is 0.
+    In dimensions where a bound is infinite, half is 1 and center is 0.
     """
 
     low: np.ndarray
@@ -396,7 +401,7 @@ class BoxScale(NamedTuple):
 
 
 def box_scale(space: spaces.Box) -> BoxScale:
-    """Return the scaling of actions in [-1, 1] to the bounds of a Box space; dimensions without two finite bounds are not scaled."""
+    """Return the scaling of actions in [-1, 1] to the bounds of a Box space. Dimensions without two finite bounds are not scaled."""
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     low, high = np.where(low <= -UNBOUNDED, -np.inf, low), np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)
@@ -421,9 +426,10 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 
 
 def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
-    """Return whether an agent trained with one space can use observations of the other.
+    """Return whether an agent that was trained with one observation space can use observations of the other space.
 
-    Structure, sizes, keys and encoding must be equal. Bounds may differ, unless observations are divided by them.
+    The structure, sizes, keys and encoding of the spaces must be equal. Their bounds may differ, unless observations are divided by the
+    bounds.
     Args: input, channels: see `observation_codec`.
     """
     forms = [(_form(space), [_comparable_layout(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
@@ -450,9 +456,9 @@ def _form(space: spaces.Space[Any]) -> Any:
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Describe a space by numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can read.
+    """Return a description of a space by numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can read.
 
-    Raises: UnsupportedSpace for spaces without a codec.
+    Raises: UnsupportedSpace for spaces that agents do not support.
     """
     match space:
         case spaces.Discrete():
@@ -474,13 +480,13 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return the bounds of a Box: one number if all are equal, otherwise nested lists."""
+    """Return a bound array of a Box as one number if all its numbers are equal, else as nested lists."""
     first = bound.flat[0].item() if bound.size else 0
     return first if (bound == first).all() else bound.tolist()
 
 
 def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
-    """Return the space that `space_to_dict` described. Raises ValueError for other dicts."""
+    """Return the space that a result of `space_to_dict` describes. Raises ValueError for other dicts."""
     match described:
         case {"type": "Discrete", "n": n, "start": start, "dtype": dtype}:
             return spaces.Discrete(n, start=start, **({} if dtype == "int64" else {"dtype": np.dtype(dtype).type}))

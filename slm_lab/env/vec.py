@@ -1,4 +1,4 @@
-"""The vector env of a Session, which returns the same VecStep for every backend and autoreset mode."""
+"""The vector env that a training session steps. Its steps have the same form for every backend and autoreset mode."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 
 
 class Env:
-    """Vector env: num_envs envs that step together; built by `make_env`.
+    """Vector env of `num_envs` envs that are stepped together. `make_env` builds this object.
 
-    This class hides the differences between backends. All transitions are the same as with single envs. Backends that reset an env in the
-    step after the end of an episode return rows that are not transitions (`valid_N` is false).
+    This class hides the differences between backends. All transitions are the same as with single envs. With a backend that resets an env
+    in the step after the end of an episode, the env's row of this step is not a transition (`VecStep.valid_N` is false).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Env:
         curriculum: Curriculum | None = None,
     ) -> None:
         self.curriculum = curriculum
-        """Values that change when an episode ends; None without env.schedule."""
+        """Arguments and attributes of the envs that change when an episode ends; None if the spec has no env.schedule."""
         self.normalizers = normalizers or Normalizers()
         self.info, self.name = info, name
         self.backend = info.backend
@@ -70,27 +70,28 @@ class Env:
         self._life_loss, self._track_info = life_loss, tuple(track_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
-        """Loaded episodes that have not been resumed yet."""
+        """Loaded state of the running episodes, until `resume` or `reset` is called."""
         backend.action_space.seed(seed)
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         count = info.num_envs
         self._return_N = np.zeros(count)
         self._steps, self._begin_N = 0, np.zeros(count, np.int64)
-        """Number of steps so far, and its value at the start of each env's episode."""
+        """Number of steps so far, and the number of steps at the start of each env's episode."""
         self._pending_N: np.ndarray | None = None
-        """Envs whose row in the next step is a dummy."""
+        """Rows that are not transitions in the next step, bool [N]; None: all rows will be transitions."""
         self._lives_N: np.ndarray | None = None
         self._mask = None if info.observation.mask is None else slice(*info.observation.mask)
-        """Columns of the action mask."""
+        """Columns of the observations that contain the action mask."""
         self._valid_NA: np.ndarray | None = None
-        """Which actions are valid for the last observations."""
+        """Which actions are valid for the last observations, bool [N, A]."""
         self.acts_N: np.ndarray | None = None
-        """See VecStep.acts_N; set by each reset and step."""
+        """See `VecStep.acts_N`. Each reset and step sets this attribute."""
         self._none_N, self._all_N = np.zeros(count, bool), np.ones(count, bool)
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
     def reset(self) -> np.ndarray:
-        """Begin an episode in every env; the first call seeds the envs. Returns obs_N [N, *shape]. Raises the same errors as `step`."""
+        """Begin an episode in every env and return the observations [N, *shape]. The first call seeds the envs. Raises the same errors as
+        `step`."""
         obs = self._reset_backend(self._env_seeds() if self._fresh_streams else None)
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
@@ -106,7 +107,8 @@ class Env:
         return obs
 
     def _acting(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the observations that agents act on next, without rows that wait or are absent, for the statistics."""
+        """Return the observations of the agents that act next, for the observation statistics. Rows of waiting or absent agents are
+        omitted."""
         return obs_N if self.acts_N is None else obs_N[self.acts_N]
 
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
@@ -122,7 +124,7 @@ class Env:
         return env_seeds(self._seed, self.info.frames, self._resumes)
 
     def reseed(self, seed: int) -> None:
-        """Use new random streams from the next reset on."""
+        """Use new random streams, seeded by `seed`, from the next reset on."""
         self._seed, self._fresh_streams = seed, True
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
@@ -142,7 +144,8 @@ class Env:
             reraise_located(error, self.name, "step", self._steps)
 
     def _step_lone(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
-        """Step a single env without arrays of size 1, which take as long as CartPole's step. Ends of episodes use the general code."""
+        """Step a single env without arrays of size 1, because handling such arrays takes as long as a step of CartPole. Steps that end an
+        episode use the general code."""
         outcome = lone.env.step(self._decode(action_N)[0])
         try:
             obs, reward, terminated, truncated, info = outcome
@@ -168,7 +171,7 @@ class Env:
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
 
     def _finish_step(self, raw: RawStep) -> VecStep:
-        """Convert a backend's step to a VecStep."""
+        """Convert the RawStep of a backend to a VecStep."""
         self.acts_N = self._backend.acts_N
         obs_N = self._encoded(raw.obs)
         reward_N = raw.reward_N
@@ -187,7 +190,7 @@ class Env:
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [], self.acts_N)
 
     def _encoded(self, obs: Any) -> np.ndarray:
-        """Convert a batch of observations to the agent's form. Raises InvalidOutcome for a number that is not in the space."""
+        """Convert a batch of observations to the agent's form. Raises InvalidOutcome for a number that is not in the observation space."""
         try:
             return self._encode(obs)
         except Exception:
@@ -195,14 +198,14 @@ class Env:
             raise
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Normalise observations and rewards of a step in which no episode ended and no row is a dummy."""
+        """Normalise the observations and rewards of a step in which no episode ended and all rows are transitions."""
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting(obs_N))
             obs_N = self._normalize_obs(obs_N)
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
-        """Raise InvalidReward for the first reward that is not finite; dummy rows are not checked."""
+        """Raise InvalidReward for the first reward that is not finite. Rows that are not transitions are not checked."""
         invalid_N = ~np.isfinite(reward_N)
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
@@ -211,12 +214,12 @@ class Env:
             reraise(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
 
     def _agent_of(self, row: int) -> tuple[int, str]:
-        """Return the index of a row's env, and " for AGENT" for a message ("" if the env has one agent)."""
+        """Return the index of a row's env, and the text " for AGENT" for a message. The text is "" if the env has one agent."""
         agents = self.info.agents
         return (row // len(agents), f" for {agents[row % len(agents)]}") if agents else (row, "")
 
     def _episode_end_step(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
-        """Return the VecStep of a step in which an episode ended, a life may have been lost, or some rows are dummies."""
+        """Return the VecStep of a step in which an episode ended, a life may have been lost, or some rows are not transitions."""
         valid_N, reward_N, last_obs = self._all_N, raw.reward_N, obs
         terminated_N = truncated_N = over_N = first_N = self._none_N
         episodes: list[Episode] = []
@@ -251,7 +254,7 @@ class Env:
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
-        """Store the action masks of the observations for `sample`. Raises InvalidOutcome if no action is valid."""
+        """Store the action masks of the observations for `sample`. Raises InvalidOutcome if a mask has no valid action."""
         if self._mask is None:
             return
         self._valid_NA = obs[:, self._mask] != 0
@@ -262,9 +265,10 @@ class Env:
             reraise(InvalidOutcome(message), env)
 
     def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Make every action valid in the given rows, whose episode has ended, if their mask has no valid action (no action follows).
+        """Return observations in which all actions of the given rows are valid if the row's mask has no valid action. The episodes of these
+        rows have ended, so that no action follows.
 
-        Other masks are kept, because values of the last observation are bootstrapped at a truncation.
+        Masks with a valid action are kept, because values of the last observation are bootstrapped after a truncation.
         """
         if self._mask is None or not rows_N.any():
             return obs
@@ -276,10 +280,11 @@ class Env:
         return obs
 
     def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Replace numbers that are not finite in these rows by 0.
+        """Return observations in which numbers of the given rows that are not finite are replaced by 0.
 
-        An env may end an episode because it diverged. In the agent's computations, the observation after a termination and the observation
-        of a dummy row are multiplied by 0, but NaN times 0 is NaN and would spread to other results.
+        An env may end an episode because its simulation diverged. In the agent's computations, the values of an observation after a
+        termination, and those of a row that is not a transition, are multiplied by 0. However, NaN times 0 is NaN and would spread to other
+        results.
         """
         floats = self._floats(obs)
         if floats is None or np.isfinite(floats[rows_N]).all():
@@ -291,14 +296,14 @@ class Env:
         return obs
 
     def _floats(self, obs: np.ndarray) -> np.ndarray | None:
-        """Return a view of the float32 numbers of observations; None if there are none."""
+        """Return a view of the float32 numbers of observations; None if the observations contain no float32 numbers."""
         if obs.dtype != np.uint8:
             return obs
         numbers = self.info.observation.packed_floats
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
     def _finish(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
-        """Return the episodes (in Atari complete games) that end in this step."""
+        """Return the episodes that end in this step. In Atari, an episode is a complete game."""
         rows = np.flatnonzero(over_N)
         lengths = (self._steps - self._begin_N[rows]).tolist()
         episodes = [
@@ -313,12 +318,12 @@ class Env:
         return info if self.curriculum is None else info | self.curriculum.end_episode(row, float(self._return_N[row]))
 
     def follow(self, frame: int) -> None:
-        """Set the number of frames that env.schedule counts, for the next episodes."""
+        """Set the current frame, from which env.schedule computes the values for the next episodes."""
         if self.curriculum is not None:
             self.curriculum.frame = frame
 
     def _last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the true next observations, and a mask of the envs that were reset within the step."""
+        """Return the true next observations, and a bool array [N] of the rows that were reset within this step."""
         if not raw.final:
             return obs, self._none_N
         last_obs, reset_N = obs.copy(), np.zeros(len(obs), bool)
@@ -328,14 +333,16 @@ class Env:
         return last_obs, reset_N
 
     def _lost_life(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
-        """Return a mask of the envs in `going_N` that lost a life and have at least one left; at 0 lives the game ends."""
+        """Return which of the envs in `going_N` lost a life and have at least one life left, bool [N]. Without lives left, the game ends
+        anyway."""
         before_N, self._lives_N = self._lives_N, lives_N
         if before_N is None or lives_N is None:
             return self._none_N
         return np.asarray(going_N & (lives_N < before_N) & (lives_N > 0))
 
     def _normalize(self, last_obs: np.ndarray, obs: np.ndarray, raw: RawStep) -> tuple[np.ndarray, np.ndarray]:
-        """Normalise both. Each observation is added to the statistics once, whether the backend resets in this step or in the next."""
+        """Return the normalised last observations and next observations. Each observation is added to the statistics exactly once, whether
+        the backend resets envs in this step or in the next step."""
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
@@ -347,20 +354,22 @@ class Env:
         return normalizer(last_obs), normalizer(obs)
 
     def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Draw random valid agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded.
+        """Draw a batch of random valid actions of the agent, [N] or [N, dim]. The distribution is uniform, or standard normal if a
+        continuous component is unbounded.
 
-        Args: rng: None: the env's own.
+        Args: rng: random generator; None: the generator of this env.
         """
         return draw_uniform(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
-        """Return the normalizers of the rows of some agents with equal spaces; () for an env with one agent."""
+        """Return the normalizers of the rows of some agents with equal spaces. Args: agents: names of the agents; () for an env with one
+        agent."""
         return self.normalizers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return statistics, random streams and running episodes in plain Python.
+        """Return the statistics, the random streams and the running episodes as plain Python objects.
 
-        "rng" and the backend's part of "episodes" are None if the backend does not expose them.
+        The entries "rng" and "backend" (in "episodes") are None if the backend does not expose its random streams or its running episodes.
         """
         pending_N, lives_N = self._pending_N, self._lives_N
         return {
@@ -380,9 +389,10 @@ class Env:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that state_dict() returned; afterwards call `resume`, or `reset` to begin new episodes.
+        """Load a state that `state_dict` returned. After this call, call `resume` to continue the loaded episodes, or `reset` to begin new
+        episodes.
 
-        If the backend does not expose its random streams, the envs use new streams, seeded by the seed and the number of loads.
+        If the backend does not expose its random streams, the envs use new random streams, derived from the seed and the number of loads.
         """
         self.normalizers.load_state_dict(state)
         set_generator_state(self._sampler, state["sampler"])
@@ -402,7 +412,8 @@ class Env:
             self.curriculum.restored(curriculum)
 
     def resume(self) -> bool:
-        """Continue the loaded episodes. Returns False if the backend does not support this; then call reset()."""
+        """Continue the loaded episodes. Returns False if the backend cannot continue episodes, in which case the caller must call
+        `reset`."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
             return False
@@ -423,7 +434,7 @@ class Env:
 
 
 def close_backend(backend: Backend) -> None:
-    """Close a backend; log an error of an env's `close`."""
+    """Close a backend. An error of an env's `close` is logged."""
     try:
         backend.close()
     except Exception as error:
@@ -431,6 +442,6 @@ def close_backend(backend: Backend) -> None:
 
 
 def env_seeds(seed: int, count: int, resumes: int = 0) -> list[int]:
-    """Return a 31-bit seed per env; the seed of an env does not depend on `count`."""
+    """Return one 31-bit seed per env. The seed of an env does not depend on the number of envs, `count`."""
     words = np.random.SeedSequence([seed, 0, resumes]).generate_state(count)
     return [int(word) & 0x7FFFFFFF for word in words]

@@ -23,15 +23,15 @@ NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
 
 @dataclass(frozen=True)
 class Wrap:
-    """A wrapper and its arguments."""
+    """A wrapper class from the spec, with the arguments for its constructor."""
 
     key: str
-    """Key in the env section, such as "wrappers[0]"."""
+    """Key of the wrapper in the spec's env section, such as "wrappers[0]"."""
     wrapper: type[gym.Wrapper[Any, Any, Any, Any]]
     kwargs: dict[str, Any]
 
     def __call__(self, env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-        """Return the wrapped env. Raises WrapperError."""
+        """Wrap an env and return the wrapped env. Raises WrapperError."""
         try:
             return self.wrapper(env, **self.kwargs)
         except WrapperError:
@@ -44,14 +44,15 @@ class Wrap:
 
 
 class Parts:
-    """Select some parts of a Dict or Tuple observation (see `parts_of`) and its action mask; a single part becomes the observation."""
+    """Function object that selects some parts of a Dict or Tuple observation (see `parts_of`), always including the action mask. If only
+    one part is selected, the result is this part instead of a dict."""
 
     def __init__(
         self, space: spaces.Space[Any], action: spaces.Space[Any], keys: list[str], action_mask: str | Literal[False] | None
     ) -> None:
-        """Raises WrapperError for a space without parts and for unknown keys.
+        """Raise WrapperError for a space without parts and for unknown keys.
 
-        Args: keys: env.obs_keys. action_mask: env.action_mask.
+        Args: keys: the spec's env.obs_keys. action_mask: the spec's env.action_mask.
         """
         parts = parts_of(space)
         if parts is None:
@@ -74,7 +75,7 @@ class Parts:
 
 
 class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
-    """Apply `Parts` to each observation of an env."""
+    """Wrapper that keeps only the selected parts of each observation of an env (env.obs_keys)."""
 
     def __init__(self, env: gym.Env[Any, Any], keys: list[str], action_mask: str | Literal[False] | None = None) -> None:
         super().__init__(env)
@@ -82,19 +83,19 @@ class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
         self.observation_space = self._parts.space
 
     def observation(self, observation: Any) -> Any:
-        """Return the selected parts."""
+        """Return the selected parts of an observation."""
         return self._parts(observation)
 
 
 def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """Return the parts of a Dict, or the parts of a Tuple with keys "0", "1", …; None for other spaces."""
+    """Return the parts of a Dict space by key, or the parts of a Tuple space with the keys "0", "1", …; None for other spaces."""
     if isinstance(space, spaces.Tuple):
         return {str(index): part for index, part in enumerate(space.spaces)}
     return dict(space.spaces) if isinstance(space, spaces.Dict) else None
 
 
 def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
-    """Return the wrappers of a spec. Raises SpecError with a problem for each unknown wrapper or invalid argument."""
+    """Return the wrappers that a spec requires. Raises SpecError with a problem for each unknown wrapper or invalid argument."""
     wraps, problems = list[Wrap](), list[Problem]()
     for index, entry in enumerate(spec.wrappers):
         key = f"wrappers[{index}]"
@@ -128,7 +129,7 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
 
 
 def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
-    """Return the wrapper class. Raises ExtensionError, or the error of its import."""
+    """Return the wrapper class with the given name. Raises ExtensionError for an unknown name, or the error of the import."""
     if is_extension(name):
         found: type[gym.Wrapper[Any, Any, Any, Any]] = import_class(name, gym.Wrapper)
         return found
@@ -140,13 +141,15 @@ def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
 
 
 def _converted(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Convert lists in the arguments to the types that Gymnasium's wrappers require: bounds to arrays, other lists to tuples."""
+    """Convert the lists in a wrapper's arguments to the types that Gymnasium's wrappers require: bounds to arrays, other lists to
+    tuples."""
     convert = partial(np.asarray, dtype=np.float32) if name in ("RescaleAction", "RescaleObservation") else tuple
     return {key: convert(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
 def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
-    """Return the names of a wrapper's arguments except the env, whether it accepts other arguments, and the names of required arguments."""
+    """Return the names of a wrapper's arguments except the env, whether the wrapper accepts other arguments (**kwargs), and the names of
+    its required arguments."""
     own = list(inspect.signature(wrapper).parameters.values())
     known, open_ended = accepted_arguments(wrapper)
     required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

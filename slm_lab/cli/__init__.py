@@ -1,4 +1,4 @@
-"""The command line: a parser, and one module per command. The imports of a command are loaded only when it runs."""
+"""The command line: a parser, and one module per command. The imports that a command needs are loaded only when the command runs."""
 
 from slm_lab.cli.entry import console, main
 

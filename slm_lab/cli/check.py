@@ -1,4 +1,4 @@
-"""`check FILE [NAME] [--build]`: validate specs without running them."""
+"""The command `check FILE [NAME] [--build]`, which validates specs without training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def check(words: list[str], arguments: Namespace) -> int:
-    """Validate one spec or all specs of a file; with --build also build env and agent of each spec, and measure the speed."""
+    """Validate one spec or all specs of a file, and return the exit code. With --build, also build the env and the agent of each spec, and
+    measure the training speed."""
     if not words:
         raise UsageError("check: FILE is missing; expected check FILE [NAME]")
     if len(words) > 2:
@@ -38,12 +39,12 @@ def check(words: list[str], arguments: Namespace) -> int:
 
 
 def _show(lines: Sequence[str], arguments: Namespace) -> int:
-    """Print lines, unless the result is a JSON document; return the exit code."""
+    """Print lines of text, unless --json is given, and return the exit code."""
     return OK if arguments.json else print_result("\n".join(lines))
 
 
 def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int, dict[str, Any]]:
-    """Validate specs and print a line for each. Return the exit code and the content of the JSON document."""
+    """Validate specs and print one line for each spec. Return the exit code and the content of the JSON document for --json."""
     from slm_lab.lib.text import wrapped
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import load_with_notices, notify
@@ -77,7 +78,8 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
 
 
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
-    """Check the env arguments of those specs in a file that have no problem in `error`. Print the valid names; return the problems."""
+    """Check the env arguments of those specs in a file that have no problem in `error`. Print the names of the valid specs, and return the
+    problems of the other specs."""
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_with_notices, mark_sets
     from slm_lab.spec.report import SpecError
@@ -94,7 +96,8 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
-    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. Imports the modules of these envs."""
+    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. This function imports the modules of these
+    envs."""
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []
@@ -105,7 +108,8 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
 
 
 def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]]]:
-    """Validate studies and print their runs; with --build also estimate the time. Return the exit code and the content for JSON.
+    """Validate studies and print the runs of each study. With --build, also estimate the training time. Return the exit code and the
+    content of the JSON document for --json.
 
     Raises SpecError with the problems of all studies.
     """
@@ -143,7 +147,8 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
 
 
 def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> tuple[float, int]:
-    """Build the env and agent of each spec; return the estimated time of all runs in seconds, and the number of unmeasured specs."""
+    """Build the env and the agent of each spec of a study. Return the estimated time of all runs in seconds, and the number of specs whose
+    time cannot be measured."""
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.engine import expected_times
 
@@ -160,7 +165,7 @@ def _time_text(seconds: float, unknown: int) -> str:
 
 
 def _summary(differences: list[str]) -> str:
-    """Return a line about the differences from SLM Lab, for a file that was written for SLM Lab."""
+    """Return a line of text about how the result of a file that was written for SLM Lab differs from SLM Lab."""
     if not differences:
         return "written for SLM Lab; means the same here"
     return f"written for SLM Lab; differs here: {', '.join(differences)} (docs/from_slm_lab.md)"

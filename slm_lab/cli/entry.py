@@ -1,4 +1,4 @@
-"""Entry point of the command line: parses the arguments, runs the command, and returns the exit code."""
+"""Entry point of the command line, which parses the arguments, runs the command, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from slm_lab.lib.system import unknown_feature
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
-"""Time in seconds after the end of the command at which the process is ended, if Python is still waiting for threads."""
+"""Time in seconds between the end of the command and the forced end of the process, if Python is still waiting for threads."""
 _HOOK_SECONDS = 120.0
-"""Additional seconds for exit hooks, such as the upload of a tracker."""
+"""Additional time in seconds for exit hooks, such as the upload of a tracker."""
 
 
 def console() -> NoReturn:
-    """Run the command line, and end the process with the exit code even if an env has left threads running."""
+    """Run the command line and end the process with the exit code, even if an env has left threads running."""
     prepare_streams()
     with suppress(RuntimeError, OSError, ValueError):  # there is no stderr
         faulthandler.enable()  # print a traceback if a simulator crashes this process
@@ -39,7 +39,8 @@ def console() -> NoReturn:
 
 
 def _end_after(seconds: float, code: int) -> None:
-    """End the process after some time if it has not ended, since Python waits for non-daemon threads and runs exit hooks."""
+    """End the process after `seconds` if the process has not ended itself, because Python waits for non-daemon threads and runs exit
+    hooks."""
     time.sleep(seconds)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if not left:
@@ -50,7 +51,7 @@ def _end_after(seconds: float, code: int) -> None:
 
 
 def _parse(line: list[str]) -> tuple[str, Namespace]:
-    """Return the name of the command, and the arguments without this name. Raises UsageError."""
+    """Return the name of the command that a command line calls, and the parsed arguments without this name. Raises UsageError."""
     first = line[0] if line and line[0] in COMMANDS else line[0].partition("@")[0] if line else ""
     about = first if first in (*COMMANDS, *MODES) and {"-h", "--help"}.intersection(line) else None
     arguments = make_parser(about).parse_intermixed_args(line)

@@ -1,4 +1,4 @@
-"""Interpret the arguments FILE, NAME and MODE of the command line."""
+"""Interpretation of the arguments FILE, NAME and MODE of the command line."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ _EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "study",
 
 
 class Request(NamedTuple):
-    """The parsed arguments of `run`."""
+    """The parsed positional arguments of the command `run`."""
 
     file: str
     name: str | None
     """Name of the spec; None if only MODE@where is given, without FILE and NAME."""
     mode: str
     where: str
-    """Text after the "@" of the mode: a run folder or "latest"; "" if there is no "@"."""
+    """Text after the "@" of the mode: a run folder or "latest"; "" if the mode has no "@"."""
 
 
 def resolve_request(words: list[str]) -> Request:
-    """Return FILE, NAME and MODE, with defaults for omitted arguments. `enjoy RUN` means enjoy@RUN."""
+    """Return FILE, NAME and MODE of the command line, with defaults for omitted arguments. The arguments `enjoy RUN` have the meaning of
+    `enjoy@RUN`."""
     if len(words) == 2 and words[0] == "enjoy" and "@" not in words[1] and not Path("enjoy").exists():
         words = [f"enjoy@{words[1]}"]
     if words and _is_mode_at(words[0]):
@@ -41,13 +42,13 @@ def resolve_request(words: list[str]) -> Request:
 
 
 def _is_mode_at(word: str) -> bool:
-    """Return whether a word has the form MODE@where (MODE may be misspelt) and is not a file."""
+    """Return whether an argument has the form MODE@where and is not a file. MODE may be misspelt."""
     mode, at, _ = word.partition("@")
     return bool(at) and (mode in MODES or bool(did_you_mean(mode, MODES))) and not Path(word).is_file()
 
 
 def _read_mode(word: str) -> tuple[str, str]:
-    """Return the MODE and the text after its "@"."""
+    """Return the mode of a command-line argument, and the text after its "@". Raises UsageError for an unknown mode."""
     mode, at, where = word.partition("@")
     forms = MODES.get(mode, "")
     if (where and f"{mode}@" in forms) or (not at and mode in forms.split(", ")):
@@ -59,7 +60,7 @@ def _read_mode(word: str) -> tuple[str, str]:
 
 
 def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
-    """Return FILE and NAME, with defaults for omitted arguments."""
+    """Return FILE and NAME of the command line, with defaults for omitted arguments. Raises UsageError."""
     if not words:
         return DEMO
     if len(words) == 2 and _is_mode_at(words[1]) and "." not in words[0] and not Path(words[0]).exists():
@@ -81,7 +82,8 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
 
 
 def check_file_argument(word: str) -> str:
-    """Return `word`. Raises UsageError if it looks like a command or the name of a spec, and not like a file."""
+    """Return the argument `word` unchanged if it may be the path of a file. Raises UsageError if `word` looks like a command or the name of
+    a spec."""
     if not word:
         raise UsageError("FILE is empty; expected a spec file, such as demo.json")
     with suppress(OSError):  # the name is too long
@@ -96,13 +98,14 @@ def check_file_argument(word: str) -> str:
 
 
 def _commands(mode: str) -> str:
-    """Return the command-line forms of a mode. FILE and NAME are left out in forms that continue or play a run, except for studies."""
+    """Return the command-line forms of a mode as text for a message. Forms that continue or play a run are shown without FILE and NAME,
+    except those of studies."""
     forms = MODES[mode].split(", ")
     return " or ".join(form if "@" in form and mode != "study" else f"FILE NAME {form}" for form in forms)
 
 
 def _files_with(name: str) -> list[Path]:
-    """Return the shipped spec files that contain the spec `name`, as command-line arguments."""
+    """Return those spec files of slm_lab that contain the spec `name`, as command-line arguments."""
     from slm_lab.spec.load.files import SPEC_FOLDER, shipped_spec_files, spec_names
 
     return [file for file in shipped_spec_files() if file.suffix == ".json" and name in spec_names(SPEC_FOLDER / file)]
@@ -110,7 +113,7 @@ def _files_with(name: str) -> list[Path]:
 
 @contextmanager
 def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[None]:
-    """Add FILE and NAME to a SpecError that is raised in the block, and mark the keys that were given by --set."""
+    """Context manager that adds FILE and NAME to a SpecError raised in its block, and marks the keys that were given by --set."""
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import mark_sets
     from slm_lab.spec.report import SpecError
@@ -122,9 +125,10 @@ def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[
 
 
 def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
-    """Return the arguments with which another command uses the same agent: a folder, and the options that select a part of it.
+    """Return the command-line arguments with which another command uses the same agent: a folder, and the options that select the agent in
+    this folder.
 
-    Args: where: the folder as the user has given it, or "latest". root: the run folder that was found.
+    Args: where: folder as the user has written it, or "latest". root: run folder to which `where` refers.
     """
     from slm_lab.lib.files import display_path
 
@@ -137,7 +141,7 @@ def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
 
 
 def model_lines(name: str, data_dir: Path) -> str:
-    """Return lines that explain how a model is played, loaded and uploaded."""
+    """Return lines of text with the commands that play, load and upload a named model."""
     from slm_lab.experiment.files.named_model import models_dir
 
     other = data_dir != DATA_DIR

@@ -1,4 +1,4 @@
-"""`help [COMMAND]`: the options of all commands, or of one."""
+"""The command `help [COMMAND | MODE]`, which shows the options of all commands, or of one command or mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_lab.cli.parser import COMMANDS, MODES, UsageError, did_you_mean, make_p
 
 
 def show_help(words: list[str], arguments: Namespace) -> int:
-    """Print the usage and the options of a command or mode, or of all."""
+    """Print the usage and the options of one command or mode, or of all commands. Return the exit code."""
     if len(words) > 1:
         raise UsageError(f"too many arguments after help {words[0]}: {' '.join(words[1:])}")
     word = words[0].rstrip("@") if words else None

@@ -1,4 +1,4 @@
-"""`list [KIND] [--search WORD …]`: list the shipped specs and studies, algorithms, nets, memories, and the envs that can be created."""
+"""The command `list [KIND] [--search WORD …]`, which lists the specs and studies of slm_lab, algorithms, nets, memories, and envs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from slm_lab.cli.parser import UsageError, did_you_mean
 
 
 class Entry(NamedTuple):
-    """One entry of a list: its heading, its table row, and additional search words."""
+    """One entry of a list, with the heading above the entry, the cells of its table row, and additional search words."""
 
     heading: str
     cells: tuple[str, ...]
     text: str = ""
-    """A sentence below the row."""
+    """A sentence that is printed below the table row."""
     keywords: str = ""
     values: tuple[Any, ...] = ()
-    """The cells for JSON documents, if some of them are not text."""
+    """The cells for JSON documents, given if some cells are not text."""
 
     def to_dict(self, kind: str) -> dict[str, Any]:
-        """Return the entry for JSON."""
+        """Return the entry as a dict for a JSON document."""
         cells = dict(zip(COLUMNS[kind], self.values or self.cells, strict=True))
         return {**cells, **({"group": self.heading} if kind == "envs" else {}), **({"description": self.text} if self.text else {})}
 
     def contains(self, words: Sequence[str]) -> bool:
-        """Return whether the entry contains all words, ignoring case."""
+        """Return whether the entry contains all the given words, ignoring case."""
         content = " ".join((self.heading, *self.cells, self.text, self.keywords)).lower()
         return all(word.lower() in content for word in words)
 
 
 def list_names(words: list[str], arguments: Namespace) -> int:
-    """Print one list; if there are words after KIND or --search, print only the entries that contain these words.
+    """Print the list KIND and return the exit code. If words follow KIND or --search, print only the entries that contain all these words.
 
-    Without KIND, print the number of entries in each list or, with --search, the matching entries of all lists.
+    Without KIND, print the number of entries in each list. With --search, but without KIND, print the matching entries of all lists.
     """
     search = [word for given in (*words[1:], *(arguments.search or ())) for word in given.split()]
     words = words[:1]
@@ -73,7 +73,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
 
 
 def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
-    """Return the message for a search without results.
+    """Return the error message for a search without results.
 
     If a word of the search occurs in no entry, the message suggests the most similar name, or else the command that lists all names.
     """
@@ -90,7 +90,8 @@ def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> 
 
 
 def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
-    """Return the entries in aligned columns below their headings; if the entries consist only of names, the names side by side."""
+    """Return text that shows entries in aligned columns below their headings. Entries that consist only of a name are shown side by
+    side."""
     lines, heading, names = list[str](), "", list[str]()
     shown = [entry for entry in entries if len(entry.cells) > 1]
     widths = [max(map(len, column)) for column in zip(*(entry.cells for entry in shown), strict=True)] if shown else []
@@ -114,7 +115,7 @@ def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
 
 
 def _wrapped(names: Sequence[str], width: int) -> list[str]:
-    """Return names side by side."""
+    """Return lines of text that contain the names side by side."""
     return textwrap.wrap(
         "  ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     )
@@ -141,7 +142,7 @@ def _studies() -> Iterator[Entry]:
 
 
 def _frames(frames: object) -> str:
-    """Format a number of frames in thousands or millions, such as 200k or 10M."""
+    """Return a number of frames as text in thousands or millions, such as 200k or 10M."""
     try:
         count = float(str(frames))
     except ValueError:
@@ -214,7 +215,8 @@ _ABOUT_ENVS = (
 
 
 def _pool_envs(missing: str | None) -> Iterator[Entry]:
-    """Yield an entry for each env that exists only in EnvPool, with the parts of its spaces. Its other ids are search words."""
+    """Yield an entry for each env that exists only in EnvPool, with a description of the env's spaces. The other ids of the env are search
+    words."""
     from slm_lab.spec.compat.env_ids import pool_envs, pool_id
 
     for env in dict.fromkeys(pool_envs().values()):
@@ -253,7 +255,7 @@ COLUMNS = {
     "memories": ("name", "policy"),
     "envs": ("name",),
 }
-"""KIND → names of the cells of an entry in JSON documents."""
+"""Names of the cells of an entry in JSON documents, by the kind of the list."""
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "specs": (_specs, "specs that ship"),
     "studies": (_studies, "studies that ship"),
@@ -262,4 +264,4 @@ KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "memories": (_memories, "memories (agent.memory.name)"),
     "envs": (_envs, "environments (env.name), installed ones first"),
 }
-"""KIND → function that yields the entries, and description of the list."""
+"""Function that yields the entries, and description of the list, by the kind of the list."""

@@ -1,4 +1,4 @@
-"""Commands for named models: `models`, `push NAME REPO` and `pull REPO`."""
+"""The commands for named models: `models`, `push NAME REPO` and `pull REPO`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_lab.cli.parser import UsageError
 
 
 def models(words: list[str], arguments: Namespace) -> int:
-    """List the models below the data folder and the pretrained agents."""
+    """Print the named models in the data folder and the pretrained agents. Return the exit code."""
     if words:
         raise UsageError(f"models: too many arguments: {' '.join(words)}; expected none")
     from slm_lab.experiment.deploy.facts import list_models, models_table
@@ -20,7 +20,7 @@ def models(words: list[str], arguments: Namespace) -> int:
 
 
 def push(words: list[str], arguments: Namespace) -> int:
-    """Upload a model to a repository of the Hugging Face Hub."""
+    """Upload a named model to a repository of the Hugging Face Hub, and return the exit code."""
     if len(words) != 2:
         raise UsageError(f"push: {len(words)} arguments ({' '.join(words)}); expected push NAME USER/REPO")
     from slm_lab.experiment.deploy.hub import push as upload
@@ -29,7 +29,7 @@ def push(words: list[str], arguments: Namespace) -> int:
 
 
 def pull(words: list[str], arguments: Namespace) -> int:
-    """Download a model from a repository of the Hugging Face Hub."""
+    """Download a model from a repository of the Hugging Face Hub and register it as a named model. Return the exit code."""
     if len(words) != 1:
         raise UsageError(f"pull: {len(words)} arguments ({' '.join(words)}); expected pull USER/REPO or USER/REPO@REVISION")
     from slm_lab.experiment.deploy.hub import pull as download

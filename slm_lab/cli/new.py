@@ -1,4 +1,4 @@
-"""`new FILE [NAME] --env ENV [--like SPEC] [--comments]`: write a spec."""
+"""The command `new FILE [NAME] --env ENV [--like SPEC] [--comments]`, which writes a spec file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slm_lab.cli.parser import UsageError
 
 
 def new(words: list[str], arguments: Namespace) -> int:
-    """Write the spec, and print a summary and the command that runs it."""
+    """Write a spec for an env, and print a summary and the command that runs the spec. Return the exit code."""
     if not words or not words[0]:
         raise UsageError("new: FILE is missing; expected new FILE [NAME] --env ENV, such as: new my_spec.json --env CartPole-v1")
     if len(words) > 2:

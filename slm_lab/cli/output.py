@@ -1,4 +1,4 @@
-"""Write to stdout and stderr. Writing must never crash, whatever the streams are connected to."""
+"""Functions that write to stdout and stderr. Writing never raises an error, whatever the streams are connected to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK, FAILED = 0, 1
 
 
 def prepare_streams() -> None:
-    """Open the null device in place of each closed standard stream, and replace characters that the encoding of a stream lacks."""
+    """Open the null device in place of each closed standard stream, and let streams replace characters that their encoding lacks."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed by `>&-`: reopen it before another file gets its number
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -29,7 +29,8 @@ def prepare_streams() -> None:
 
 
 def print_result(text: str) -> int:
-    """Write the result of a command to stdout. Returns FAILED if writing fails; it is not an error if a reader closes the pipe early."""
+    """Write the result of a command to stdout and return the exit code, which is FAILED if writing fails. A pipe that its reader closes
+    early is not a failure."""
     screen = Screen(sys.stdout)
     screen.write(f"{text}\n")
     screen.flush()
@@ -40,12 +41,13 @@ def print_result(text: str) -> int:
 
 
 def print_json(content: Mapping[str, Any]) -> int:
-    """Write the result of a command to stdout as a single JSON document. Infinite numbers and NaN are written as null."""
+    """Write the result of a command to stdout as a single JSON document, and return the exit code. Infinite numbers and NaN are written as
+    null."""
     return print_result(json.dumps(nonfinite_to_none(dict(content)), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_error(text: str, colour: str = "") -> None:
-    """Write an error to stderr, in colour on a terminal."""
+    """Write an error message to stderr, in colour if stderr is a terminal. Args: colour: ANSI colour code, such as "31"; "": no colour."""
     screen = Screen(sys.stderr)
     if text:
         coloured = colour and screen.isatty() and not os.environ.get("NO_COLOR")
@@ -54,6 +56,6 @@ def print_error(text: str, colour: str = "") -> None:
 
 
 def flush() -> None:
-    """Flush both streams here, so that Python does not report an error at exit."""
+    """Flush stdout and stderr and ignore errors, so that Python does not report an error at exit."""
     for stream in (sys.stdout, sys.stderr):
         Screen(stream).flush()

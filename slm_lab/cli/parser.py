@@ -1,4 +1,4 @@
-"""Define the commands, modes and options of the command line."""
+"""Definition of the commands, modes and options of the command line, and the parser."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ METRICS = ("current_return", "total_reward", "return_new", "training_return")
 
 
 class Command(NamedTuple):
-    """One command of the command line."""
+    """One command of the command line, such as `check`."""
 
     run: str
-    """"module:function", imported when the command runs. The function is called as function(words, arguments) and returns the exit code."""
+    """Path "module:function", which is imported when the command runs. The function is called as function(words, arguments) and returns the
+    exit code."""
     usage: str
     options: tuple[str, ...]
-    """Names of the accepted options in argparse's namespace."""
+    """Names, in argparse's namespace, of the options that the command accepts."""
 
 
 MODE_OPTIONS = {
@@ -52,7 +53,7 @@ MODE_OPTIONS = {
     "search": ("confirm", "common_seeds"),
     "study": ("adopt", "until_decided", "max_seeds"),
 }
-"""Mode of `run` → options that only this mode accepts."""
+"""Options that only one mode of `run` accepts, by mode."""
 COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
@@ -116,11 +117,11 @@ _FORMS = {
         "model or pretrained agent; FILE and NAME may be left out"
     },
 }
-"""Mode → form on the command line → description of what it does."""
+"""Descriptions of the command-line forms of each mode, by mode and form."""
 MODES = {mode: ", ".join(forms) for mode, forms in _FORMS.items()}
-"""Mode → its forms on the command line."""
+"""Command-line forms of each mode, as text."""
 DEMO = ("demo.json", "ppo_cartpole")
-"""FILE and NAME if neither is given."""
+"""Default of FILE and NAME if neither argument is given."""
 
 _ABOUT = {
     "check": "validate one or all specs of a file; with --build also build their env and agent",
@@ -141,7 +142,7 @@ _ABOUT = {
     "new": "write a spec for an env",
     "help": "show the options of one command or mode",
 }
-"""Command → description of what it does, in the order of the help."""
+"""Descriptions of the commands, in the order of the help text."""
 _ARGUMENTS = {
     "FILE": "a spec file, as given or under slm_lab/spec/",
     "NAME": "a spec in it; optional if the file has only one",
@@ -153,11 +154,11 @@ _EXITS = (
 
 
 class UsageError(Exception):
-    """An argument is wrong. The exit code is 2."""
+    """Raised for a wrong command-line argument. The exit code of the command line is then 2."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the nearest option for an unknown one."""
+    """Parser whose error message for an unknown option suggests the most similar known option."""
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
@@ -178,7 +179,8 @@ def _type(
     convert: Callable[[str], Any] = str,
     hint: Callable[[str], str] = lambda text: "",
 ) -> Callable[[str], Any]:
-    """Return the type of an option, which is a function that converts valid text and raises an error with a hint for invalid text."""
+    """Return a function for argparse's `type` argument, which converts valid text and raises an error with a hint for invalid text. Args:
+    what: name of the value in the message. expected: description of valid text in the message."""
 
     def parse(text: str) -> Any:
         if is_valid(text):
@@ -241,20 +243,20 @@ _TYPES = {
     "--data-dir": Path,
     "--out": Path,
 }
-"""Option → function that parses its value. Values of all other options are strings."""
+"""Functions that parse the values of options, by option. The values of all other options are strings."""
 
 
 class _Option(NamedTuple):
-    """An option of the command line. An option without `metavar` is a flag."""
+    """Definition of an option of the command line. An option without `metavar` is a flag."""
 
     flags: str
     """Names of the option, separated by ", "."""
     metavar: str
     texts: Mapping[str, str]
-    """Commands and modes that accept the option, separated by ", " → help text for them. The key "" stands for all commands and modes that
+    """Help texts, by the commands and modes to which the text applies, separated by ", ". The key "" stands for all commands and modes that
     accept the option."""
     how: Mapping[str, Any] = MappingProxyType({})
-    """Additional arguments for add_argument."""
+    """Additional keyword arguments for argparse's `add_argument`."""
 
     @property
     def dest(self) -> str:
@@ -391,7 +393,8 @@ _OPTIONS = (
 
 
 def make_parser(word: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of all commands, which stores positional arguments in `words`; given a command or mode, a parser for its help."""
+    """Return the parser of the command line, which stores positional arguments in `words`. If `word` is a command or mode, the help of the
+    parser describes only this command or mode."""
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(description=_description(word), epilog="\n".join(textwrap.wrap(_EXITS, WIDTH)), **how)
     parser.usage = "\n       ".join(_wrapped_form(f"{parser.prog} {form}") for form in _usages(word)).replace("%", "%%")
@@ -405,21 +408,21 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
 
 
 def _usages(word: str | None) -> list[str]:
-    """Return the forms of all commands, or of one command or mode."""
+    """Return the usage lines of all commands, or of one command or mode."""
     if word is None:
         return [command.usage for command in COMMANDS.values()]
     return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in _FORMS[word]]
 
 
 def _wrapped_form(form: str) -> str:
-    """Wrap a form to fit the terminal after "usage: ". Lines are not broken inside brackets or braces."""
+    """Wrap a usage line to fit the terminal after the text "usage: ". Lines are not broken inside brackets or braces."""
     whole = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]|\{[^}]*\}", lambda match: match[0].replace(" ", "\0"), form)
     lines = textwrap.wrap(whole, WIDTH - 7, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return "\n       ".join(lines).replace("\0", " ")
 
 
 def _description(word: str | None) -> str:
-    """Return the description of all commands, or of one command or mode. The description of `run` covers all modes."""
+    """Return the help description of all commands, or of one command or mode. The description of the command `run` covers all modes."""
     if word is not None and word != "run":
         return _terms({word: _ABOUT[word]} if word in _ABOUT else _FORMS[word], 0)
     forms = {form: text for mode in _FORMS.values() for form, text in mode.items()}
@@ -429,7 +432,7 @@ def _description(word: str | None) -> str:
 
 
 def _terms(texts: Mapping[str, str], indent: int = 2) -> str:
-    """Return terms and their descriptions in two columns. A term that is too long is on a separate line."""
+    """Return text that shows terms and their descriptions in two columns. A term that is too long for its column is on a separate line."""
     column = indent + 11
     lines = []
     for term, text in texts.items():
@@ -441,7 +444,7 @@ def _terms(texts: Mapping[str, str], indent: int = 2) -> str:
 
 
 def _options_of(word: str | None) -> tuple[str, ...]:
-    """Return the options of a command, or of a mode of `run`."""
+    """Return the names of the options that a command, or a mode of the command `run`, accepts."""
     if word is None or word in COMMANDS:
         return () if word is None else COMMANDS[word].options
     others = {option for mode, options in MODE_OPTIONS.items() if mode != word for option in options}
@@ -449,7 +452,7 @@ def _options_of(word: str | None) -> tuple[str, ...]:
 
 
 def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
-    """Raise UsageError if an option was given that `command` does not accept."""
+    """Raise UsageError if the arguments contain an option that `command` does not accept."""
     for option, value in vars(arguments).items():
         accepted = [name for name, row in COMMANDS.items() if option in row.options]
         given = option != "words" and value is not None and value is not False and value not in ([], DATA_DIR)

@@ -1,4 +1,4 @@
-"""Commands for finished runs: `compare RUN RUN …`, `export RUN`, `doctor RUN`, `report RUN` and `retro_analyze RUN …`."""
+"""The commands that read existing runs: `compare RUN RUN …`, `export RUN`, `doctor RUN`, `report RUN` and `retro_analyze RUN …`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_lab.cli.parser import USER_ERROR, UsageError
 
 
 def compare(words: list[str], arguments: Namespace) -> int:
-    """Compare runs in one graph and print a table."""
+    """Compare runs: write graphs and tables, and print a table. Return the exit code."""
     from slm_lab.experiment.files.find import Choice
     from slm_lab.experiment.report.compare_report import comparison
 
@@ -24,7 +24,8 @@ def compare(words: list[str], arguments: Namespace) -> int:
 
 
 def export(words: list[str], arguments: Namespace) -> int:
-    """Write the policy of a run to a file, check it against the agent, and print how closely they agree."""
+    """Export the policy of a run to a file, compare the actions of the exported file with those of the agent, and print how closely they
+    agree. Return the exit code."""
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"export: {given}; expected export {{folder | model | latest}}")
@@ -50,7 +51,8 @@ def export(words: list[str], arguments: Namespace) -> int:
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:
-    """Print the problems of a run, ranked. The exit code is 0 even if there are problems. Raises UserError if the run has no rows."""
+    """Print the problems of a run, ranked by severity. The returned exit code is 0 even if the run has problems. Raises UserError if the
+    run has no table rows."""
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")
@@ -64,7 +66,7 @@ def doctor(words: list[str], arguments: Namespace) -> int:
 
 
 def report(words: list[str], arguments: Namespace) -> int:
-    """Write the page of a run, search or study again, and print its path."""
+    """Write the report page (report.html) of a run, search or study again, and print the path of the page. Return the exit code."""
     if len(words) != 1:
         given = f"too many arguments after the folder: {' '.join(words[1:])}" if words else "RUN is missing"
         raise UsageError(f"report: {given}; expected report {{folder | latest}}")
@@ -77,7 +79,8 @@ def report(words: list[str], arguments: Namespace) -> int:
 
 
 def retro_analyze(words: list[str], arguments: Namespace) -> int:
-    """Rebuild metrics and graphs from the files of runs; print the results of each run, or an error if it cannot be analyzed."""
+    """Rebuild metrics and graphs from the files of runs. Print the results of each run, or an error message if the run cannot be analyzed.
+    Return the exit code."""
     if not words:
         raise UsageError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000 or 'data/ppo_*', or latest")
     from slm_lab.experiment.files.find import newest_run

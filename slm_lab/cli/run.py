@@ -1,4 +1,5 @@
-"""`run [FILE [NAME [MODE]]]`: train, search, run a study, or play a checkpoint. train@, search@ and study@ continue an existing run."""
+"""The command `run [FILE [NAME [MODE]]]`, which trains, searches, runs a study, or plays a checkpoint. The modes train@, search@ and study@
+continue an existing run, search or study."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CLUSTER_MODES = ("train", "search", "study")
 
 
 def run(words: list[str], arguments: Namespace) -> int:
-    """Run the spec in the given MODE."""
+    """Run a spec in the mode MODE, and return the exit code."""
     request = resolve_request(words)
     mode, where = request.mode, request.where
     _check_options(mode, where, arguments)
@@ -42,7 +43,7 @@ def run(words: list[str], arguments: Namespace) -> int:
 
 
 def _check_options(mode: str, where: str, arguments: Namespace) -> None:
-    """Raise UsageError for an option that has no effect with this mode."""
+    """Raise UsageError for a command-line option that has no effect with the given mode."""
     for owner, options in MODE_OPTIONS.items():
         for option in options if mode != owner else ():
             value = getattr(arguments, option)
@@ -57,7 +58,8 @@ def _check_options(mode: str, where: str, arguments: Namespace) -> None:
 
 
 def _set_seed(mode: str, arguments: Namespace) -> None:
-    """Replace --seed by the equivalent --set argument. In mode enjoy, --seed is kept, since it selects a run."""
+    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, --seed is kept, because there the option selects a
+    run."""
     if arguments.seed is None or mode == "enjoy":
         return
     from slm_lab.spec.load.loader import parse_sets
@@ -105,7 +107,7 @@ def _train(request: Request, arguments: Namespace) -> None:
 
 
 def _resume(request: Request, arguments: Namespace) -> None:
-    """Continue a run with its saved spec. FILE, if given, is only compared with the saved spec."""
+    """Continue a run with the spec that is saved in the run folder. If FILE is given, FILE is only compared with the saved spec."""
     from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.run.trial import Trial
 
@@ -116,7 +118,8 @@ def _resume(request: Request, arguments: Namespace) -> None:
 
 
 def _show_differences(request: Request, paths: RunPaths) -> None:
-    """If FILE and NAME are given, print the keys in which that spec differs from the saved spec. The saved spec is used."""
+    """Print the keys in which the spec of FILE and NAME differs from the saved spec, which a continued run uses. Without FILE and NAME,
+    print nothing."""
     from slm_lab.experiment.session.resume import differences
     from slm_lab.lib.log import notice
     from slm_lab.lib.text import last_line
@@ -136,7 +139,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
 
 
 def _search(request: Request, arguments: Namespace) -> None:
-    """Run a new search, or continue the search in a run folder with its saved spec."""
+    """Run a new search, or continue the search of a run folder with the spec that is saved in the folder."""
     from slm_lab.experiment.files.find import find_search
     from slm_lab.experiment.run.search.search import Search
     from slm_lab.spec.load.loader import load_spec
@@ -155,9 +158,9 @@ def _search(request: Request, arguments: Namespace) -> None:
 
 
 def _study(request: Request, arguments: Namespace) -> None:
-    """Run a study, or run the missing runs of the study in a folder. FILE is read again.
+    """Run a new study, or run the missing runs of an existing study. FILE is read again for an existing study.
 
-    Without --set, a continued study uses the --set arguments of its last start.
+    If --set is not given, a continued study uses the --set arguments of its last start.
     """
     from slm_lab.experiment.files.paths import about_study, find_study
     from slm_lab.experiment.run.study.study import StudyExperiment
@@ -181,7 +184,8 @@ def _study(request: Request, arguments: Namespace) -> None:
 
 
 def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
-    """Return the maximum number of seeds for --until-decided, by default that of the last start; None: no seeds are added."""
+    """Return the maximum number of seeds for --until-decided, by default the number of the study's last start. Return None if no seeds are
+    added."""
     from slm_lab.experiment.report.decision import MAX_SEEDS
     from slm_lab.lib.log import notice
 
@@ -195,7 +199,7 @@ def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
 
 
 def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace) -> int:
-    """Let a person play against the agent of a run. Moves are read from stdin."""
+    """Let a person play against the agent of a run, reading the person's moves from stdin. Return the exit code."""
     from slm_lab.experiment.deploy.human import SEATS, play_human
 
     if arguments.human not in SEATS:
@@ -213,7 +217,8 @@ def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace)
 
 
 def _enjoy(request: Request, arguments: Namespace) -> int:
-    """Play a run with its saved spec. FILE is used only to check NAME, which may be a name in FILE followed by values of variables."""
+    """Play episodes with the agent of a run, using the spec that is saved in the run folder. Return the exit code. FILE is used only to
+    check NAME, which may be a name in FILE followed by values of variables."""
     if arguments.jobs is not None:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:

@@ -1,4 +1,4 @@
-"""`verify RUN`: train a part of a run again and compare."""
+"""The command `verify RUN`, which trains a part of a run again and compares the results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from slm_lab.cli.parser import UsageError
 
 
 def verify(words: list[str], arguments: Namespace) -> int:
-    """Train the frames between two checkpoints of a run again, and compare rows and weights byte by byte.
+    """Train the frames between two checkpoints of a run again, and compare the new table rows and weights with those of the run byte by
+    byte.
 
-    The exit code is 1 if they differ, and 2 if the run cannot be verified. The run folder is only read.
+    The returned exit code is 1 if rows or weights differ. If the run cannot be verified, the exit code of the process is 2. The run folder
+    is not changed.
     """
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"

@@ -1,4 +1,4 @@
-"""`view [DATA_DIR] [--port N] [--no-browser]`: show the runs of a data folder in a browser."""
+"""The command `view [DATA_DIR] [--port N] [--no-browser]`, which shows the runs of a data folder in a browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_lab.cli.parser import UsageError
 
 
 def view(words: list[str], arguments: Namespace) -> int:
-    """Serve the page until Ctrl-C."""
+    """Serve a local web page that shows the runs of a data folder, until Ctrl-C. Return the exit code."""
     if len(words) > 1:
         raise UsageError(f"view: too many arguments after DATA_DIR: {' '.join(words[1:])}; expected view [DATA_DIR]")
     from slm_lab.experiment.view.serve import serve

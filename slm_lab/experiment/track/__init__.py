@@ -1,1 +1,1 @@
-"""Adapters to experiment trackers, and the process that runs one of them."""
+"""Adapters to experiment trackers such as Weights & Biases, and the process that runs one adapter."""

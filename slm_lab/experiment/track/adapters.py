@@ -1,7 +1,8 @@
-"""Adapters to experiment trackers. An adapter creates a run for each table, grouped by trial, search or study, with the spec as config.
+"""Adapters to experiment trackers. An adapter creates one run in the tracker for each table of metrics. These runs are grouped by trial,
+search or study, and have the spec as config.
 
-Names of projects and servers come from the environment variables of each library (WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_PROJECT, …);
-the project is otherwise "slm_lab".
+The names of projects and servers come from the environment variables of each library (WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_PROJECT,
+…). If no project is given, the name of the project is "slm_lab".
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ Scalar = str | int | float | bool
 
 
 class _Owner(NamedTuple):
-    """The trial, search or study to which a run belongs."""
+    """The trial, search or study to which a tracked run belongs."""
 
     group: str
     """Name of the folder of the trial, search or study."""
     prefix: str
-    """Name that distinguishes the run from others in its group, without the Session."""
+    """Prefix that distinguishes the run's trial from the other trials of its group."""
     folder: Path
     """The folder of the trial, search or study."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The table of a run folder that is tracked as one run."""
+    """One table of metrics in a run folder, which is tracked as one run of the tracker."""
 
     paths: RunPaths
     trial: int = 0
@@ -46,14 +47,14 @@ class TrackedRun:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The saved spec without meta.run."""
+        """The saved spec of the run without meta.run."""
         ((_, body),) = json.loads(self.paths.trial_spec(self.trial).read_text(encoding="utf-8")).items()
         meta = {key: value for key, value in body["meta"].items() if key != "run"}
         return {**body, "meta": meta, "name": self.paths.spec_name}
 
     @cached_property
     def settings(self) -> dict[str, Scalar]:
-        """Path of a key of the spec → value. Lists are converted to JSON, and keys whose value is null are left out."""
+        """Values of the spec by the path of their key. Lists are converted to JSON text, and keys whose value is null are omitted."""
         found = dict(flat(self.spec))
         return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in found.items() if value is not None}
 
@@ -73,34 +74,35 @@ class TrackedRun:
 
     @property
     def of_trial(self) -> str:
-        """Name of the trial or of the run of a study, whose Sessions differ only in their seeds."""
+        """Name of the trial, or of the study's run, to which the tracked run belongs. The sessions of a trial differ only in their
+        seeds."""
         return f"{self.group}_{self.owner.prefix}".rstrip("_")
 
     @property
     def name(self) -> str:
-        """Name of the run. It contains the group, since trackers also list runs without their groups."""
+        """Name of the tracked run. The name contains the group, because trackers also list runs without their groups."""
         session, policy = divmod(self.table, self.paths.policies)
         return f"{self.of_trial}_s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
 
 
 class Adapter(ABC):
-    """Base class of adapters. If a method raises any exception, the tracker is switched off."""
+    """Base class of adapters to experiment trackers. If a method raises an exception, the tracker is switched off."""
 
     @abstractmethod
     def start(self, run: TrackedRun, known: str | None) -> str:
-        """Begin a run, or continue the run with the id `known`; return the id of the run."""
+        """Begin a new run in the tracker, or continue the tracker's run with the id `known`. Return the id of the run."""
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Track the values of a row, given as tag → value, see `tagged`."""
+        """Send the values of one table row to the tracker. Args: values: numbers by tag (see `tagged`)."""
 
     @abstractmethod
     def end(self, status: Status, metrics: Mapping[str, float]) -> None:
-        """Track the final metrics, and end the run."""
+        """Send the final metrics to the tracker and end the run."""
 
 
 class Wandb(Adapter):
-    """Weights & Biases. With WANDB_MODE=offline it writes to the run's log folder; `wandb sync` uploads it."""
+    """Adapter to Weights & Biases. With WANDB_MODE=offline, the tracker writes to the run's log folder, which `wandb sync` uploads."""
 
     def start(self, run: TrackedRun, known: str | None) -> str:
         import wandb
@@ -126,11 +128,11 @@ class Wandb(Adapter):
 
 
 class MLflow(Adapter):
-    """MLflow. Without MLFLOW_TRACKING_URI it writes to mlflow.db, an SQLite file in the data folder."""
+    """Adapter to MLflow. If MLFLOW_TRACKING_URI is not set, the tracker writes to mlflow.db, an SQLite file in the data folder."""
 
     _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
     _PARAM_LETTERS, _PARAMS = 500, 100
-    """Maximum length of a value, and maximum number of values per request, that all servers accept."""
+    """Maximum length of a parameter's value, and maximum number of parameters per request, that all MLflow servers accept."""
 
     def start(self, run: TrackedRun, known: str | None) -> str:
         from mlflow.tracking import MlflowClient
@@ -175,12 +177,13 @@ class MLflow(Adapter):
 
 
 def _mlflow_name(tag: str) -> str:
-    """Replace the characters that MLflow does not accept in names, such as brackets."""
+    """Return a tag in which characters that MLflow does not accept in names, such as brackets, are replaced by "_"."""
     return "".join(letter if letter.isalnum() or letter in "_-. /:" else "_" for letter in tag)
 
 
 class Trackio(Adapter):
-    """Trackio. It writes to a local folder (TRACKIO_DIR) that `trackio show` displays; with TRACKIO_SPACE_ID, to a Hugging Face Space."""
+    """Adapter to Trackio. The tracker writes to a local folder (TRACKIO_DIR), which `trackio show` displays. If TRACKIO_SPACE_ID is set,
+    the tracker writes to the Hugging Face Space with this id."""
 
     def start(self, run: TrackedRun, known: str | None) -> str:
         import trackio
@@ -209,7 +212,7 @@ class Trackio(Adapter):
 
 
 class TensorBoard(Adapter):
-    """TensorBoard event files in the run's log folder, with the settings as hparams and the spec as text."""
+    """Adapter that writes TensorBoard event files to the run's log folder, with the values of the spec as hparams and the spec as text."""
 
     def start(self, run: TrackedRun, known: str | None) -> str:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -241,7 +244,7 @@ class TensorBoard(Adapter):
 
 
 def _text(tag: str, text: str) -> Any:
-    """Return a summary for the TEXT page of TensorBoard."""
+    """Return a TensorBoard summary with text for the TEXT page of TensorBoard."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -254,9 +257,10 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _session_start(settings: Mapping[str, Scalar], group: str) -> Any:
-    """Return the summary that begins a run on the HPARAMS page of TensorBoard, which shows all runs of a group in one row.
+    """Return the TensorBoard summary that begins a run on the HPARAMS page of TensorBoard. The page shows all runs of a group in one row.
 
-    If there is no summary of the experiment, TensorBoard collects hparams and metrics from all runs and shows the differing ones first.
+    No summary of the whole experiment is written, so that TensorBoard collects hparams and metrics from all runs and shows the hparams that
+    differ first.
     """
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
@@ -284,4 +288,4 @@ def _of_hparams(tag: str, **content: Any) -> Any:
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"wandb": Wandb, "mlflow": MLflow, "trackio": Trackio, "tensorboard": TensorBoard}
-"""Name of a tracker in meta.track → class of its adapter."""
+"""Adapter classes by the name of the tracker in meta.track."""

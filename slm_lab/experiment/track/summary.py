@@ -1,4 +1,4 @@
-"""Compute the final metrics of one table, as in its metrics file."""
+"""Computation of the final metrics of one table, as in the metrics file of a run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def summary(paths: RunPaths, trial: int = 0, table: int = 0) -> dict[str, float]:
-    """Return the defined metrics of a Session or of one of its policies; {} before its first row.
+    """Return those metrics of a session's table that are defined, by name. The result is {} if the table has no rows.
 
-    With meta.rigorous_eval, the metrics are computed from evaluation rows. Otherwise only the current return is that of the last
-    evaluation, if this is recent. The strength metrics are left out for a worker of a shared net, and if the random baseline of the env has
-    not been measured yet. Raises SpecError or UserError if the saved spec cannot be read.
+    With meta.rigorous_eval, all metrics are computed from evaluation rows. Without meta.rigorous_eval, the metrics are computed from
+    training rows, except that the current return is the return of the last evaluation if this evaluation is recent. The strength metrics
+    are omitted for a session of meta.distributed, and if the random baseline of the env has not been measured yet. Raises SpecError or
+    UserError if the saved spec cannot be read.
     """
     spec = load_spec(paths.trial_spec(trial), paths.spec_name, for_search=False)
     mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"

@@ -1,8 +1,8 @@
-"""The process of one tracker of one table; see files/trackers.py for the other side.
+"""The process that runs one tracker for one table of metrics. See files/trackers.py for the session's side of the communication.
 
-stdin receives a line that describes the table, a line for each row, and a line with the status of the Session. To stdout the process
-writes an empty line for each row that the tracker has taken, or a line with the reason of a failure. Output of the tracker's library is
-appended to a log file.
+The process reads from stdin one line that describes the table, one line for each row, and one line with the final status of the session.
+The process writes to stdout an empty line for each row that the tracker has accepted, or a line with the reason of a failure. Output of the
+tracker's library is appended to a log file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slm_lab.lib.text import first_line
 
 
 def main() -> None:
-    """Continue as a background process that is detached from its parent, and track until the Session ends."""
+    """Continue as a background process that is detached from its parent, and send rows to the tracker until the session ends."""
     if has_feature("fork") and os.fork():
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -42,9 +42,9 @@ def main() -> None:
 
 
 class _Tracking:
-    """Passes the messages of a Session to an adapter.
+    """Passes the messages of a session to the adapter of a tracker.
 
-    Args: replies: descriptor of the pipe to the Session.
+    Args: replies: file descriptor of the pipe to the session.
     """
 
     def __init__(self, replies: int) -> None:
@@ -52,10 +52,11 @@ class _Tracking:
         self.messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.file = Path()
         self.state: dict[str, Any] = {}
-        """The state that is saved in `file`, see files.trackers.read_state."""
+        """State of the tracked run that is saved in `file` (see `files.trackers.read_state`)."""
 
     def read(self, lines: Iterable[bytes]) -> None:
-        """Queue the messages until the Session has ended. If the tracker's library blocks after that, end this process after some time."""
+        """Read the messages of the session and queue them until the session has ended. If the tracker's library blocks after the end, end
+        this process after a time limit."""
         limit, message = 0.0, dict[str, Any]()
         for line in lines:
             with suppress(ValueError):  # an incomplete line of a killed process
@@ -70,7 +71,7 @@ class _Tracking:
         os._exit(1)
 
     def run(self) -> int:
-        """Track until the Session ends; return the exit code."""
+        """Send the queued messages to the tracker until the session ends. Return the exit code of this process."""
         try:
             self._track(**self.messages.get())
         except BaseException as error:  # also a SystemExit of the library
@@ -103,7 +104,8 @@ class _Tracking:
 
     @property
     def _steps(self) -> dict[str, int]:
-        """The last step of each mode: a continued run repeats the rows after its checkpoint, which are not tracked again."""
+        """Last tracked step of each mode ("train" and "eval"). A continued run repeats the rows after its checkpoint, and these rows are
+        not tracked again."""
         steps: dict[str, int] = self.state.setdefault("steps", {})
         return steps
 
@@ -124,7 +126,7 @@ class _Tracking:
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
+    """Return one line of text with the type of an error and the first line of its message."""
     first = first_line(str(error))
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

@@ -1,4 +1,5 @@
-"""The content of the page of a comparison: curves and statistics of each setting, and the specs of the runs side by side."""
+"""Content of the comparison page: curves and statistics of each setting (runs of one spec with different seeds), and the specs of the runs
+side by side."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ _SEEDS = ("random_seed", "max_session")
 
 
 def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
-    """Return the content of a comparison: curves and statistics of each setting, and the specs side by side.
+    """Return the version and the content of the comparison page (see `details.Content`) for some runs: curves and statistics of each
+    setting, and the specs side by side.
 
     Args:
-        words: "TRIAL:PATH" for a trial; ":PATH" for a run, the best trial of a search, or all runs of a study.
-        by: column of the horizontal axis.
+        words: texts that name the runs: "TRIAL:PATH" for a trial, or ":PATH" for a run, the best trial of a search, or all runs of a study.
+        by: column of the tables that is the horizontal axis of the curves.
     """
     if by not in AXES:
         raise NotServed(f"invalid column '{by}'; expected one of {', '.join(AXES)}", 400)
@@ -38,7 +40,7 @@ def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
 
 
 def _chosen(word: str, data: DataFolder) -> list[tuple[Found, int]]:
-    """Return the run folders and trials to which a word refers."""
+    """Return the run folders and the numbers of the trials to which a word of `compare` refers. Raises NotServed."""
     trial, _, path = word.partition(":")
     if trial and not (trial.isascii() and trial.isdecimal() and len(trial) < 9):
         raise NotServed(f"invalid run '{word}'; expected TRIAL:PATH or :PATH", 400)
@@ -86,7 +88,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
-    """Return the curves of a setting's compared seeds, and the statistics of these seeds."""
+    """Return the curves and the statistics of a setting's seeds, for the comparison page."""
     summary, seeds = summarize(setting, None, metric), setting.seeds
     aligned = setting.aligned(metric, by)
     chosen = evenly_spaced(len(aligned.frame), _POINTS)
@@ -118,7 +120,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return each key of the specs with its value in each run, and whether the values differ. Seeds and provenance are omitted."""
+    """Return each key of the specs except provenance, with its value in each run and whether these values differ."""
     bodies = [run.settings() | {f"meta.{key}": run.spec.get("meta", {}).get(key) for key in _SEEDS} for run in runs]
     keys = sorted({key for body in bodies for key in body})
     rows = []

@@ -1,7 +1,7 @@
-"""Content of the pages of a run, a search and a study.
+"""Content of the web pages of a run, a search and a study.
 
-Each of the functions run, search and study returns the version of the files (a text that changes when the files change), and a function
-that computes the content.
+Each of the functions `run`, `search` and `study` returns a version and a function. The version is a text that changes when the files of the
+run change. The function computes the content of the page.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from slm_lab.lib.text import last_line
 
 Content = tuple[str, Callable[[], dict[str, Any]]]
 _LOG_BYTES = 65_536
-"""Maximum number of bytes of a log in a response."""
+"""Maximum number of bytes of a log file in one response."""
 _CURVES = 300
-"""Maximum number of trials of a search whose curves are sent."""
+"""Maximum number of trials of a search whose curves are sent to the page."""
 
 
 def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> str:
-    """Return a text that changes with the names, sizes and times of the files in `folders` of a run, and with the lock of the run."""
+    """Return a text that changes when the names, sizes or times of the files in the subfolders `folders` of a run change, or when the run
+    starts or ends."""
     state: list[object] = [in_use(found.folder / ".lock")]
     for name in folders:
         try:
@@ -47,7 +48,8 @@ def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> 
 
 
 def run(found: Found, trial: int, data: DataFolder) -> Content:
-    """Return the content of the page of a run, or of a trial of a search: the data of its report, logs and videos."""
+    """Return the version and the content of the page of a run, or of a trial of a search. The content is the data of the run's report, and
+    the names of its logs and videos."""
     if found.kind == "study":
         raise NotServed(f"{found.folder.name} is a study, not a run", 400)
 
@@ -71,7 +73,7 @@ def run(found: Found, trial: int, data: DataFolder) -> Content:
 
 
 def _without_links(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of a report without links to files, since the files are not served."""
+    """Return the data of a report without links to files, because the server does not serve these files."""
     settings = dict(report["settings"])
     if settings["previous"] is not None:
         settings["previous"] = settings["previous"] | {"href": None}
@@ -84,13 +86,14 @@ def relative(folder: Path, data: DataFolder) -> str:
 
 
 def log_folders(found: Found) -> tuple[str, ...]:
-    """Return the folders with the logs of a run, relative to the run folder. The log of a run of a study is in the parent folder."""
+    """Return the folders that contain the logs of a run, relative to the run folder. For a run of a study, they include the parent
+    folder."""
     of_study = StudyRunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)
 
 
 def _logs(paths: RunPaths, trial: int | None) -> list[str]:
-    """Return the names of the logs of a run, or of a trial of a search."""
+    """Return the names of the log files of a run, or of a trial of a search."""
     pattern = re.compile(r".*\.log" if trial is None else rf".*_t{trial}(_s\d+.*)?\.log")
     found = [path.name for path in _files(paths.log_dir) if pattern.fullmatch(path.name)]
     beside = StudyRunFolder(paths.root.parent)
@@ -98,7 +101,7 @@ def _logs(paths: RunPaths, trial: int | None) -> list[str]:
 
 
 def _videos(paths: RunPaths) -> list[str]:
-    """Return the names of the videos of a run, newest first."""
+    """Return the names of the video files of a run, newest first."""
     files = [path for folder in (paths.root / "video", paths.root) for path in _files(folder) if path.suffix == ".mp4"]
     return [path.name for path in sorted(files, key=lambda path: modification_time(path) or 0.0, reverse=True)]
 
@@ -111,10 +114,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
-    """Return a part of a log, of at most _LOG_BYTES: the text, the positions of its begin and end, and the size of the file, in bytes.
+    """Return a part of at most _LOG_BYTES bytes of a log file: the text, the positions of its begin and end, and the size of the file, in
+    bytes.
 
     Args:
-        after: byte at which the part begins. If it is None, or if the file is shorter, the part is the last _LOG_BYTES.
+        after: byte at which the part begins. If `after` is None, or if the file is shorter, the part consists of the last _LOG_BYTES bytes.
         before: byte at which the part ends; None: the end of the file.
     """
     with file.open("rb") as opened:
@@ -135,7 +139,8 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
 
 
 def search(found: Found, data: DataFolder) -> Content:
-    """Return the content of the page of a search: its keys, its trials with values and results, and a curve of each trial."""
+    """Return the version and the content of the page of a search. The content is the searched keys, the trials with their values and
+    results, and a curve of each trial."""
     if found.kind != "search":
         raise NotServed(f"{found.folder.name} is not a search", 400)
 
@@ -164,7 +169,8 @@ def search(found: Found, data: DataFolder) -> Content:
 
 
 def _searched(found: Found) -> list[str]:
-    """Return the searched keys of a saved spec as paths, followed by two underscores and the distribution."""
+    """Return the searched keys of a search's saved spec, as texts "path__distribution" with the path of the key and the distribution of its
+    values."""
     ((_, body),) = json.loads(found.paths.spec.read_text(encoding="utf-8")).items()
     return list(_leaves(body.get("search") or {}))
 
@@ -178,7 +184,8 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _searched_key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the path of a searched key, whether its axis is logarithmic, and, if its values are not numbers, its options."""
+    """Return the path of a searched key, whether the axis of its values is logarithmic, and, for values that are not numbers, the different
+    values."""
     path, _, distribution = name.rpartition("__")
     path = path or name
     values = [one["values"][path] for one in trials if path in one["values"]]
@@ -195,7 +202,7 @@ def _sorted_options(text: str) -> tuple[int, str]:
 
 
 def study(found: Found, data: DataFolder) -> Content:
-    """Return the content of the page of a study: its runs."""
+    """Return the version and the content of the page of a study. The content is the entries of the study's runs."""
     if found.kind != "study":
         raise NotServed(f"{found.folder.name} is not a study", 400)
 
@@ -209,7 +216,7 @@ def study(found: Found, data: DataFolder) -> Content:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Return entry, env and random_seed of the run of a study in a run folder."""
+    """Return the entry, env and random_seed of the study's run that is in a run folder."""
     identity = read_json(StudyRunFolder(folder.parent).identity) or {}
     env = {"env": identity["env"]} if "env" in identity else {}
     return {"entry": identity.get("entry"), "random_seed": identity.get("random_seed"), **env}

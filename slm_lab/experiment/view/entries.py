@@ -1,4 +1,4 @@
-"""Entries of the list of runs. An entry summarises a run, search or study, and is read from only a few files.
+"""Entries of the list of runs. An entry summarises a run, search or study. An entry is computed from only a few files.
 
 An entry is a dict that can be written as JSON, with these keys:
 
@@ -35,17 +35,17 @@ from slm_lab.lib.episodes import MAX_AGE
 
 Entry = dict[str, Any]
 _WHOLE = 65_536
-"""Maximum size in bytes of a table that is read completely for a sparkline."""
+"""Maximum size in bytes of a table file that is read completely for a sparkline."""
 _POINTS = 40
 """Number of points of a sparkline."""
 _ACTIVE_SECONDS = 120.0
-"""A table that has not grown for this time (s) is ignored in the estimate of the remaining time."""
+"""Time (s) after which a table that has not grown is ignored in the estimate of the remaining training time."""
 
 
 def entry_of(found: Found, trial: int = 0) -> Entry:
-    """Return the entry of a folder, or of a trial in the folder.
+    """Return the entry of a run, search or study, or of a trial of a search.
 
-    If the folder cannot be read, the entry has the status "unreadable", and its text is the reason.
+    If the folder cannot be read, the entry has the status "unreadable", and the text of the entry is the reason.
     """
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
@@ -60,7 +60,7 @@ def entry_of(found: Found, trial: int = 0) -> Entry:
 
 
 class _ListedRun(Run):
-    """A Run that reads its spec without searching its folder for trials, since a list may have a thousand runs."""
+    """A Run that reads its spec without searching its folder for trials. This saves time, because a list may have a thousand runs."""
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
@@ -72,7 +72,7 @@ class _ListedRun(Run):
 
 
 def _content(path: str) -> bytes:
-    """Return the content of a file, in half the time of Path.read_bytes. Raises OSError."""
+    """Return the content of a file, in half the time that Path.read_bytes takes. Raises OSError."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, os.fstat(fd).st_size)
@@ -86,7 +86,8 @@ def _run(run: Run) -> Entry:
 
 
 def _rating(run: Run) -> Entry:
-    """Return the Elo rating of a run with self-play, in which the return depends on the opponents; {} for other runs."""
+    """Return the Elo rating of a run with self-play, as keys of its entry; {} for other runs. In self-play, the return depends on the
+    opponents and is therefore not shown."""
     if run.spec.get("meta", {}).get("self_play") is None:
         return {}
     rows = [_last_row(path) for path in tables(run)]
@@ -95,7 +96,7 @@ def _rating(run: Run) -> Entry:
 
 
 def _state(run: Run, entry: Entry) -> Entry:
-    """Return frame, progress, times and return of a run."""
+    """Return the frame, progress, times and return of a run, as keys of its entry."""
     if run.status == "running" or not run.metrics:
         return _from_tables(run, entry["sessions"], entry["max_frame"])
     metrics = run.metrics
@@ -110,7 +111,7 @@ def _state(run: Run, entry: Entry) -> Entry:
 
 
 def basic_entry(run: Run) -> Entry:
-    """Return the part of a run's entry that follows from its spec, its status and its first start."""
+    """Return the keys of a run's entry that follow from its spec, its status and its first start."""
     env, meta, agent = (run.spec.get(part, {}) for part in ("env", "meta", "agent"))
     return {
         "name": run.name,
@@ -125,7 +126,7 @@ def basic_entry(run: Run) -> Entry:
 
 
 def start_time(run: Run) -> float | None:
-    """Return the time of the first start of a run, in seconds since 1970."""
+    """Return the time of the first start of a run, in seconds since 1970; None if the time is unknown."""
     try:
         return datetime.fromisoformat(run.starts[0]["began"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -133,7 +134,7 @@ def start_time(run: Run) -> float | None:
 
 
 def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
-    """Return frame, progress, remaining time and return of a run from the last rows of its tables."""
+    """Return the frame, progress, remaining time and return of a run, as keys of its entry, computed from the last rows of its tables."""
     meta = run.spec.get("meta", {})
     shared = bool(meta.get("distributed"))
     target = max_frame / sessions if shared else max_frame
@@ -153,7 +154,8 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
 
 
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
-    """Return the time (s) until all tables reach `target` frames or `limit` seconds of training, at the speed of the tables that grow."""
+    """Return the estimated time (s) until all tables reach `target` frames or `limit` seconds of training, at the current speed of the
+    tables that grow; None if the time is unknown."""
     left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
     speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))
     until_limit = [limit - row["wall_t"] for row in rows if "wall_t" in row]
@@ -162,12 +164,14 @@ def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: f
 
 
 def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> bool:
-    """Return whether the last evaluation is recent enough to be the current return, see metrics.is_recent."""
+    """Return whether the return of the last evaluation is recent enough to count as the current return (see `metrics.is_recent`). Args:
+    row: last training row."""
     return evaluation.get("frame", -1.0) >= (1.0 - MAX_AGE) * row.get("frame", 0.0)
 
 
 def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-    """Return the current return of a table, from its last evaluation or else from its last row."""
+    """Return the current return and its standard error of a table, from its last evaluation row if given, else from its last training
+    row."""
     if "total_reward" in evaluation:
         return {"current_return": evaluation["total_reward"], "current_return_se": evaluation.get("current_return_se")}
     value = row.get("current_return", None if "current_epi" in row else row.get("total_reward"))
@@ -175,13 +179,15 @@ def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[s
 
 
 def _first_table(run: Run) -> str:
-    """Return the path of the training table of Session 0. RunPaths is not used, since it would read the spec again."""
+    """Return the path of the training table of session 0. The path is built without `RunPaths.session_df`, because that method would read
+    the spec again."""
     policy = "_p0" if run.policies > 1 else ""
     return f"{run.paths.info_dir}/{run.paths.stem}_t{run.trial}_s0{policy}_session_df_train.csv"
 
 
 def _last_row(path: Path | str) -> dict[str, float]:
-    """Return the last row of a table as numbers, with "active" (whether the table has grown recently); {} if it has no row."""
+    """Return the last row of a table as numbers by column, with an additional entry "active" that says whether the table has grown
+    recently; {} if the table has no row."""
     row = last_row(path)
     if row:
         row["active"] = float(time.time() - (modification_time(path) or 0.0) < _ACTIVE_SECONDS)
@@ -193,7 +199,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def modification_time(path: Path | str) -> float | None:
-    """Return the time of the last change of a file or folder, in seconds since 1970; None if it does not exist."""
+    """Return the time of the last change of a file or folder, in seconds since 1970; None if the file does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -248,7 +254,8 @@ def _study(found: Found) -> Entry:
 
 
 def _best_entry(study: StudyPaths) -> Entry:
-    """Return the label and score of the entry with the highest score; {} if there is no table, or if the study has several envs."""
+    """Return the label and the score of the study's entry with the highest score. Return {} if the study has no table of scores yet, or if
+    the study has several envs."""
     rows = (read_json(study.table("json")) or {}).get("rows") or []
     scored = [row for row in rows if row.get("score") is not None]
     if not scored or len({row.get("env") for row in rows}) > 1:
@@ -258,7 +265,7 @@ def _best_entry(study: StudyPaths) -> Entry:
 
 
 def _study_spec(study: StudyPaths) -> tuple[str, dict[str, Any]]:
-    """Return the name and the content of the saved study file."""
+    """Return the name of a study and its content, read from the saved study file."""
     content = json.loads(study.study.read_text(encoding="utf-8"))
     return next((name, body["study"]) for name, body in content.items() if isinstance(body, dict) and "study" in body)
 
@@ -274,10 +281,10 @@ def _names(folder: Path, suffix: str = "") -> list[str]:
 
 
 def sparkline(found: Found) -> list[list[float]]:
-    """Return the points of a sparkline.
+    """Return the points of the sparkline (a small curve in the list) of a run, search or study.
 
-    For a run: [fraction of max_frame, current return] at a few frames, averaged over its tables. For a search: the metrics of its trials in
-    order. For a study: [].
+    The points of a run are [fraction of max_frame, current return] at a few frames, averaged over the tables of the run. The points of a
+    search are [fraction of the trials, metric], in the order of its trials. A study has no points.
     """
     if found.kind == "study":
         return []
@@ -288,7 +295,7 @@ def sparkline(found: Found) -> list[list[float]]:
 
 
 def sparkline_of(run: Run) -> list[list[float]]:
-    """Return the points of a sparkline of a run or trial, see `sparkline`."""
+    """Return the points of the sparkline of a run or trial (see `sparkline`)."""
     target = int(run.spec.get("env", {}).get("max_frame") or 0)
     if run.spec.get("meta", {}).get("distributed"):
         target //= max(int(run.spec["meta"].get("max_session", 1)), 1)
@@ -313,7 +320,7 @@ def _mean(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> lis
 
 
 def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the frames and current returns of some rows of a table, see `_lines`. Only these rows of a large table are read."""
+    """Return the frames and current returns of some rows of a table, which `_lines` selects. Other rows of a large table are not read."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -333,7 +340,7 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(file: BinaryIO, begin: int, size: int) -> list[bytes]:
-    """Return complete lines at evenly spaced positions of a file, including the last complete line.
+    """Return complete lines of a file at evenly spaced positions, including the last complete line.
 
     A file of at most _WHOLE bytes gives at most 2 · _POINTS lines, and a larger file at most _POINTS lines.
     """
@@ -352,7 +359,7 @@ def _read(file: BinaryIO, size: int, begin: int) -> bytes:
 
 
 def study_runs(found: Found, root: Path) -> list[Entry]:
-    """Return the entries of the runs of a study, with paths relative to `root`."""
+    """Return the entries of all runs of a study that have begun, with paths relative to `root`."""
     runs = []
     for name, paths in runs_of_study(found.study):
         runs.append(entry_of(Found(paths.root, "run", paths.spec_name)) | {"path": paths.root.relative_to(root).as_posix(), "label": name})
@@ -360,5 +367,5 @@ def study_runs(found: Found, root: Path) -> list[Entry]:
 
 
 def run_paths(found: Found) -> RunPaths:
-    """Return the paths of a run or search with the name of its spec."""
+    """Return the RunPaths of a run or search, with the name of its spec."""
     return RunPaths(found.folder, Run(found.paths).name)

@@ -1,7 +1,7 @@
-"""The data folder of the view: find the folders of runs, and decide which of their files may be read.
+"""The data folder that `slm-lab view` shows: functions that find the folders of runs, and decide which files the server may read.
 
-A request contains the path of a folder relative to the data folder. Nothing outside the data folder is read, not even through a symbolic
-link.
+A request contains the path of a folder relative to the data folder. Files outside the data folder are never read, not even through a
+symbolic link.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SPEC, _SEARCH = "_spec.json", "_search_state.json"
 
 
 class NotServed(Exception):
-    """Raised if a request cannot be answered.
+    """Raised if the server cannot answer a request.
 
-    Args: text: the reason. status: HTTP status of the response.
+    Args: text: reason that is shown to the user. status: HTTP status of the response.
     """
 
     def __init__(self, text: str, status: int = 404) -> None:
@@ -34,7 +34,7 @@ class NotServed(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """The folder of a run, search or study. `stem` is the name of the spec or study as it occurs in file names."""
+    """The folder of a run, search or study. The attribute `stem` is the name of the spec or study as written in file names."""
 
     folder: Path
     kind: Kind
@@ -50,7 +50,8 @@ class Found:
 
 
 class DataFolder:
-    """A data folder. `root` is its real path."""
+    """A data folder, which contains the folders of runs, searches and studies. The attribute `root` is its real path, without symbolic
+    links."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -66,11 +67,12 @@ class DataFolder:
             return
 
     def leads_out(self, path: Path) -> bool:
-        """Return whether the real path is outside the data folder."""
+        """Return whether the real path of a file, after following symbolic links, is outside the data folder."""
         return not path.resolve().is_relative_to(self.root)
 
     def folder(self, path: str) -> Path:
-        """Return the folder `path`, which is relative to the data folder, with `/` between names. Raises NotServed if there is none."""
+        """Return the folder with a path relative to the data folder, with `/` between names. Raises NotServed if the folder does not
+        exist."""
         names = path.split("/")
         if "\0" in path or any(name in ("", ".", "..") for name in names):
             raise NotServed(f"'{path}' is not a path of a run folder")
@@ -83,7 +85,8 @@ class DataFolder:
         raise NotServed(f"there is no folder '{path}' in {self.root}; it may have been deleted")
 
     def find(self, path: str) -> Found:
-        """Return the run, search or study in the folder `path`. Raises NotServed if there is none, or if it contains unsafe files."""
+        """Return the run, search or study in the folder `path`. Raises NotServed if the folder does not exist, is of another kind, or
+        contains unsafe files."""
         folder = self.folder(path)
         found = found_in(folder)
         if found is None:
@@ -92,7 +95,8 @@ class DataFolder:
         return found
 
     def check(self, folder: Path, names: tuple[str, ...] = _READ) -> None:
-        """Raise NotServed if a file in the folders `names` of a run leads out of the data folder, or is neither a file nor a folder."""
+        """Raise NotServed if the subfolders `names` of a run contain a link out of the data folder, or an object that is neither a file nor
+        a folder."""
         for name in names:
             self._check(folder / name if name else folder)
 
@@ -112,7 +116,8 @@ class DataFolder:
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
     def file(self, found: Found, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
-        """Return the file `name`, with one of `suffixes`, in one of `folders` of a run. Raises NotServed if there is none."""
+        """Return the path of the file `name` in one of the subfolders `folders` of a run. Raises NotServed if the file does not exist, or
+        if its name does not end in one of `suffixes`."""
         if name.endswith(suffixes) and os.path.basename(name) == name and "\0" not in name:
             for path in (found.folder / folder / name for folder in folders):
                 if path.is_file() and not self.leads_out(path):
@@ -121,7 +126,8 @@ class DataFolder:
 
 
 def found_in(folder: Path) -> Found | None:
-    """Return the run, search or study in a folder; None if there is none. It is recognised by the names of its files."""
+    """Return the run, search or study in a folder, recognised by the names of its files; None if the folder contains no run, search or
+    study."""
     try:
         names = sorted(os.listdir(folder), key=len)
     except OSError:
@@ -137,7 +143,7 @@ def found_in(folder: Path) -> Found | None:
 
 
 def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
-    """Yield the name of each run of a study that has begun, and the paths of its last run folder."""
+    """Yield, for each run of a study that has begun, its name and the RunPaths of its last run folder."""
     try:
         folders = sorted(study.runs.iterdir())
     except OSError:

@@ -1,11 +1,11 @@
-"""Protect a server on the loopback address against pages of other sites that a browser on this machine may show.
+"""Protection of a server on the loopback address against pages of other sites that a browser on the same machine may show.
 
-- DNS rebinding: if evil.example is resolved to 127.0.0.1, a page of that site sends requests with the header Host: evil.example. Only
-  requests whose Host is a name of the loopback address are answered.
-- Requests from pages of other sites have the site as Origin, or the header Sec-Fetch-Site: cross-site. They are refused, except for links
-  to the page.
-- Headers of the responses tell the browser to load scripts, styles and data only from this server, not to guess media types, and not to
-  show the page in a frame.
+- DNS rebinding: if evil.example is resolved to 127.0.0.1, a page of evil.example sends requests with the header Host: evil.example. The
+  server answers only requests whose Host is a name of the loopback address.
+- Requests from pages of other sites have the site as Origin, or the header Sec-Fetch-Site: cross-site. The server refuses such requests,
+  except for links to its page.
+- Headers of the server's responses tell the browser to load scripts, styles and data only from this server, not to guess media types, and
+  not to show the page in a frame.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy. Plotly sets styles of elements and saves images as blobs; it does not need eval."""
+"""Content security policy of the responses. Plotly sets styles of elements and saves images as blobs, but does not need eval."""
 _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -31,7 +31,8 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses requests other than reading requests from this page, and adds the headers to responses.
+    """ASGI middleware that refuses all requests except reading requests from the server's own page, and adds the protective headers to
+    responses.
 
     Args: port: port of the server; 0: any port.
     """
@@ -56,7 +57,7 @@ class Guard:
         await answer(scope, receive, send_with_headers)
 
     def _refuse(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the text of a refusal; None if the request may be answered."""
+        """Return the HTTP status and the text with which a request is refused; None if the request may be answered."""
         if scope["type"] != "http":
             return 403, "only HTTP is answered"
         headers = Headers(scope=scope)

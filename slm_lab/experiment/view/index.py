@@ -1,4 +1,5 @@
-"""Index of a data folder, with an entry for each run, search and study. An entry is read again only if its files have changed."""
+"""Index of a data folder, with an entry for each run, search and study. An entry is computed again only if the files of its run have
+changed."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from slm_lab.experiment.view.entries import Entry, entry_of, modification_time
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
 
 _FRESH = 0.5
-"""Minimum time in seconds between two refreshes of the index, which is useful if several pages are open."""
+"""Minimum time in seconds between two refreshes of the index, so that several open pages do not refresh the index separately."""
 Signature = tuple[float | None, ...]
 
 
 @dataclass
 class _CachedEntry:
-    """An entry, the times of the files from which it was read, and the version of the index since which it is valid."""
+    """An entry, the modification times of the files from which the entry was computed, and the version of the index in which the entry last
+    changed."""
 
     signature: Signature
     entry: Entry | None
@@ -25,26 +27,28 @@ class _CachedEntry:
 
 
 class Index:
-    """The entries of a data folder. Several threads may use the index.
+    """The entries of all runs, searches and studies in a data folder. Several threads may use an index.
 
-    For a run that has ended, a refresh needs only two calls of `stat`, on the folder and on the lock file: files are created and replaced
-    by renaming, which changes the time of the folder, and a new start changes the lock file. The folder of a running run is read again.
+    For a run that has ended, a refresh of the index needs only two calls of `stat`, on the run folder and on the lock file. Files of a run
+    are created and replaced by renaming, which changes the time of the folder, and a new start of the run changes the lock file. For a
+    running run, each refresh reads the folder again.
     """
 
     def __init__(self, data: DataFolder) -> None:
         self.data = data
         self.version = 0
-        """Version of the index, which increases when an entry changes."""
+        """Version of the index. The version increases when an entry changes."""
         self._removed = 0
-        """The version at which an entry was last removed."""
+        """The version of the index at which an entry was last removed."""
         self._known: dict[str, _CachedEntry] = {}
         self._lock = threading.Lock()
         self._read_at = float("-inf")
 
     def changes(self, since: int = 0) -> dict[str, Any]:
-        """Return the entries that changed after version `since`; all entries if `since` is 0, or if an entry was removed.
+        """Return the entries that changed after version `since` of the index. If `since` is 0, or if an entry was removed after that
+        version, return all entries.
 
-        The result has the keys version, all (whether these are all entries) and runs (newest first).
+        The returned dict has the keys "version", "all" (whether the result contains all entries) and "runs" (the entries, newest first).
         """
         with self._lock:
             if time.monotonic() - self._read_at >= _FRESH:
@@ -81,7 +85,7 @@ class Index:
         return tuple(modification_time(f"{folder}{file}") for file in files)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the entry of a folder; None if it is not a run, search or study (yet)."""
+        """Return the entry of a folder; None if the folder does not contain a run, search or study (yet)."""
         folder = self.data.root / name
         found = found_in(folder)
         if found is None:

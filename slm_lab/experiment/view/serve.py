@@ -1,4 +1,4 @@
-"""Start the server of the view on the loopback address, and open the page."""
+"""Start of the server of `slm-lab view` on the loopback address, and of a browser that shows its page."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from slm_lab.spec.report import nearest_hint
 
 ADDRESS = "127.0.0.1"
 _THREADS = 4
-"""Maximum number of requests that are answered at the same time."""
+"""Maximum number of requests that the server answers at the same time."""
 
 
 def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, browser: bool = True) -> None:
-    """Show the runs of a data folder at a local address until the process is interrupted.
+    """Serve a web page that shows the runs of a data folder at a local address, until the process is interrupted.
 
     Args:
-        port: port of the address; None: a free port.
-        say: called with text to print, such as the address.
-        browser: whether to open the page in a browser, if there is a display.
+        port: port of the server; None: a free port.
+        say: function that is called with text to print, such as the address of the page.
+        browser: whether to open the page in a browser if this machine has a display.
 
     Raises UserError if the folder does not exist, if a package is missing, or if the port cannot be used.
     """
@@ -83,7 +83,7 @@ def _check_folder(data_dir: Path) -> None:
 
 
 def _bind(port: int | None) -> socket.socket:
-    """Return a socket on the loopback address. Raises UserError if the port cannot be used."""
+    """Return a socket that listens on the loopback address. Args: port: None: a free port. Raises UserError if the port cannot be used."""
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # so that the port of a server that has just ended can be used again immediately
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +98,7 @@ def _bind(port: int | None) -> socket.socket:
 
 
 def _open(url: str, port: int, say: Callable[[str], object]) -> None:
-    """Open the page in a browser. If there is no display, print how to open the page on another machine."""
+    """Open the page in a browser. If this machine has no display, print how to open the page on another machine."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         say(f"no display here; from another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then open the address there")
         return

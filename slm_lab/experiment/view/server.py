@@ -1,6 +1,7 @@
-"""The local server of the view: routes that read a data folder and respond with JSON, and the pages that display the responses.
+"""The local web server of `slm-lab view`, with routes that read a data folder and respond with JSON, and the pages that display these
+responses.
 
-Routes only read. Texts of runs (names, logs, problems) are sent as JSON and displayed as text, never as HTML.
+No route changes a file. Texts of runs (names, logs, problems) are sent as JSON and displayed as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ _ASSETS = {
     "report.js": (Path(report_page.__file__).parent, "text/javascript"),
     **dict.fromkeys(_SCRIPTS, (_STATIC, "text/javascript")),
 }
-"""Files of the page → folder and media type."""
+"""Folder and media type of the static files of the pages, by file name."""
 _MOST_SPARKLINES, _MOST_RUNS = 200, 64
-"""Maximum number of sparklines in a request, and maximum number of runs in a comparison."""
+"""Maximum number of sparklines in one request, and maximum number of runs in one comparison."""
 _KEPT = 8
-"""Maximum number of cached answers. An answer is valid until its files change."""
+"""Maximum number of cached answers. An answer is valid until the files from which the answer was computed change."""
 _SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
-"""Maximum fraction of a processor core for the answers to one page; minimum and maximum time in seconds between its requests."""
+"""Maximum fraction of a processor core that the answers to one open page may use, and the minimum and maximum time in seconds between the
+requests of the page."""
 
 
 class Json(Response):
-    """A JSON response, in which numbers that are not finite are written as null."""
+    """HTTP response with a JSON document, in which numbers that are not finite are written as null."""
 
     media_type = "application/json"
 
@@ -63,9 +65,10 @@ class Json(Response):
 
 
 class Answers:
-    """A cache of the last few answers, each with the version of the files from which it was computed.
+    """Cache of the last few answers to requests, each with the version of the files from which the answer was computed.
 
-    While the files do not change, an answer is not computed again. A page that already has this version receives only the version.
+    An answer is computed again only if its files change. A page that already has the current version of an answer receives only the
+    version.
     """
 
     def __init__(self) -> None:
@@ -73,9 +76,10 @@ class Answers:
         self._lock = Lock()
 
     def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the answer with `version` and `again` (seconds until the next request); only these two if `known` equals `version`.
+        """Return the answer to a request, with the additional keys "version" and "again" (seconds until the next request). If `known`
+        equals `version`, return only these two keys.
 
-        Answers are computed one at a time, so that several open pages do not use more than one processor core while a run trains.
+        Only one answer is computed at a time, so that several open pages do not use more than one processor core while a run trains.
         """
         begin = time.thread_time()
         with self._lock:
@@ -95,11 +99,11 @@ def _refresh_seconds(seconds: float) -> float:
 
 
 def make_app(index: Index, port: int = 0, threads: int = 4) -> Starlette:
-    """Return the web application that shows a data folder.
+    """Return the Starlette application that shows the runs of a data folder.
 
     Args:
         index: index of the data folder.
-        port: port of the server, which requests must contain; 0: any port.
+        port: port of the server, which the Host header of requests must contain; 0: any port.
         threads: maximum number of requests that are answered at the same time.
     """
 
@@ -130,7 +134,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 class _Routes:
-    """The routes of the application. They run in threads, since they read files."""
+    """The routes of the application. Starlette runs the routes in threads, because they read files."""
 
     def __init__(self, index: Index) -> None:
         self.data, self.index, self.answers = index.data, index, Answers()
@@ -219,7 +223,7 @@ def _name_parameter(request: Request) -> str:
 
 
 def _whole_number(request: Request, name: str) -> int:
-    """Return the value of an integer parameter; 0 if it is missing. Raises NotServed if it is not an integer."""
+    """Return the value of a request's integer parameter; 0 if the parameter is missing. Raises NotServed if the value is not an integer."""
     text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise NotServed(f"{name} must be a whole number, not '{text}'", 400)

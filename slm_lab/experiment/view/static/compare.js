@@ -1,4 +1,4 @@
-// Several runs in one graph, statistics over their seeds, and the differences of their specs.
+// The comparison page: several runs in one graph, statistics over their seeds, and the differences of their specs.
 import { address, ask, COLOURS, el, escaped, layout, load, number, PLOT, repeat } from "./page.js";
 
 const AXES = [["frame", "frames"], ["global_frame", "global frames"], ["opt_step", "optimizer steps"], ["wall_t", "seconds of training"]];

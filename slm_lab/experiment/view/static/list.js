@@ -1,4 +1,4 @@
-// The list of runs: filter, group, sort, tick to compare.
+// The page with the list of runs, which can be filtered, grouped, sorted, and ticked for a comparison.
 import { address, ask, duration, el, estimate, moment, number, progress, repeat, spark, status, took, valueName } from "./page.js";
 
 const STEP = 100; // rows that are added when the end of the table comes into view
@@ -112,7 +112,7 @@ function tickAll(on) {
   draw();
 }
 
-/** The runs that match the filter, in order. */
+/** Return the runs that match the filter, in the chosen order. */
 function chosen() {
   const words = state.text.toLowerCase().split(/\s+/).filter((word) => word && word !== "-");
   const matches = (run) => {
@@ -142,7 +142,7 @@ function draw() {
   askSparklines(lines.slice(0, state.shown).filter((one) => !one.heading));
 }
 
-/** Return a function that gives the focus back to a link or tick of the table, whose row may be drawn anew. */
+/** Return a function that restores the focus to a link or checkbox of the table after its row was drawn again. */
 function focusOf(active) {
   const path = body.contains(active) ? active.closest("tr").dataset.path : undefined;
   return path === undefined ? null : () => rows.get(path)?.querySelector(active.localName)?.focus({ preventScroll: true });
@@ -154,7 +154,7 @@ function more() {
   draw();
 }
 
-/** The runs by spec and env, each group after a heading; the groups are in the order of their first run. */
+/** Return the runs grouped by spec and env, each group after its heading. The groups are in the order of their first run. */
 function grouped(found) {
   const groups = new Map();
   for (const run of found) {

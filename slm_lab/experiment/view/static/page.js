@@ -1,7 +1,7 @@
-// Shared functions of the pages, and the choice of the page by its address.
-// Texts of runs are inserted as text nodes; names that plotly shows are escaped (see escaped).
+// Functions that all pages use, and the choice of the page by its address.
+// Texts of runs are inserted as text nodes. Names that plotly shows are escaped (see the function escaped).
 
-/** Return an element. Properties that begin with "on" are listeners; `class`, `title`, … are attributes. */
+/** Create an HTML element and return it. Properties that begin with "on" are event listeners, and other properties are attributes. */
 export function el(tag, properties = {}, ...children) {
   const svg = ["svg", "path", "line", "text", "circle", "rect", "g"].includes(tag);
   const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -14,7 +14,7 @@ export function el(tag, properties = {}, ...children) {
   return element;
 }
 
-/** Ask the server. Throws an Error with the server's reason. */
+/** Send a request to the server and return the answer. Throws an Error with the server's reason. */
 export async function ask(name, parameters = []) {
   const query = new URLSearchParams(parameters).toString();
   let response;
@@ -34,7 +34,7 @@ export function showProblem(text) {
   place.hidden = !text;
 }
 
-/** Call `step` now and after each `again` seconds that it returns, not while the page is hidden. A failed step is shown and repeated. */
+/** Call `step` now and again after the number of seconds that `step` returns, except while the page is hidden. An error is shown, and the call is repeated. */
 export function repeat(step) {
   let timer = 0;
   let waits = false;
@@ -63,7 +63,7 @@ export function repeat(step) {
 }
 
 let scripts = {};
-/** Load a script of this server once. */
+/** Load a script of this server, unless the script is already loaded. */
 export function load(name) {
   scripts[name] ??= new Promise((resolve, reject) => {
     document.head.append(el("script", { src: `/static/${name}`, onload: resolve, onerror: () => reject(new Error(`cannot load ${name}`)) }));
@@ -71,7 +71,7 @@ export function load(name) {
   return scripts[name];
 }
 
-/** Return a text as plotly shows it literally: plotly decodes entities, and then reads a few tags; an invisible space makes "<" no tag. */
+/** Return a text that plotly shows literally. Plotly decodes entities and then interprets some tags. An invisible space after "<" prevents a tag. */
 export function escaped(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "<\u200b");
 }
@@ -84,7 +84,7 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-/** Return an estimate with its standard error, "487.2 ± 6.1". */
+/** Return the text of an estimate with its standard error, such as "487.2 ± 6.1". */
 export function estimate(value, error) {
   if (value === null || value === undefined || !error) return number(value);
   const places = Math.min(Math.max(1 - Math.floor(Math.log10(Number(error.toPrecision(2)))), 0), 6);
@@ -100,7 +100,7 @@ export function duration(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
-/** Return the seconds that a run trained, or between begin and end of a search or study; null if unknown. */
+/** Return the training time of a run, or the time between begin and end of a search or study, in seconds; null if unknown. */
 export function took(entry) {
   return entry.seconds ?? (entry.ended && entry.began ? entry.ended - entry.began : null);
 }
@@ -130,7 +130,7 @@ export function progress(entry) {
   return el("span", { class: `progress ${entry.status}`, role: "img", "aria-label": `${share} %`, title: `${share} %` }, fill);
 }
 
-/** Return the line below the title of a run, search or study. */
+/** Return the line of text that is shown below the title of a run, search or study. */
 export function facts(entry) {
   const frames = entry.kind === "study" ? entry.text : entry.max_frame ? `${number(entry.frame)} of ${number(entry.max_frame)} frames` : "";
   const left = entry.status === "running" && entry.eta !== null && entry.eta !== undefined ? `${duration(entry.eta)} left` : "";
@@ -141,7 +141,7 @@ export function facts(entry) {
   return el("div", { class: "summary", "data-status": entry.status }, parts.filter(Boolean).map((part) => (typeof part === "string" ? el("span", {}, part) : part)));
 }
 
-/** Return what the value of an entry is. */
+/** Return a description of what the value of an entry means. */
 export function valueName(entry) {
   return entry.kind === "search" ? `best ${entry.metric}` : entry.kind === "study" ? `best score (${entry.best})` : entry.measure ?? "return";
 }
@@ -177,7 +177,7 @@ export function layout(changes = {}) {
   };
 }
 
-/** Settings of plotly: without the button that would upload a graph. */
+/** Settings of plotly. The button that would upload a graph is removed. */
 export const PLOT = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"] };
 
 const pages = { "/": "list.js", "/run": "run.js", "/compare": "compare.js" };

@@ -12,7 +12,7 @@ export async function show(main, query) {
   return run(main, path, trial);
 }
 
-/** Return "run", "search" or "study"; "run" without an answer: its page shows the error and asks again. */
+/** Return the kind of a folder: "run", "search" or "study". If the request fails, return "run", because the page of a run shows the error and repeats the request. */
 async function kindOf(path) {
   return (await ask("kind", { path }).catch(() => ({ kind: "run" }))).kind;
 }
@@ -49,7 +49,7 @@ async function draw(page, { entry, trials, report, logs, videos }) {
   page.tabs.onshow.logs = () => page.logs.follow().catch((error) => showProblem(error.message));
 }
 
-/** Draw the data of a run's report by the script that report.html uses. */
+/** Draw the data of a run's report with the script that report.html uses. */
 async function drawReport(panel, data) {
   await load("plotly.min.js");
   await load("report.js");
@@ -86,7 +86,7 @@ function makeTabs() {
 
 const EARLIER = "earlier lines";
 
-/** The logs of a run: the end of one, which grows, and its earlier lines on request. */
+/** Panel that shows the end of one log of a run, which grows, and earlier lines of the log on request. */
 class Logs {
   constructor(path) {
     Object.assign(this, { path, names: [], name: "", end: null, begin: 0 });

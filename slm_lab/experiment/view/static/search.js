@@ -1,7 +1,7 @@
-// The page of a search: parallel coordinates, returns of the trials, importance of the keys, table of the trials.
+// The page of a search, with parallel coordinates, returns of the trials, importance of the keys, and a table of the trials.
 import { address, ask, COLOURS, duration, el, facts, layout, load, number, PLOT, repeat, spark, status } from "./page.js";
 
-// colours from the worst to the best trial: distinct from both backgrounds, and in order for colour-blind readers too
+// colours from the worst to the best trial, which are distinct from both backgrounds, and ordered also for colour-blind readers
 const STOPS = [[98, 104, 205], [150, 84, 185], [198, 82, 140], [226, 100, 85], [240, 145, 40]];
 const HEIGHT = 400;
 const [TOP, BOTTOM, SIDE] = [64, 44, 46];
@@ -42,7 +42,7 @@ async function draw(page, data) {
   await drawCurves(page);
 }
 
-/** The trials, best first: confirmed ones by their confirmation, then finished, stopped and failed ones. */
+/** Return the trials, best first: confirmed trials by the result of their confirmation, then finished, stopped and failed trials. */
 function ranked(trials) {
   const group = (one) => (one.metric === null || one.status === "failed" ? 3 : one.confirmed !== null ? 0 : one.status === "finished" ? 1 : 2);
   return [...trials].sort((a, b) => group(a) - group(b) || (b.confirmed ?? b.metric ?? 0) - (a.confirmed ?? a.metric ?? 0) || a.trial - b.trial);
@@ -50,7 +50,7 @@ function ranked(trials) {
 
 // ---- parallel coordinates
 
-/** Return the axes: for each searched key, and the metric, the position of a trial from 0 (bottom) to 1, and its ticks. */
+/** Return one axis for each searched key and one for the metric: its title, value of a trial, position of a value from 0 (bottom) to 1, and ticks. */
 function axesOf({ keys, metric, trials }) {
   const names = short(keys.map((key) => key.path));
   const axes = keys.map((key, index) => ({ title: names[index], full: key.path, ...scale(trials.map((one) => one.values[key.path]), key.options, key.log), of: (one) => one.values[key.path] }));
@@ -83,7 +83,7 @@ function sorted(value) {
 const clipped = (text) => (text.length > 16 ? `${text.slice(0, 15)}…` : text.replace(/^"(.*)"$/, "$1"));
 const brief = (value) => (Math.abs(value) >= 1000 || (Math.abs(value) < 0.001 && value !== 0) ? value.toExponential(1) : String(Number(value.toPrecision(3))));
 
-/** Return the shortest ends of paths that tell them apart. */
+/** Return the shortest ends of paths that distinguish the paths. */
 function short(paths) {
   return paths.map((path) => {
     const parts = path.split(".");
@@ -176,7 +176,7 @@ function place(brush, [low, high], y) {
   brush.setAttribute("height", y(low) - y(high));
 }
 
-/** Select a range of an axis by dragging; a click without dragging removes it. */
+/** Let the user select a range of an axis by dragging. A click without dragging removes the range. */
 function listen(page, axis, area, brush, y) {
   const share = (event) => {
     const box = area.getBoundingClientRect();

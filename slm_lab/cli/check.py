@@ -165,7 +165,7 @@ def _time_text(seconds: float, unknown: int) -> str:
 
 
 def _summary(differences: list[str]) -> str:
-    """Return a line of text about how the result of a file that was written for SLM Lab differs from SLM Lab."""
+    """Return a line of text that lists how a spec file that was written for SLM Lab behaves differently here."""
     if not differences:
         return "written for SLM Lab; means the same here"
     return f"written for SLM Lab; differs here: {', '.join(differences)} (docs/from_slm_lab.md)"

@@ -105,7 +105,7 @@ def _commands(mode: str) -> str:
 
 
 def _files_with(name: str) -> list[Path]:
-    """Return those spec files of slm_lab that contain the spec `name`, as command-line arguments."""
+    """Return the paths of the spec files shipped with slm_lab that contain the spec `name`, as command-line arguments."""
     from slm_lab.spec.load.files import SPEC_FOLDER, shipped_spec_files, spec_names
 
     return [file for file in shipped_spec_files() if file.suffix == ".json" and name in spec_names(SPEC_FOLDER / file)]

@@ -1,4 +1,5 @@
-"""The command `list [KIND] [--search WORD …]`, which lists the specs and studies of slm_lab, algorithms, nets, memories, and envs."""
+"""The command `list [KIND] [--search WORD …]`, which lists the specs and studies that ship with slm_lab, algorithms, nets, memories, and
+envs."""
 
 from __future__ import annotations
 

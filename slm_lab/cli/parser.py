@@ -154,7 +154,7 @@ _EXITS = (
 
 
 class UsageError(Exception):
-    """Raised for a wrong command-line argument. The exit code of the command line is then 2."""
+    """Raised for a wrong command-line argument. The command line ends with the exit code 2 after this error."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -167,7 +167,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `; did you mean 'x'?` with the most similar `known` word; "" if no word reaches the similarity `cutoff` (0 to 1)."""
+    """Return the text of a hint "did you mean …?" with the word in `known` that is most similar to `word`, or "" if no word in `known`
+    reaches the similarity `cutoff` (0 to 1)."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 

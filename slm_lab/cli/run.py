@@ -58,8 +58,8 @@ def _check_options(mode: str, where: str, arguments: Namespace) -> None:
 
 
 def _set_seed(mode: str, arguments: Namespace) -> None:
-    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, --seed is kept, because there the option selects a
-    run."""
+    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, --seed is kept, because the option selects a run in
+    this mode."""
     if arguments.seed is None or mode == "enjoy":
         return
     from slm_lab.spec.load.loader import parse_sets

@@ -42,9 +42,9 @@ def agent_spaces(
 ) -> AgentSpaces:
     """Return the agent's spaces and the conversion functions for an env with the given observation and action spaces.
 
-    Args: input: kind of observations that the spec's nets require. fresh: see `observation_codec`.
+    Args: input: kind of observations that the spec's nets require. fresh: whether the backend returns new arrays (see `observation_codec`).
 
-    Raises: UnsupportedSpace; SpecError for invalid env.action_mask or env.critic_keys.
+    Raises: UnsupportedSpace for spaces that agents do not support, and SpecError for an invalid env.action_mask or env.critic_keys.
     """
     uses = _uses(spec, observation, action)
     if uses:

@@ -20,7 +20,7 @@ class WrapperError(Exception):
 
 
 def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
-    """Return the constructor of a registered env; with `vector=True`, that of its vector env. Raises ImportError if the env's module is
+    """Return the constructor of a registered env, or of its vector env if `vector=True`. Raises ImportError if the env's module is
     missing."""
     entry: Any = registration.vector_entry_point if vector else registration.entry_point
     assert entry is not None

@@ -70,7 +70,8 @@ def is_preprocessed(spec: EnvSpec) -> bool:
 
 
 class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
-    """Apply frame skipping, max-pooling, resizing and stacking to one plain ALE env with frameskip 1, exactly as ALE's vector env does.
+    """Wrapper that applies frame skipping, max-pooling, resizing and stacking to one plain ALE env with frameskip 1, exactly as ALE's
+    vector env does.
 
     After a reset the stack of frames contains zeros, followed by the episode's first frame.
     """

@@ -99,8 +99,8 @@ class RawStep(NamedTuple):
     truncated_N: np.ndarray
     """bool [N]; may be true together with terminated_N."""
     final: list[tuple[int, Any]] | None
-    """Index and last observation of each env that was reset within this step. An env whose episode ended and which is not in this list is
-    reset by the next step. In that next step, the env's row is not a transition."""
+    """Index and last observation of each env that was reset within this step. An env whose episode ended, but which is not in `final`, is
+    reset by the next step. In the step that resets the env, its row is not a transition."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
 
@@ -136,11 +136,11 @@ class Backend(ABC):
     name: ClassVar[str] = ""
     """Name of the backend in a spec (env.backend); empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
-    """Whether the backend applies `EnvRequest.wraps`. A backend for which this is false is not used for envs with wrappers."""
+    """Whether the backend applies `EnvRequest.wraps`. A backend with `applies_wraps = False` is not used for envs with wrappers."""
     selects_parts: ClassVar[bool] = False
     """Whether the backend applies env.obs_keys (one of the `EnvRequest.wraps`), even though it applies no other wrapper."""
     reports_info: ClassVar[bool] = True
-    """Whether `episode_info` can return entries. If this is false, meta.track_info in the spec is an error."""
+    """Whether `episode_info` can return entries. With `reports_info = False`, meta.track_info in the spec is an error."""
     finds_masks: ClassVar[bool] = True
     """Whether the backend adds the action mask to the observations if EnvRequest.action_mask names an entry of info."""
     follows_curriculum: ClassVar[bool] = False
@@ -151,7 +151,8 @@ class Backend(ABC):
     fresh: bool = False
     """Whether step and reset return new arrays that are not modified later."""
     checks: bool = False
-    """Whether step and reset always return arrays of the right shapes and types. If this is false, `Env` checks the arrays."""
+    """Whether step and reset always return arrays of the right shapes and types. `Env` checks the arrays of a backend with `checks =
+    False`."""
     agents: tuple[str, ...] = ()
     """Names of the agents of each env, in the order of the env's rows. Batches of observations, rewards and actions have num_envs ·
     len(agents) rows, with row = env · len(agents) + agent. Empty for envs with one agent, which have one row each."""
@@ -162,11 +163,11 @@ class Backend(ABC):
     `action_space`."""
     acts_N: np.ndarray | None = None
     """For envs with several agents, bool [N]: whether the next step uses the action of the row. Each reset and step sets this attribute.
-    None: the next step uses the actions of all rows."""
+    None means that the next step uses the actions of all rows."""
     present_N: np.ndarray | None = None
     """For envs with several agents, bool [N]: whether the agent of the row takes part in the episode. Each reset and step sets this
-    attribute. An agent that has left the episode, or has not joined it yet, does not act, and the values of its row have no meaning. None:
-    all agents take part."""
+    attribute. An agent that has left the episode, or has not joined it yet, does not act, and the values of its row have no meaning. None
+    means that all agents take part."""
     max_steps: int | None = None
     """Number of steps until truncation, if this number differs from Gymnasium's registration of the env."""
     observation_space: gym.Space[Any]
@@ -176,7 +177,7 @@ class Backend(ABC):
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
-        """Return the reason why this backend cannot build the requested envs; None if the backend can build them."""
+        """Return the reason why this backend cannot build the requested envs; None if the backend can build the envs."""
         return None
 
     @classmethod

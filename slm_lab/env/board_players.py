@@ -113,7 +113,7 @@ def _value(board: Board) -> int:
 
 
 def _cell(board: Board, column: int) -> tuple[int, int]:
-    """Return the row and column of the cell into which a stone falls that is dropped into a column of Connect Four. Row 5 is the lowest
+    """Return the row and column in which a stone comes to rest after it is dropped into a column of Connect Four. Row 5 is the lowest
     row."""
     return max(row for row in range(6) if not board[7 * row + column]), column
 

@@ -10,7 +10,7 @@ import numpy as np
 from slm_lab.lib.records import EnvInfo, ObservationSpace
 
 PASS = "pass"
-"""Name of the move that places no stone. This move is the last action, after the moves for all cells."""
+"""Name of the move that places no stone. The move "pass" is the last action, after the moves for all cells."""
 
 
 def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int) -> bool:
@@ -37,7 +37,7 @@ class BoardGame:
     rows: int
     columns: int
     drops: bool = False
-    """Whether a move names a column into which a stone is dropped. If this is false, a move names a cell."""
+    """Whether a move names a column into which a stone is dropped. If `drops` is false, a move names a cell."""
     passes: bool = False
     """Whether the last action is a move that places no stone."""
 

@@ -101,8 +101,8 @@ class Curriculum:
         self._restored = state["held"] if len(state["held"]) == len(self.held) else None
 
     def restored(self, state: dict[str, Any]) -> None:
-        """End the restoration that `load_state_dict` began: later resets give the envs new scheduled values. Args: state: the loaded state,
-        whose seeds replace those that resets have changed since."""
+        """End the restoration that `load_state_dict` began: later resets give the envs new scheduled values. Args: state: the loaded state.
+        Its seeds replace the seeds that resets after `load_state_dict` have changed."""
         self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
 
     def changes(self, row: int) -> tuple[Values, bool]:

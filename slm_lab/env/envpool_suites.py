@@ -63,7 +63,7 @@ def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
     """Return a problem for each key of the spec's env section that is not an option of EnvPool's env `name`, or whose value has a wrong
     type.
 
-    Raises: see `options_of`.
+    Raises the same errors as `options_of`.
     """
     if not spec.kwargs:
         return []
@@ -255,8 +255,8 @@ class ObservationReader:
     def add_mask(self, wanted: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
         """Add the action mask in the pool's infos to the observations, unless the observations already contain a mask.
 
-        Args: wanted: the spec's env.action_mask; None: use any entry in MASK_KEYS. Raises WrapperError if neither observations nor infos
-        have an entry `wanted`.
+        Args: wanted: the spec's env.action_mask, or None to use any entry in MASK_KEYS. Raises WrapperError if neither observations nor
+        infos have an entry `wanted`.
         """
         entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
         if mask_entry(wanted, entries, action) is not None:

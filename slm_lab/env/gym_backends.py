@@ -468,7 +468,7 @@ class Sync(_GymVectorBackend):
         """Apply the scheduled values of the curriculum to an env before its reset. Return the seed for the reset if the env was rebuilt,
         else None.
 
-        Args: seed: seed that the caller gives for the reset; None: no seed is given.
+        Args: seed: seed that the caller gives for the reset, or None.
         """
         curriculum = self._curriculum
         if curriculum is None:

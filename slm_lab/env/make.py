@@ -1,4 +1,4 @@
-"""Build a vector env from the env section of a spec."""
+"""Construction of vector envs from the env section of a spec."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def make_env(
 
     Args:
         seed: seed of the envs, their action spaces and `Env.sample`.
-        num_envs: number of envs; None: the spec's num_envs.
+        num_envs: number of envs, or None for the spec's num_envs.
         gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
-        training: False for evaluation, in which observation statistics are frozen (see `Normalizers.copy_obs_statistics`) and rewards are
-            raw.
+        training: whether the env is for training. In an env for evaluation, observation statistics are frozen (see
+            `Normalizers.copy_obs_statistics`) and rewards are raw.
         threads: number of threads that a C++ backend may use.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
         track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.

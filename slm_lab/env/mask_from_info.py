@@ -40,7 +40,7 @@ def not_discrete_message(action: spaces.Space[Any]) -> str:
 
 
 class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
-    """Add an action mask from the env's info to its observations.
+    """Wrapper that adds an action mask from the env's info to its observations.
 
     A Dict observation receives the mask as an additional entry. Any other observation becomes the entry "observation" of a new Dict. The
     mask in info has one bool or number for each choice of each component of the action. True or a nonzero number marks a valid choice. The

@@ -244,10 +244,10 @@ class EnvPoolAgents(EnvPool):
     """Backend for EnvPool's envs with several agents: games whose players act in turn (pgx), and vehicles that act simultaneously
     (highway).
 
-    EnvPool returns such envs in the order in which they finish their step, and waits until a batch is full, even if only some envs are
-    reset. Therefore the pool contains twice as many envs as requested. The spare envs fill the batches in which only some envs are reset.
-    The saved state of a game consists of the seed of its env, the number of resets since the env was seeded, and the moves so far. A game
-    is restored by repeating these resets and moves.
+    EnvPool returns envs with several agents in the order in which the envs finish their step. A batch is returned only when the batch is
+    full, even if only some envs are reset. Therefore the pool contains twice as many envs as requested. The spare envs fill the batches in
+    which only some envs are reset. The saved state of a game consists of the seed of its env, the number of resets since the env was
+    seeded, and the moves so far. A game is restored by repeating its resets and moves.
     """
 
     def __init__(self, target: EnvRequest) -> None:

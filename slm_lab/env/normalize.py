@@ -205,8 +205,8 @@ class RewardNormalizer:
         """Return the training rewards, float32 [N], for raw rewards [N].
 
         Args:
-            ended_N: whether each episode ended in this step; None: no episode ended.
-            valid_N: whether each row is a transition; None: all rows are transitions.
+            ended_N: bool [N], whether the row's episode ended in this step, or None if no episode ended.
+            valid_N: bool [N], whether the row is a transition, or None if all rows are transitions.
         """
         if self.scale == "sign":
             reward_N = np.sign(reward_N)
@@ -347,7 +347,7 @@ def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool 
 
     Args:
         gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
-        training: False for evaluation, in which observation statistics are frozen and rewards are raw.
+        training: whether the normalisers are for training. In evaluation, observation statistics are frozen and rewards are raw.
     """
     floats = info.observation.dtype == "float32" or info.observation.packed_floats > 0
     obs = ObsNormalizer(spec, info.observation, training) if normalizes_obs(spec) and floats else None

@@ -113,7 +113,8 @@ def unpacked(outcome: Any) -> Outcome:
 
 
 def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return the observation and the info of an env's reset. Raises InvalidOutcome if `result` is not such a pair."""
+    """Return the observation and the info of an env's reset. Raises InvalidOutcome if `result` is not a pair of an observation and a
+    dict."""
     if (
         (type(result) is tuple or isinstance(result, tuple | list))
         and len(result) == 2
@@ -192,7 +193,8 @@ def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[i
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """Convert a value to an array of real numbers. Return None if this is impossible (a string, None, a ragged list, complex numbers)."""
+    """Convert a value to an array of real numbers. Return None for values that are not real numbers (a string, None, a ragged list, complex
+    numbers)."""
     try:
         array = np.asarray(value)
     except Exception:  # what the conversion of unknown objects raises

@@ -163,8 +163,8 @@ class PettingZoo(Backend):
     def _note(self, index: int, truncated: Sequence[str] = ()) -> None:
         """Update the observations of the agents of one env.
 
-        Args: truncated: agents whose episodes were truncated. Their action masks are kept, because values of their last observations are
-        bootstrapped.
+        Args: truncated: agents whose episodes were truncated. The action masks of these agents are kept, because values of their last
+        observations are bootstrapped.
         """
         game, count = self._games[index], len(self._names)
         own = {name: self._kind_of[name].fitted(name, obs) for name, obs in game.obs.items()}
@@ -228,9 +228,9 @@ class _Kind:
     """A kind of agents: all agents of an env that have equal spaces, with the form of their observations and actions.
 
     Attributes: names: names of the agents. own: space of the selected parts of an observation (env.obs_keys), without the added state and
-    without an action mask from the infos. mask: name of the entry that contains the action mask; None: the agents have no mask.
+    without an action mask from the infos. mask: name of the entry that contains the action mask, or None if the agents have no mask.
     mask_of_info: whether the action mask is an entry of the infos. undeclared: whether an action mask in the infos is an error, because the
-    spec does not say whether to use the mask. state: space of the added entry "state"; None: no state is added. observation_space,
+    spec does not say whether to use the mask. state: space of the added entry "state", or None if no state is added. observation_space,
     action_space: spaces including the state and the action mask.
 
     Raises WrapperError.
@@ -301,7 +301,7 @@ class _Kind:
     def element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
         """Return the complete observation of one agent, with the state and the action mask.
 
-        Args: info: the agent's info, which may contain the action mask; None: all actions are valid.
+        Args: info: the agent's info, which may contain the action mask, or None if all actions are valid.
         """
         if self.mask is None and self.state is None:
             return obs

@@ -430,7 +430,7 @@ def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind
 
     The structure, sizes, keys and encoding of the spaces must be equal. Their bounds may differ, unless observations are divided by the
     bounds.
-    Args: input, channels: see `observation_codec`.
+    Args: input, channels: settings for images in the spec (see `observation_codec`).
     """
     forms = [(_form(space), [_comparable_layout(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
     return bool(forms[0] == forms[1])

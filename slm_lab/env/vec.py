@@ -129,7 +129,7 @@ class Env:
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
     def step(self, action_N: np.ndarray) -> VecStep:
-        """Step every env. Args: action_N: see ActionSpace.
+        """Step every env. Args: action_N: a batch of the agent's actions (see ActionSpace).
 
         Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite;
             RuntimeError, or the env's own error, if an env fails.
@@ -357,12 +357,12 @@ class Env:
         """Draw a batch of random valid actions of the agent, [N] or [N, dim]. The distribution is uniform, or standard normal if a
         continuous component is unbounded.
 
-        Args: rng: random generator; None: the generator of this env.
+        Args: rng: random generator, or None for the generator of this env.
         """
         return draw_uniform(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
-        """Return the normalizers of the rows of some agents with equal spaces. Args: agents: names of the agents; () for an env with one
+        """Return the normalizers of the rows of some agents with equal spaces. Args: agents: names of the agents, or () for an env with one
         agent."""
         return self.normalizers
 

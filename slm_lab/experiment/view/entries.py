@@ -4,10 +4,10 @@ An entry is a dict that can be written as JSON, with these keys:
 
 - path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame
 - progress (0 to 1), eta (remaining time, s) and seconds (training time so far, s)
-- value and error: the current return and its standard error. With measure="Elo", the rating in self-play. For a search, the metric of
-  the best trial; for a study, the score of the best entry.
-- best: this trial or entry
-- began and, for a search or study, ended (in seconds since 1970)
+- value and error: the current return and its standard error. If the key measure is "Elo", value is the rating in self-play. For a search,
+  value is the metric of the best trial. For a study, value is the score of the best entry.
+- best: number of the best trial of a search, or label of the best entry of a study
+- began, the time of the first start, and, for a search or study, ended, the time of the end (both in seconds since 1970)
 """
 
 from __future__ import annotations

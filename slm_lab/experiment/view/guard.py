@@ -34,7 +34,7 @@ class Guard:
     """ASGI middleware that refuses all requests except reading requests from the server's own page, and adds the protective headers to
     responses.
 
-    Args: port: port of the server; 0: any port.
+    Args: port: port of the server, or 0 for any port.
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:

@@ -28,7 +28,7 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     """Serve a web page that shows the runs of a data folder at a local address, until the process is interrupted.
 
     Args:
-        port: port of the server; None: a free port.
+        port: port of the server, or None for a free port.
         say: function that is called with text to print, such as the address of the page.
         browser: whether to open the page in a browser if this machine has a display.
 
@@ -83,7 +83,8 @@ def _check_folder(data_dir: Path) -> None:
 
 
 def _bind(port: int | None) -> socket.socket:
-    """Return a socket that listens on the loopback address. Args: port: None: a free port. Raises UserError if the port cannot be used."""
+    """Return a socket that listens on the loopback address. Args: port: port of the server, or None for a free port. Raises UserError if
+    the port cannot be used."""
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # so that the port of a server that has just ended can be used again immediately
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -103,7 +103,7 @@ def make_app(index: Index, port: int = 0, threads: int = 4) -> Starlette:
 
     Args:
         index: index of the data folder.
-        port: port of the server, which the Host header of requests must contain; 0: any port.
+        port: port of the server, which the Host header of requests must contain, or 0 for any port.
         threads: maximum number of requests that are answered at the same time.
     """
 

@@ -134,7 +134,7 @@ def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
 
     folder = str(display_path(root)) if where == "latest" else where
     options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed", "policy")}
-    if not Path(folder).exists():  # it was found below the data folder
+    if not Path(folder).exists():  # the folder was found in the data folder
         options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
     given = ((f"--{name}", str(value)) for name, value in options.items() if value is not None)
     return [folder, *(word for pair in given for word in pair)]

@@ -131,7 +131,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
         return
     try:
         given = load_spec(file, name, for_search=False)
-    except SpecError as error:  # it has variables, whose values only the saved spec contains, or was changed since
+    except SpecError as error:  # the file was changed, or has variables, whose values only the saved spec contains
         notice(f"{file} {name} is not compared with the saved spec: {last_line(str(error))}")
         return
     for path, (one, other) in differences(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():

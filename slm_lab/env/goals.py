@@ -77,7 +77,7 @@ def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecSt
     given_K = RewardNormalizer(spec, 1, 1.0)(step.reward_N[step.valid_N])
     try:
         expected_K = rewards(achieved_KG, desired_KG).reward_K
-    except Exception as error:  # of the env's own code
+    except Exception as error:  # an error of the env's own code
         message = f"missing; {spec.name}: compute_reward of a batch of goals and an empty info raised {type(error).__name__}: {error}"
         raise SpecError(spec.name, [Problem(KEY, f"{message}; give the distance within which a goal is reached", "missing")]) from error
     wrong_K = np.flatnonzero(~np.isclose(given_K, expected_K, rtol=1e-3, atol=1e-4))

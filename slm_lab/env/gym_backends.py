@@ -145,7 +145,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
         try:
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
-                # Gymnasium annotates it without the first arguments
+                # Gymnasium's annotation of `worker` lacks the first arguments
                 followed = None if curriculum is None else (make, curriculum)
                 worker: Any = functools.partial(_worker, os.getpid(), track_info, make.action_mask, followed)
                 makers = _EnvFns(make, num_envs, self._starting)

@@ -269,7 +269,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
             raise _problem(spec, "name", reason)
     elif is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
-    elif registration is not None and not own:  # user backends have their own
+    elif registration is not None and not own:  # a user's backend checks its own arguments
         _check_arguments(spec, registration)
     curriculum = _curriculum(spec, num_envs, registration, atari is not None, training)
     wraps, mask = find_wraps(spec), spec.action_mask
@@ -339,7 +339,7 @@ def _check_envpool(spec: EnvSpec, pool: str) -> None:
         problems = option_problems(spec, pool)
     except ImportError as error:
         raise _problem(spec, "name", _missing_package(error)) from None
-    except RuntimeError as error:  # a file of the user's that EnvPool cannot read
+    except RuntimeError as error:  # EnvPool cannot read a file of the user
         raise _problem(spec, "name", f"EnvPool cannot build {pool}: {error}") from None
     if problems:
         raise SpecError(spec.name, problems)
@@ -433,7 +433,7 @@ def _check_creator(spec: EnvSpec, creator: Callable[..., Any]) -> None:
     """Raise SpecError for keys of the spec's env section that are not arguments of the env's constructor, and for strings in place of
     bools."""
     known, open_ended = accepted_arguments(creator)
-    problems = [] if open_ended else _unknown_id(spec, known)  # open_ended: the constructor checks them, see _build
+    problems = [] if open_ended else _unknown_id(spec, known)  # if open_ended is true, the constructor checks the arguments, see _build
     if problems := problems + _boolean_texts(spec, boolean_arguments(creator)):
         raise SpecError(spec.name, problems)
 

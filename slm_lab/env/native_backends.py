@@ -155,7 +155,7 @@ class EnvPool(Backend):
         self._none_N.flags.writeable = False
         self._tracked = InfoTracker(target.track_info, spec._state_keys)
         self._read = ObservationReader(space, spec._state_keys, fills_masks=self._suite == "jumanji")
-        for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
+        for wrap in target.wraps:  # env.obs_keys is the only wrapper that reaches this backend
             self._read.select(**wrap.kwargs, action=self.action_space)
         self._read.add_mask(target.action_mask, self.action_space)
         self.observation_space = self._read.space
@@ -400,7 +400,7 @@ def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
     (BabyAI)."""
     if target.atari is not None:
         return -(-frame_limit(target.atari, None) // target.atari.frameskip)
-    if target.plain_id.startswith(("lane-keeping-", "LaneKeeping-")):  # it never ends an episode
+    if target.plain_id.startswith(("lane-keeping-", "LaneKeeping-")):  # these envs never end an episode
         return None
     if suite == "highway":
         return int(config.duration * config.policy_frequency)

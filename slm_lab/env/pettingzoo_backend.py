@@ -87,7 +87,7 @@ class PettingZoo(Backend):
                 self._games[0].reset(0)
                 state = np.asarray(env.state())
                 space = spaces.Box(-np.inf, np.inf, state.shape, np.float32)
-            except NotImplementedError:  # the observations of all agents
+            except NotImplementedError:  # the state then consists of the observations of all agents
                 space = spaces.Tuple([self._kind_of[name].seen for name in self._names])
         for kind in self._kinds:
             kind.add_state(space)
@@ -240,7 +240,7 @@ class _Kind:
         self.names, self._given, self.action_space, self._parts = names, given, action, None
         self.discrete = isinstance(action, spaces.Discrete)
         self.plain_actions = isinstance(action, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box)
-        for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
+        for wrap in target.wraps:  # env.obs_keys is the only wrapper that reaches this backend
             self._parts = Parts(given, action, **wrap.kwargs)
             given = self._parts.space
         self.own: spaces.Space[Any] = given

@@ -61,7 +61,7 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
     if recorder is not None:
         wrappers.append(WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder}))
     if mode == "rgb_array" and not has_display():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame needs a display
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without this setting, pygame needs a display
     body = spec.model_dump(exclude={"wrappers"}) | own | {"backend": "sync"}
     return EnvSpec(**body, wrappers=[*spec.wrappers, *wrappers])
 

@@ -118,7 +118,7 @@ class SingleEnv:
         """Return the constructor of a single env of the request."""
         try:
             folder: str | None = os.getcwd()
-        except OSError:  # it was deleted
+        except OSError:  # the working directory was deleted
             folder = None
         mujoco = "mujoco" in target.entry_point
         make = cls(
@@ -149,7 +149,7 @@ class SingleEnv:
     def _plain(self) -> gym.Env[Any, Any]:
         try:
             return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
-        except gym.error.UnregisteredEnv as error:  # registered only in the main process
+        except gym.error.UnregisteredEnv as error:  # the id is registered only in the main process
             plain = self.id.rpartition(":")[2]
             raise RuntimeError(
                 f"{plain} is not registered in this process: a registration in a script (__main__) exists in that script's process only; "

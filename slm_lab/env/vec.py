@@ -403,7 +403,7 @@ class Env:
         if self.curriculum is not None and curriculum is not None:
             self.curriculum.load_state_dict(curriculum)
         if state["rng"] is not None:
-            self._reset_backend(self._env_seeds())  # some envs create their streams only in reset
+            self._reset_backend(self._env_seeds())  # some envs create their random streams only in reset
             self._fresh_streams = False
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])

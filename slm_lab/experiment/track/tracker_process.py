@@ -64,7 +64,7 @@ class _Tracking:
                 if "file" in message:
                     self.file, limit = Path(message.pop("file")), message.pop("limit")
                 self.messages.put(message)
-        if "end" not in message:  # the process of the Session was killed, or it has switched off the tracker
+        if "end" not in message:  # the process of the Session was killed, or the Session has switched off the tracker
             self.messages.put({"end": "failed"})
         time.sleep(limit)
         self._failed(f"it did not finish within {limit:g} s")

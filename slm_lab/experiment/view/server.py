@@ -162,7 +162,7 @@ class _Routes:
         for path in request.query_params.getlist("path")[:_MOST_SPARKLINES]:
             try:
                 found[path] = sparkline(self.data.find(path))
-            except Exception:  # of a damaged folder; the list shows what is wrong with it
+            except Exception:  # a damaged folder may cause any error; the list shows the cause
                 found[path] = []
         return Json(found)
 

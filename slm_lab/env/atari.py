@@ -30,7 +30,7 @@ class AtariSettings:
     noop_max: int = 30
     """Upper bound (exclusive) of the random number of no-op actions at the start of an episode."""
     use_fire_reset: bool = True
-    """Whether to press FIRE at the start of an episode, in games with this action."""
+    """Whether to press FIRE at the start of an episode in games that have the action FIRE."""
     stack_num: int = 4
     img_height: int = 84
     img_width: int = 84

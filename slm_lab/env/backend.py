@@ -25,7 +25,7 @@ class EnvRequest:
     id: str
     """Env id as given in the spec, including the module prefix if the id has a prefix."""
     registration: Registration | None
-    """Gymnasium's registration of the id; None for an id that is not registered with Gymnasium (e.g. EnvPool's)."""
+    """Gymnasium's registration of the id; None for an id that is not registered with Gymnasium, such as an id of EnvPool."""
     kwargs: dict[str, Any]
     """Arguments of the env's constructor; empty if `atari` contains the arguments."""
     num_envs: int

@@ -103,14 +103,14 @@ def import_envpool() -> Any:
 
 
 def missing_opengl() -> str | None:
-    """Return the reason why EnvPool's MuJoCo cannot render on this machine; None if it can render."""
+    """Return the reason why EnvPool's MuJoCo cannot render on this machine; None if EnvPool can render."""
     if sys.platform != "linux" or (find_library("GL") and find_library("EGL")):
         return None
     return "needs OpenGL to draw: install EGL and OpenGL (on Debian and Ubuntu: apt-get install libegl1 libgl1)"
 
 
 def fitted_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert checked options of an env from JSON to the types of their defaults, e.g. lists to tuples and the keys of objects to
+    """Convert checked options of an env from JSON to the types of their defaults, such as lists to tuples and the keys of objects to
     numbers."""
     return {key: _fitted(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
 
@@ -182,8 +182,8 @@ _KINDS: dict[type, str] = {
 
 
 def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
-    """Return the corrected form of an observation space that EnvPool reports. Corrected are bounds that stand for ±∞, codes that are not an
-    image, and step counters."""
+    """Return the corrected form of an observation space that EnvPool reports. The function corrects bounds that stand for ±∞, codes that
+    are not an image, and step counters."""
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()
@@ -329,9 +329,10 @@ def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int 
 class TruncationReader:
     """Function object that determines which episodes were truncated by the env's own time limit, for the suites in OWN_LIMIT_SUITES.
 
-    EnvPool reports every episode that ends in the step of the time limit as truncated. This class treats such an episode as terminated if
-    an array of the pool shows another reason: a crash or success in highway, a reward in MiniGrid. Reasons that the arrays do not show
-    (lava, a wrong answer, leaving the road) cannot be recognised, so that these episodes remain truncated.
+    EnvPool reports every episode that ends in the step of the time limit as truncated. This class treats an episode that ends in the step
+    of the time limit as terminated if an array of the pool shows another reason: a crash or success in highway, a reward in MiniGrid.
+    Reasons that the arrays do not show (lava, a wrong answer, leaving the road) cannot be recognised, so that these episodes remain
+    truncated.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:

@@ -392,7 +392,7 @@ class _GymVectorBackend(Backend):
 
 
 class Sync(_GymVectorBackend):
-    """Backend that uses Gymnasium's SyncVectorEnv. This backend supports every env that is registered with Gymnasium."""
+    """Backend that uses Gymnasium's SyncVectorEnv. This backend supports every env that Gymnasium has registered as a single env."""
 
     name = "sync"
 
@@ -758,8 +758,8 @@ class Native(VectorBackend):
     def preferred(cls, target: EnvRequest) -> bool:
         """Return true, except for one or two envs of classic control.
 
-        A step of CartPoleVectorEnv takes the same time for one env as for eight envs. In comparison, a step of the backend Sync takes 0.4
-        times as long with one env, and the same time with four envs.
+        A step of CartPoleVectorEnv takes the same time for one env as for eight envs. A step of the backend Sync takes 0.4 times as long as
+        a step of CartPoleVectorEnv with one env, and the same time with four envs.
         """
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 

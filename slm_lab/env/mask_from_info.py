@@ -81,8 +81,8 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.Env[Any, Any]:
-    """Return an env whose observation contains the action mask. The env is wrapped in `MaskFromInfo` unless `key` is already an entry of
-    its observation."""
+    """Wrap an env in `MaskFromInfo` if `key` names an action mask in its info. Return the env unchanged if `key` is None or False, or if
+    the observation already has the entry `key`."""
     space = env.observation_space
     if not key or (isinstance(space, spaces.Dict) and key in space.spaces):
         return env

@@ -1,7 +1,8 @@
 """CartPole and Pendulum with hidden velocities, partially observable envs for recurrent policies.
 
 In `slm_lab.env.masked:MaskedCartPole-v1`, a policy without memory cannot infer from the cart position and pole angle in which direction the
-pole falls. In `slm_lab.env.masked:MaskedPendulum-v1`, such a policy cannot infer from the angle in which direction the pendulum swings.
+pole falls. In `slm_lab.env.masked:MaskedPendulum-v1`, a policy without memory cannot infer from the angle in which direction the pendulum
+swings.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ class EnvPool(Backend):
     suites.
 
     EnvPool reports a termination in the step of its time limit as a truncation. Therefore EnvPool receives a time limit that is one step
-    longer, and this class truncates and resets an env in the step of the actual limit. A terminated env is reset by the next step, in which
-    its row is not a transition. Suites whose envs count steps themselves (`OWN_LIMIT_SUITES`) keep their own time limit, and an episode
-    that ends at this limit is truncated.
+    longer than the actual limit, and this class truncates and resets an env in the step of the actual limit. A terminated env is reset by
+    the next step, in which its row is not a transition. Suites whose envs count steps themselves (`OWN_LIMIT_SUITES`) keep their own time
+    limit, and an episode that ends at this limit is truncated.
     """
 
     name = "envpool"

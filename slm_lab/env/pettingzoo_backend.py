@@ -103,7 +103,7 @@ class PettingZoo(Backend):
         return self._batch()
 
     def _reset(self, index: int) -> None:
-        """Begin an episode of the env with this index."""
+        """Begin an episode of the env with the given index."""
         game, seed = self._games[index], self._seeds[index]
         episode = self._episodes[index]
         game.reset(seed if not episode else int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) & 0x7FFFFFFF)

@@ -37,7 +37,7 @@ def observation_codec(
     MultiDiscrete become one-hot vectors. A MultiBinary becomes a vector of 0.0 and 1.0, or an image if the space has three axes and
     `input="image"`. A Dict becomes the concatenation of its entries in the space's order. If a Dict contains an image, its entries are
     packed (see ObservationSpace). A Tuple is treated as a Dict with the keys "0", "1", …. The codec returns a new array that is not
-    modified later. With `fresh=True`, the backend already returns such arrays, so that the codec need not copy them.
+    modified later. With `fresh=True`, the backend already returns new arrays, so that the codec need not copy the observations.
     Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, by default "all".
     The entries must be in the order of USES (see `ordered`). If a batch lacks an entry that is for the critic only, the numbers of this
     entry are 0.
@@ -428,8 +428,8 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
     """Return whether an agent that was trained with one observation space can use observations of the other space.
 
-    The structure, sizes, keys and encoding of the spaces must be equal. Their bounds may differ, unless observations are divided by the
-    bounds.
+    The structure, sizes, keys and encoding of the spaces must be equal. The bounds of the spaces may differ, unless observations are
+    divided by the bounds.
     Args: input, channels: settings for images in the spec (see `observation_codec`).
     """
     forms = [(_form(space), [_comparable_layout(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]

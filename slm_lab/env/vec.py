@@ -1,4 +1,4 @@
-"""The vector env that a training session steps. Its steps have the same form for every backend and autoreset mode."""
+"""The vector env that a training session steps. A step returns the same VecStep for every backend and autoreset mode."""
 
 from __future__ import annotations
 
@@ -265,8 +265,8 @@ class Env:
             reraise(InvalidOutcome(message), env)
 
     def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Return observations in which all actions of the given rows are valid if the row's mask has no valid action. The episodes of these
-        rows have ended, so that no action follows.
+        """Return observations in which all actions of the given rows are valid if the row's mask has no valid action. The episodes of the
+        given rows have ended, so that no action follows.
 
         Masks with a valid action are kept, because values of the last observation are bootstrapped after a truncation.
         """
@@ -333,8 +333,8 @@ class Env:
         return last_obs, reset_N
 
     def _lost_life(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
-        """Return which of the envs in `going_N` lost a life and have at least one life left, bool [N]. Without lives left, the game ends
-        anyway."""
+        """Return which of the envs in `going_N` lost a life and have at least one life left, bool [N]. An env without lives left is not
+        included, because its game ends."""
         before_N, self._lives_N = self._lives_N, lives_N
         if before_N is None or lives_N is None:
             return self._none_N

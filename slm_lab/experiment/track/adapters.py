@@ -1,5 +1,5 @@
-"""Adapters to experiment trackers. An adapter creates one run in the tracker for each table of metrics. These runs are grouped by trial,
-search or study, and have the spec as config.
+"""Adapters to experiment trackers. An adapter creates one run in the tracker for each table of metrics. The tracker's runs are grouped by
+trial, search or study, and have the spec as config.
 
 The names of projects and servers come from the environment variables of each library (WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_PROJECT,
 …). If no project is given, the name of the project is "slm_lab".
@@ -257,7 +257,8 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _session_start(settings: Mapping[str, Scalar], group: str) -> Any:
-    """Return the TensorBoard summary that begins a run on the HPARAMS page of TensorBoard. The page shows all runs of a group in one row.
+    """Return the TensorBoard summary that begins a run on the HPARAMS page of TensorBoard. The HPARAMS page shows all runs of a group in
+    one row.
 
     No summary of the whole experiment is written, so that TensorBoard collects hparams and metrics from all runs and shows the hparams that
     differ first.

@@ -55,8 +55,8 @@ class _Tracking:
         """State of the tracked run that is saved in `file` (see `files.trackers.read_state`)."""
 
     def read(self, lines: Iterable[bytes]) -> None:
-        """Read the messages of the session and queue them until the session has ended. If the tracker's library blocks after the end, end
-        this process after a time limit."""
+        """Read the messages of the session and queue them until the session has ended. If the tracker's library blocks after the end of the
+        session, end this process after a time limit."""
         limit, message = 0.0, dict[str, Any]()
         for line in lines:
             with suppress(ValueError):  # an incomplete line of a killed process

@@ -1,7 +1,7 @@
 """Content of the web pages of a run, a search and a study.
 
-Each of the functions `run`, `search` and `study` returns a version and a function. The version is a text that changes when the files of the
-run change. The function computes the content of the page.
+Each of the functions `run`, `search` and `study` returns a version and a function. The returned version is a text that changes when the
+files of the run change. The returned function computes the content of the page.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def relative(folder: Path, data: DataFolder) -> str:
 
 
 def log_folders(found: Found) -> tuple[str, ...]:
-    """Return the folders that contain the logs of a run, relative to the run folder. For a run of a study, they include the parent
+    """Return the folders that contain the logs of a run, relative to the run folder. For a run of a study, the result includes the parent
     folder."""
     of_study = StudyRunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)

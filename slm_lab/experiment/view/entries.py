@@ -60,7 +60,8 @@ def entry_of(found: Found, trial: int = 0) -> Entry:
 
 
 class _ListedRun(Run):
-    """A Run that reads its spec without searching its folder for trials. This saves time, because a list may have a thousand runs."""
+    """A Run that reads its spec without searching its folder for trials. The search for trials is skipped because a list may have a
+    thousand runs."""
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:

@@ -85,8 +85,8 @@ class DataFolder:
         raise NotServed(f"there is no folder '{path}' in {self.root}; it may have been deleted")
 
     def find(self, path: str) -> Found:
-        """Return the run, search or study in the folder `path`. Raises NotServed if the folder does not exist, is of another kind, or
-        contains unsafe files."""
+        """Return the run, search or study in the folder `path`. Raises NotServed if the folder does not exist, contains no run, search or
+        study, or contains unsafe files."""
         folder = self.folder(path)
         found = found_in(folder)
         if found is None:

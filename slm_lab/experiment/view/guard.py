@@ -2,8 +2,8 @@
 
 - DNS rebinding: if evil.example is resolved to 127.0.0.1, a page of evil.example sends requests with the header Host: evil.example. The
   server answers only requests whose Host is a name of the loopback address.
-- Requests from pages of other sites have the site as Origin, or the header Sec-Fetch-Site: cross-site. The server refuses such requests,
-  except for links to its page.
+- Requests from pages of other sites have the site as Origin, or the header Sec-Fetch-Site: cross-site. The server refuses requests from
+  pages of other sites, except for links to its page.
 - Headers of the server's responses tell the browser to load scripts, styles and data only from this server, not to guess media types, and
   not to show the page in a frame.
 """

@@ -45,8 +45,8 @@ class Index:
         self._read_at = float("-inf")
 
     def changes(self, since: int = 0) -> dict[str, Any]:
-        """Return the entries that changed after version `since` of the index. If `since` is 0, or if an entry was removed after that
-        version, return all entries.
+        """Return the entries that changed after version `since` of the index. If `since` is 0, or if an entry was removed after version
+        `since`, return all entries.
 
         The returned dict has the keys "version", "all" (whether the result contains all entries) and "runs" (the entries, newest first).
         """

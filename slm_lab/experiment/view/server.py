@@ -77,7 +77,7 @@ class Answers:
 
     def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the answer to a request, with the additional keys "version" and "again" (seconds until the next request). If `known`
-        equals `version`, return only these two keys.
+        equals `version`, return only the keys "version" and "again".
 
         Only one answer is computed at a time, so that several open pages do not use more than one processor core while a run trains.
         """

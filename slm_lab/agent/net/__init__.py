@@ -1,1 +1,1 @@
-"""Networks: bodies (observation → features) and heads."""
+"""Networks: bodies, which map observations to features, and heads, which map features to outputs."""

@@ -1,4 +1,4 @@
-"""Network of the policy-gradient algorithms: bodies and heads of actor and critic."""
+"""Actor-critic network of the policy-gradient algorithms. A body maps observations to features, and a head maps features to outputs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class ActorHead(nn.Module):
-    """Map features to distribution parameters.
+    """Output layer of the actor, which maps features to the parameters of the action distribution.
 
-    Args: log_std: state-independent parameters of the distribution, which are learned together with the head. tail: hidden layers before
-    the output layer.
+    Args: features: number of inputs. params: number of outputs. log_std: learned log standard deviations of the action distribution, if
+    these do not depend on the state. tail: hidden layers before the output layer.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class ActorHead(nn.Module):
 
 
 def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
-    """Return the chain from observations to the head's outputs; None if the body is recurrent or a module is not supported."""
+    """Return the DirectChain from observations to the outputs of `head`, or None if the body is recurrent or a module is not supported."""
     if isinstance(body, RecurrentBody):
         return None
     tail = chain(head.tail) if head.tail is not None else []
@@ -51,10 +51,10 @@ def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
 
 
 class ActorCriticNet(PassNet):
-    """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
+    """Actor, which outputs distribution parameters, and critic, which outputs the state value, with separate bodies or a shared body.
 
-    Args: params: number of actor outputs. log_std: state-independent parameters of the action distribution. critic: whether there is a
-    critic; without one, values are 0.
+    Args: params: number of actor outputs. log_std: see ActorHead. critic: whether the net has a critic. Without a critic, all state values
+    are 0.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
@@ -75,14 +75,14 @@ class ActorCriticNet(PassNet):
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
         self.mask = ActionMask.of(obs)
         self.state_size = sum(body.state_size for body in self.bodies)
-        """Size of the concatenated hidden states of all bodies; 0: feed-forward."""
+        """Size of the concatenated hidden states of all bodies. The size is 0 for feed-forward nets."""
 
     @property
     def bodies(self) -> list[Body]:
         return [body for body in (self.actor_body, self.critic_body) if body is not None]
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the actor's head and body, even if the body is shared."""
+        """Return the parameters of the actor's body and head. A body that the critic shares is included."""
         return [*self.actor_body.parameters(), *self.actor_head.parameters()]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -90,21 +90,21 @@ class ActorCriticNet(PassNet):
         return [*body, *(self.critic_head.parameters() if self.critic_head else [])]
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """Return distribution parameters [B, P]; feed-forward nets only."""
+        """Return distribution parameters [B, P]. The net must be feed-forward."""
         return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
 
     def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
-        """Return distribution parameters [..., P], in which the parameters of invalid actions are replaced."""
+        """Return `params` [..., P], in which the outputs for actions that are invalid for `obs` are replaced by MASKED (−1e30)."""
         return params if self.mask is None else self.mask(params, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
-        """Return state values [B]; feed-forward nets only."""
+        """Return state values [B]. The net must be feed-forward."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chains of actor and critic; None if a module is not supported or the body is shared."""
+        """Return the DirectChains of actor and critic, or None if a module is not supported or the body is shared."""
         actor = actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]
@@ -115,7 +115,7 @@ class ActorCriticNet(PassNet):
         return None if critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass that outputs distribution parameters [B, P] and state values [B]; feed-forward nets only.
+        """Compute a forward pass of a feed-forward net; its `values` are distribution parameters [B, P] and state values [B].
 
         Args: learn: whether gradients are needed.
         """
@@ -129,7 +129,10 @@ class ActorCriticNet(PassNet):
         return passed if self.mask is None else MaskedPass(passed, self.mask.valid(array(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor:
-        """Return state values [B], without gradients; feed-forward nets only. Call this inside `ignore_float_errors()`."""
+        """Return state values [B] without gradients. The net must be feed-forward.
+
+        Call this method inside `ignore_float_errors()`.
+        """
         chains = None if self.critic_head is None else self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
@@ -137,14 +140,17 @@ class ActorCriticNet(PassNet):
         return torch.from_numpy(chains[1].outputs(obs_B.numpy()))
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [B, P] and state values [B]; feed-forward nets only."""
+        """Return distribution parameters [B, P] and state values [B]. The net must be feed-forward."""
         if self.critic_head is None or self.critic_body is not None:
             return self.actor(obs_B), self.critic(obs_B)
         features_BF = self.actor_body(obs_B)
         return self._masked(self.actor_head(features_BF), obs_B), self.critic_head(features_BF).squeeze(1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return distribution parameters [T, N, P], values [T, N] and the hidden state [N, S] after the last step; recurrent nets only."""
+        """Run a recurrent net over T steps.
+
+        Return distribution parameters [T, N, P], state values [T, N] and the final hidden state [N, S].
+        """
         T, N = obs_TN.shape[:2]
         features, states = [], []
         for body, state in zip(self.bodies, state_NS.split([body.state_size for body in self.bodies], dim=1), strict=True):

@@ -3,9 +3,9 @@
     {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": null}]}},
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
-`modules` defines named modules. `graph` lists the inputs of each module (the net's input, or outputs of other modules, without cycles) and
-names the module whose output is the net's output. A single module needs no graph. Names and structure are checked when the spec is loaded
-(spec/rules/torch_check.py).
+`modules` defines named modules. `graph` lists the inputs of each module and names the module whose output is the net's output. The inputs
+of a module are the net's input or outputs of other modules; the graph must not contain cycles. If `modules` contains a single module,
+`graph` is not needed. The names and the structure are checked when the spec is loaded (spec/rules/torch_check.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class NormalTanh(nn.Module):
-    """Normalise each row to zero mean and unit standard deviation, then apply tanh."""
+    """Normalise each input vector to zero mean and unit standard deviation, then apply tanh."""
 
     def forward(self, x_BF: Tensor) -> Tensor:
         return torch.tanh((x_BF - x_BF.mean(-1, keepdim=True)) / (x_BF.std(-1, keepdim=True) + 1e-6))
@@ -35,11 +35,17 @@ LAYERS: dict[str, type[nn.Module]] = {
     "WeightNormLinear": WeightNormLinear,
     "LazyWeightNormLinear": LazyWeightNormLinear,
 }
-"""Name → class: all layers of torch.nn, and the layers of this package."""
+"""Mapping from name to class, for all layers of torch.nn and the layers of this package."""
 
 
 def build_module(description: Any, path: str) -> nn.Module:
-    """Build a module from {ClassName: arguments}. Arguments are keywords, a list of positions (for Sequential: of layers), or null."""
+    """Build a module from a description {ClassName: arguments}.
+
+    The arguments are a dict of keyword arguments, a list of positional arguments, or null. For Sequential, they are a list of descriptions
+    of layers.
+
+    Args: path: path of the description in the spec, for error messages.
+    """
     ((name, arguments),) = ({description: None} if isinstance(description, str) else description).items()
     if name == "Sequential":
         return nn.Sequential(*(build_module(item, f"{path}.Sequential[{i}]") for i, item in enumerate(arguments or [])))
@@ -56,7 +62,7 @@ def _error(path: str, message: str) -> SpecError:
 
 
 class ArcGraph(nn.Module):
-    """A directed graph of modules with one input and one output."""
+    """A directed acyclic graph of modules with one input and one output."""
 
     def __init__(self, arc: dict[str, Any], path: str) -> None:
         super().__init__()
@@ -69,7 +75,7 @@ class ArcGraph(nn.Module):
         self.input, self.output, self.order = self._plan(graph)
 
     def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """Return the names of input and output, and the modules in topological order, each with its inputs."""
+        """Return the names of the graph's input and output, and a list of (module name, input names) in topological order."""
         path = f"{self.path}.graph"
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
@@ -91,7 +97,7 @@ class ArcGraph(nn.Module):
 
     @property
     def is_chain(self) -> bool:
-        """Whether the modules run in sequence: the only input of each module is the output of the previous module."""
+        """Whether the modules run in sequence, so that the only input of each module is the output of the previous module."""
         names = [self.input, *(name for name, _ in self.order)]
         return names[-1] == self.output and all(inputs == [before] for before, (_, inputs) in zip(names, self.order, strict=False))
 
@@ -102,7 +108,10 @@ class ArcGraph(nn.Module):
         return values[self.output]
 
     def materialise(self, net: nn.Module, obs: ObservationSpace) -> int:
-        """Run `net`, which contains this graph, on zeros to initialise its lazy layers; return the number of output features."""
+        """Initialise the lazy layers of `net`, which contains this graph, by a forward pass of zeros.
+
+        Returns the number of output features.
+        """
         training = net.training
         try:
             with torch.no_grad():

@@ -35,9 +35,9 @@ class Body(nn.Module):
     """Map observations [B, *shape] to features [B, features]."""
 
     features: int
-    """Size of the output."""
+    """Number of output features."""
     state_size: int = 0
-    """Size of the hidden state; 0: feed-forward."""
+    """Size of the hidden state. The size is 0 for feed-forward nets."""
 
     def __init__(self, layers: nn.Sequential, features: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Body(nn.Module):
         return self.run_layers(obs_B)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers. `matmul_mode` computes the matrix products of linear layers."""
+        """Apply the layers. The matrix products of linear layers are computed by `matmul_mode`."""
         matmul_mode = self.matmul_mode
         if not matmul_mode.bfloat16 and (
             not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
@@ -62,7 +62,7 @@ class Body(nn.Module):
 
 
 class RecurrentBody(Body):
-    """Layers followed by a recurrent cell, which map obs_TN, first_TN and the hidden state to features_TN and the new hidden state."""
+    """Body with a recurrent cell after its other layers. The method `unroll` runs the body over a sequence of steps."""
 
     def __init__(self, layers: nn.Sequential, cell: nn.RNNBase) -> None:
         super().__init__(layers, cell.hidden_size)
@@ -71,10 +71,10 @@ class RecurrentBody(Body):
         self.state_size = cell.num_layers * cell.hidden_size * (2 if self.is_lstm else 1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Run over T steps, starting with the hidden state `state_NS` [N, S]; return features [T, N, F] and the new hidden state [N, S].
+        """Run the body over T steps, beginning with the hidden state `state_NS`. Return features [T, N, F] and the new hidden state [N, S].
 
-        The hidden state of an env is set to zero before the first step of each episode (`first_TN`). If first_TN is on the CPU, no call
-        waits for a CUDA device.
+        The hidden state of an env is set to zero before the first step of each episode, where `first_TN` is true. If `first_TN` is on the
+        CPU, this method does not wait for a CUDA device.
         """
         T, N = obs_TN.shape[:2]
         x_TN = self.run_layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
@@ -88,7 +88,7 @@ class RecurrentBody(Body):
         return torch.cat(out), state_NS
 
     def run_cell(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the cell over T steps [T, N, D] within one episode; return features [T, N, F] and the new hidden state [N, S]."""
+        """Run the recurrent cell on inputs [T, N, D] without resets. Return features [T, N, F] and the new hidden state [N, S]."""
         N = state_NS.shape[0]  # not len(), which torch.export treats as a constant
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
@@ -106,7 +106,10 @@ def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
 
 
 def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build the net of arXiv:2410.09754, section 4.1, without its normalisation of observations (env.normalize_obs)."""
+    """Build the SimBa net of arXiv:2410.09754, section 4.1.
+
+    The normalisation of observations that the paper describes is a separate option, env.normalize_obs.
+    """
     flatten, size = _flatten(obs)
     embedding = nn.Linear(size, spec.width)
     init_layer(embedding, "orthogonal_", gain=1.0)
@@ -115,14 +118,17 @@ def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
 
 
 def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build the net of arXiv:2502.15280, section 4, without its normalisation of observations (env.normalize_obs) and output layer."""
+    """Build the SimbaV2 net of arXiv:2502.15280, section 4, without its output layer.
+
+    The normalisation of observations that the paper describes is a separate option, env.normalize_obs.
+    """
     flatten, size = _flatten(obs)
     blocks = [UnitBlock(spec.width, spec.blocks) for _ in range(spec.blocks)]
     return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitTop(spec.width, spec.width)), spec.width)
 
 
 class Heads(nn.Module):
-    """Run several nets on x [B, D] and concatenate their outputs to [B, F]."""
+    """Run several nets on the same input x [B, D] and concatenate their outputs to [B, F]."""
 
     def __init__(self, heads: list[nn.Sequential]) -> None:
         super().__init__()
@@ -133,7 +139,10 @@ class Heads(nn.Module):
 
 
 def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build the body of a HydraMLPNet: heads, each with the full observation as input; shared layers on their joined outputs; a tail."""
+    """Build the body of a HydraMLPNet, which consists of heads, shared layers and a tail.
+
+    Each head receives the full observation. The shared layers receive the concatenated outputs of the heads.
+    """
     heads, common, _ = spec.hid_layers
     flatten, size = _flatten(obs)
     branches = [nn.Sequential(*mlp(spec, [size, *units])) for units in heads]
@@ -144,12 +153,15 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
-    """Build the tail, i.e. hidden layers that only one output uses. Return the layers and the size of their output.
+    """Build the tail, i.e. the hidden layers that only the actor or only the critic uses.
 
-    Only HydraMLPNet has tails: the first is for the actor (or for action values), the second for the critic. If the spec lists only one,
-    both use its layer sizes, with separate weights. A tail is not part of a shared body.
+    Only HydraMLPNet has tails. The first tail in the spec is for the actor (or for action values), the second tail for the critic. If the
+    spec lists only one tail, actor and critic have tails with the same layer sizes and separate weights. With `role="shared"`, the result
+    has no layers, because a body that actor and critic share contains no tail.
 
-    Args: features: number of inputs.
+    Args: features: number of inputs of the tail.
+
+    Returns the layers and their number of outputs.
     """
     if not isinstance(spec, HydraMLPNetSpec) or role == "shared":
         return [], features
@@ -159,7 +171,7 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
 
 
 def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
-    """Return the modules that convert observations to flat vectors, and the size of these vectors."""
+    """Return the modules that convert observations to flat vectors [B, size], and the size of these vectors."""
     if obs.parts:
         return [Unpack(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
     pixels = _pixels(obs, normalize=True)
@@ -167,14 +179,14 @@ def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
 
 
 def _pixels(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
-    """Return the module that converts images; empty if observations are float32 and need no scaling."""
+    """Return a list with the module that scales images, or an empty list if observations are float32 and need no scaling."""
     return [Pixels(obs, normalize)] if obs.dtype == "uint8" or (normalize and obs.divisor != 1.0) else []
 
 
 NATURE_CONVS: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
-"""Convolutions of Mnih et al. 2015, for images of at least 36 × 36 pixels."""
+"""Default convolutions for images of at least 36 × 36 pixels, as in Mnih et al. 2015."""
 SMALL_IMAGE_CONVS: list[list[int | list[int]]] = [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]
-"""Convolutions for smaller images, of any size."""
+"""Default convolutions for images with a side of fewer than 36 pixels."""
 
 
 def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
@@ -197,7 +209,10 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
 
 
 def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """Return the layers for images of `shape`, and their number of outputs. Raises SpecError if the images are too small."""
+    """Return the convolutional layers for images of `shape`, and their number of output features.
+
+    Raises SpecError if the images are too small for the kernels.
+    """
     layers: list[nn.Module] = []
     channels, features = shape[0], math.prod(shape)
     for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers or (SMALL_IMAGE_CONVS if min(shape[1:]) < 36 else NATURE_CONVS)):
@@ -220,7 +235,10 @@ def _pair(value: int | list[int]) -> int | tuple[int, ...]:
 
 
 def _conv_features(layers: list[nn.Module], shape: tuple[int, ...], index: int) -> int:
-    """Return the number of features after conv layer `index`. Raises SpecError if images are too small for this layer."""
+    """Return the number of output features of `layers`, whose last convolution is number `index` in the spec.
+
+    Raises SpecError if images of `shape` are too small for this convolution.
+    """
     net = nn.Sequential(*layers).eval()
     try:
         with torch.inference_mode():
@@ -269,7 +287,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
-    """Raise SpecError if the observation space contradicts `spec.input`, or is ambiguous in a way that matters for the net."""
+    """Raise SpecError if the observation space contradicts `spec.input`, or if it has ambiguities that affect the net."""
     if spec.input == "image" and not obs.has_images:
         raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
     if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):
@@ -277,15 +295,17 @@ def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
 
 
 _FLATTENING = (MLPNetSpec, SimbaNetSpec, SimbaV2NetSpec, HydraMLPNetSpec, RecurrentNetSpec)
-"""Nets that flatten images to vectors."""
+"""Specs of the nets that flatten images to vectors."""
 
 
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError if it does not fit the observations.
+    """Build the body for `role`, which is "actor", "critic", or "shared" for a body that both use.
+
+    Raises SpecError if the spec of the net does not fit the observations.
 
     For a user-defined net, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). The
-    class must be an nn.Module that maps obs_B [B, *shape] to features [B, F] and has the attribute `features` with the value F. The module
-    gets observations without the action mask.
+    class must be an nn.Module that maps observations [B, *shape] to features [B, F], and must have the attribute `features` with the value
+    F. The observations that the user-defined module receives do not contain the action mask.
     """
     _check_input(spec, obs)
     if role == "shared" and obs.for_critic_only:

@@ -22,9 +22,12 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class DistributionalHead(ActorHead):
-    """Map features to action values [B, A], the means of the distributions; `atoms` returns the distributions themselves.
+    """Head that learns a distribution of returns for each action.
 
-    Dueling nets have Z outputs for the state and A × Z advantages, combined atom by atom (as in Rainbow, arXiv:1710.02298).
+    `forward` returns the means of the distributions, the action values [B, A].
+
+    `atoms` returns the parameters of the distributions. A dueling head has Z outputs for the state and A × Z advantages, which are combined
+    separately for each of the Z atoms (as in Rainbow, arXiv:1710.02298).
 
     Args: number: Z, the number of outputs per action.
     """
@@ -41,7 +44,7 @@ class DistributionalHead(ActorHead):
         return self.means(self.atoms(features_BF))
 
     def atoms(self, features_BF: Tensor) -> Tensor:
-        """Return the distributions [B, A · Z]: the Z outputs for action 0, then the Z outputs for action 1, …"""
+        """Return the parameters of the distributions [B, A · Z]: first the Z outputs for action 0, then the Z outputs for action 1, …"""
         atoms_BX = super().forward(features_BF)
         if self.state is None:
             return atoms_BX
@@ -58,14 +61,14 @@ class DistributionalHead(ActorHead):
 
 
 class QuantileHead(DistributionalHead):
-    """Outputs are quantiles of the return at the probabilities (2i + 1) / 2N (QR-DQN, arXiv:1710.10044)."""
+    """Head whose outputs for each action are N quantiles of the return, at the probabilities (2i + 1) / 2N (QR-DQN, arXiv:1710.10044)."""
 
     def means(self, atoms: A) -> A:
         return self._per_action(atoms).mean(-1)
 
 
 class CategoricalHead(DistributionalHead):
-    """Outputs are logits of equidistant returns from `low` to `high` (C51, arXiv:1707.06887)."""
+    """Head whose outputs for each action are the logits of equidistant returns from `low` to `high` (C51, arXiv:1707.06887)."""
 
     def __init__(self, features: int, actions: int, spec: NetSpec, number: int, low: float, high: float) -> None:
         super().__init__(features, actions, spec, number)
@@ -81,13 +84,14 @@ class CategoricalHead(DistributionalHead):
 
 
 HEADS: dict[str, type[DistributionalHead]] = {"quantiles": QuantileHead, "categorical": CategoricalHead}
-"""Kind of distribution, as returned by `AlgorithmSpec.value_distribution` → class of the head."""
+"""Mapping from the kind of distribution that `AlgorithmSpec.value_distribution` returns to the class of the head."""
 
 
 class DistributionalQNet(QNet):
-    """A QNet whose head is a DistributionalHead.
+    """A QNet that learns a distribution of returns for each action, with a DistributionalHead.
 
-    The action values [..., A] are the means of the distributions. Action masks replace action values, but do not change distributions.
+    The action values [..., A] are the means of the distributions. An action mask replaces the action values of invalid actions, but does
+    not change their distributions.
 
     Args: kind, keys: the result of `AlgorithmSpec.value_distribution`.
     """
@@ -102,19 +106,22 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain that computes the distributions; None if the net is dueling or if a module is not supported."""
+        """Return the DirectChain that computes the distributions, or None if the net is dueling or a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass that outputs the distributions [B, A · Z]; feed-forward nets only. Args: learn: whether gradients are needed."""
+        """Compute a forward pass of a feed-forward net; its only output is the parameters of the distributions [B, A · Z].
+
+        Args: learn: whether gradients are needed.
+        """
         if (chains := self.direct.get(learn)) is not None:
             return DirectPass(chains, array(obs_B))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.actor_head.atoms(self.actor_body(tensor(obs_B))))
 
     def distributions(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return action values [B, A] and distributions [B, A · Z], without gradients; feed-forward nets only."""
+        """Return action values [B, A] and parameters of the distributions [B, A · Z], without gradients. The net must be feed-forward."""
         chains = self.direct.get(learn=False)
         if chains is not None:
             atoms_BX = torch.from_numpy(chains[0].outputs(obs_B.numpy()))
@@ -124,11 +131,14 @@ class DistributionalQNet(QNet):
         return self._masked(self.actor_head.means(atoms_BX), obs_B), atoms_BX
 
     def values(self, obs_B: Tensor) -> Tensor:
-        """Return action values [B, A], without gradients; feed-forward nets only."""
+        """Return action values [B, A] without gradients. The net must be feed-forward."""
         return self.distributions(obs_B)[0]
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return action values [T, N, A], distributions [T, N, A · Z] and the state after the last step [N, S]; recurrent nets only."""
+        """Run a recurrent net over T steps.
+
+        Return action values [T, N, A], parameters of the distributions [T, N, A · Z] and the hidden state [N, S] after the last step.
+        """
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
         atoms = self.actor_head.atoms(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])

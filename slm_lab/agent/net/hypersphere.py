@@ -1,4 +1,7 @@
-"""Layers of SimbaV2 (arXiv:2502.15280, section 4): features, and the weights of each output, have norm 1; learnable vectors scale them."""
+"""Layers of SimbaV2 (arXiv:2502.15280, section 4).
+
+Feature vectors and the weight vector of each output have norm 1, and learnable vectors scale the outputs of layers.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ from torch import Tensor, nn
 from slm_lab.agent.ops.linear import scale_rows
 
 EXPANSION = 4
-"""Size of a block's hidden layer, as a multiple of the block's width."""
+"""Number of hidden units of a UnitBlock, divided by the number of its inputs."""
 SHIFT = 3.0
-"""Constant appended to inputs before scaling to norm 1, so that the information about the inputs' own norm is kept."""
+"""Constant that is appended to an input vector before it is scaled to norm 1, so that the norm of the input is not lost."""
 
 
 def unit(x_BF: Tensor) -> Tensor:
-    """Return vectors [B, F] scaled to norm 1."""
+    """Return the vectors x_BF [B, F], each scaled to norm 1."""
     return F.normalize(x_BF, dim=1, eps=1e-8)
 
 
 def keep_on_sphere(weight: Tensor) -> None:
-    """Scale the rows of a weight to norm 1, now and after each step of an optimizer (see FlatParams.project)."""
+    """Scale the rows of a weight to norm 1, and set its attribute `unit_rows`, so that each optimizer step scales the rows again."""
     weight.unit_rows = True  # type: ignore[attr-defined]
     scale_rows(weight)
 
 
 class UnitLinear(nn.Linear):
-    """A linear layer without bias. The weights of each output have norm 1; the initial weight matrix is orthogonal."""
+    """Linear layer without bias, whose weight vector for each output has norm 1. The initial weight matrix is orthogonal."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out, bias=False)
@@ -37,10 +40,10 @@ class UnitLinear(nn.Linear):
 
 
 class Scaler(nn.Module):
-    """s ⊙ x with a learnable vector s.
+    """Layer that computes s ⊙ x with a learnable vector s.
 
-    Args: initial: initial value of s. stored: initial value of the parameter g in s = (initial / stored) · g. It determines how far one
-    step of Adam changes s, because the size of Adam's step does not depend on the size of the gradient.
+    Args: initial: initial value of s. stored: initial value of the parameter g in s = (initial / stored) · g. The value of `stored`
+    determines how far one step of Adam changes s, because the size of Adam's step does not depend on the size of the gradient.
     """
 
     def __init__(self, size: int, initial: float, stored: float) -> None:
@@ -57,7 +60,7 @@ def _scaler(size: int) -> Scaler:
 
 
 class UnitEmbedding(nn.Module):
-    """ℓ2(s ⊙ W ℓ2([x; 3])) for inputs x [B, D], the first layer of SimbaV2.
+    """First layer of SimbaV2, which computes ℓ2(s ⊙ W ℓ2([x; 3])) for inputs x [B, D].
 
     [x; 3] is x with the constant SHIFT appended, ℓ2 scales a vector to norm 1, W is the weight matrix of a UnitLinear, and s is the
     learnable vector of a Scaler.
@@ -72,9 +75,11 @@ class UnitEmbedding(nn.Module):
 
 
 class UnitBlock(nn.Module):
-    """ℓ2((1 − α) ⊙ h + α ⊙ ℓ2(W₂ ReLU(s ⊙ W₁ h))) for h [B, F], with a hidden layer of 4 F units.
+    """Block of SimbaV2, which computes ℓ2((1 − α) ⊙ h + α ⊙ ℓ2(W₂ ReLU(s ⊙ W₁ h))) for h [B, F].
 
-    Args: blocks: number of blocks of the net; α is 1 / (blocks + 1) at first.
+    The hidden layer has 4 F units. The initial value of α is 1 / (blocks + 1).
+
+    Args: blocks: number of blocks of the net.
     """
 
     def __init__(self, width: int, blocks: int) -> None:
@@ -89,7 +94,7 @@ class UnitBlock(nn.Module):
 
 
 class UnitTop(nn.Module):
-    """s ⊙ W h, the layer before the output layer."""
+    """Layer of SimbaV2 before the output layer, which computes s ⊙ W h."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()

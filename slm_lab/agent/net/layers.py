@@ -1,4 +1,4 @@
-"""Layers, activations and initialisations by their names in specs."""
+"""Layers, activation functions and weight initialisations, selected by their names in a spec."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, LayersSpec, ML
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
 }
-"""Lower-case name → class, for all activations of torch.nn."""
+"""Mapping from lower-case name to class, for all activation modules of torch.nn."""
 
 INITS: dict[str, Callable[..., Tensor]] = {
     name: fn for name, fn in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")
 }
-"""Name → in-place initialisation function, for all functions of torch.nn.init."""
+"""Mapping from name to in-place initialisation function, for all functions of torch.nn.init."""
 
 
 def activation(name: str) -> nn.Module:
-    """Return the activation `name` (case-insensitive). Raises KeyError for an unknown name, which the checks of specs exclude."""
+    """Return a new activation module by its case-insensitive name. Raises KeyError if torch.nn has no activation with this name."""
     return ACTIVATIONS[name.lower()]()
 
 
 def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None = None, gain: float | None = None) -> None:
-    """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0. With `init_fn=None`, keep torch's default.
+    """Initialise a Linear or Conv layer in place: the weights by `init_fn`, the biases with 0. `init_fn=None` keeps torch's defaults.
 
-    Weights are scaled by `gain` or, if `gain` is None, by torch's recommended gain for `nonlinearity`, if torch has one.
+    The weights are scaled by `gain`. If `gain` is None, they are scaled by torch's recommended gain for `nonlinearity`, or by 1 if torch
+    recommends none.
     """
     weight = getattr(layer, "weight", None)
     if init_fn is None or weight is None or weight.dim() < 2:
@@ -46,7 +47,10 @@ def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None =
 
 
 def init_weight(weight: Tensor, init_fn: str, nonlinearity: str | None = None, gain: float | None = None) -> None:
-    """Initialise a weight in place by `init_fn`, scaled as in `init_layer` if the function takes a gain or nonlinearity."""
+    """Initialise a weight in place by `init_fn`.
+
+    If this function accepts a gain or a nonlinearity, the weight is scaled as described in `init_layer`.
+    """
     function = INITS[init_fn]
     accepted = inspect.signature(function).parameters
     nonlinearity = nonlinearity and {"identity": "linear"}.get(nonlinearity.lower(), nonlinearity.lower())
@@ -67,10 +71,10 @@ def _gain(nonlinearity: str | None) -> float:
 
 
 def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = None) -> None:
-    """Initialise every layer inside `net` in place, as SLM Lab does: weights by `init_fn`, biases 0. None keeps torch's default.
+    """Initialise the layers of `net` in place, as SLM Lab does: the weights by `init_fn`, the biases with 0.
 
-    This concerns Linear, Conv and GRU layers, and only the biases of weight-normalised layers. Other layers, such as LSTM, keep torch's
-    default.
+    Weights and biases of Linear, Conv and GRU layers are initialised. Of weight-normalised layers, only the biases are initialised. Other
+    layers, such as LSTM, keep torch's default initialisation. If `init_fn` is None, all layers keep torch's default initialisation.
     """
     if init_fn is None:
         return
@@ -88,9 +92,9 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 
 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
-    """Initialise an output layer, and set the attribute `is_output` of its weight.
+    """Initialise an output layer, and set the attribute `is_output` of its weight, which excludes the weight from Muon.
 
-    Args: std: gain of an orthogonal initialisation; None: initialise the layer like hidden layers.
+    Args: std: gain of an orthogonal initialisation. If `std` is None, the output layer is initialised like hidden layers.
     """
     layer.weight.is_output = True  # type: ignore[attr-defined]  # Muon is meant for hidden layers only
     if isinstance(spec, SimbaV2NetSpec):
@@ -103,14 +107,14 @@ def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
 
 
 def linear_layer(spec: NetSpec, n_in: int, n_out: int) -> nn.Linear:
-    """Return a linear layer, with noise in its weights if the net is noisy."""
+    """Return a NoisyLinear layer if the spec requests a noisy net, otherwise nn.Linear."""
     return NoisyLinear(n_in, n_out, spec.noisy_sigma) if isinstance(spec, LayersSpec) and spec.noisy else nn.Linear(n_in, n_out)
 
 
 class CriticDropout(nn.Module):
-    """Set each element to 0 with probability `rate`, and divide the others by 1 − rate (arXiv:2110.02034).
+    """Dropout in critics: set each element to 0 with probability `rate`, and divide the other elements by 1 − rate (arXiv:2110.02034).
 
-    Dropout is active in evaluation mode too, because critics do not act, and targets and the actor's gradient use dropout as well. Random
+    This layer drops elements in evaluation mode too, because targets and the actor's gradient also use dropout in the critics. Random
     numbers are drawn from torch's global generator.
     """
 
@@ -123,7 +127,7 @@ class CriticDropout(nn.Module):
 
 
 def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int], dropout: float = 0.0) -> list[nn.Module]:
-    """Build linear layers, each followed by dropout and by the norm and activation of the spec.
+    """Build linear layers, each followed by dropout if `dropout` > 0, by the normalisation layers of the spec, and by its activation.
 
     Args: sizes: size of the input, followed by the size of each layer.
     """
@@ -144,7 +148,7 @@ def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, siz
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm1d that uses running statistics for a batch of one sample, which has no variance."""
+    """BatchNorm1d that normalises a batch of a single sample by running statistics, because a single sample has no variance."""
 
     def forward(self, x_BF: Tensor) -> Tensor:
         if self.training and len(x_BF) < 2:
@@ -153,7 +157,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d that uses running statistics for a single image of 1 × 1 pixels, which has no variance."""
+    """BatchNorm2d that normalises a single image of 1 × 1 pixels by running statistics, because a single pixel has no variance."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         if self.training and x_BCHW.shape[0] * x_BCHW.shape[2] * x_BCHW.shape[3] < 2:
@@ -162,16 +166,17 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def conv_memory_format(images_B: Tensor) -> torch.memory_format:
-    """Return the memory format of images [B, C, H, W] for convolutions: channels last on the CPU.
+    """Return the memory format in which convolutions are fastest: channels last for images [B, C, H, W] on the CPU.
 
-    With channels last, a gradient step on 256 Atari observations takes 110 to 120 ms instead of 170 to 190 ms. The gradient of the first
-    convolution's weight accounts for 14 ms instead of 51 ms of this time. The forward pass takes the same time in both formats.
+    With channels last, a gradient step on 256 Atari observations takes 110 to 120 ms instead of 170 to 190 ms. Most of the difference is
+    the gradient of the first convolution's weight, which takes 14 ms instead of 51 ms. A forward pass takes the same time with channels
+    last and channels first.
     """
     return torch.preserve_format if images_B.dim() != 4 or is_asynchronous(images_B) else torch.channels_last
 
 
 class Pixels(nn.Module):
-    """Convert images to float32, divided by their upper bound if `normalize`."""
+    """Convert images to float32. If `normalize` is true, divide the images by their upper bound."""
 
     def __init__(self, obs: ObservationSpace, normalize: bool) -> None:
         super().__init__()
@@ -185,7 +190,7 @@ class Pixels(nn.Module):
 
 
 class Leading(nn.Module):
-    """Return the first `size` columns of vectors [B, F]."""
+    """Layer that returns the first `size` columns of its input [B, F]."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -196,7 +201,7 @@ class Leading(nn.Module):
 
 
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
-    """Split packed observations, uint8 [B, bytes], into float32 entries [B, *shape].
+    """Split packed observations, uint8 [B, bytes], into a list of their entries, float32 [B, *shape] each.
 
     With `normalize=True`, images are divided by their upper bound.
     """
@@ -211,9 +216,12 @@ def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = Tr
 
 
 class Unpack(nn.Module):
-    """Convert packed observations [B, bytes] to vectors [B, F]: the concatenation of the encoders' outputs for images and other entries.
+    """Convert packed observations [B, bytes] to vectors [B, F].
 
-    Without encoders, images are flattened.
+    A vector is the concatenation of all entries of an observation. An encoder maps each image to a vector; if `encoders` is empty, images
+    are flattened.
+
+    Args: encoders: one module for each image.
     """
 
     def __init__(self, parts: Sequence[ObservationPart], normalize: bool = True, encoders: Sequence[nn.Module] = ()) -> None:
@@ -225,7 +233,10 @@ class Unpack(nn.Module):
         return self.join(unpack(obs_B, self.parts, self.normalize))
 
     def join(self, entries: Sequence[Tensor]) -> Tensor:
-        """Encode images, flatten other entries, and return the concatenation [B, F]. Args: entries: float32 [B, *shape] each."""
+        """Encode images, flatten other entries, and return the concatenation [B, F].
+
+        Args: entries: the entries of an observation, float32 [B, *shape] each.
+        """
         encoders = iter(self.encoders)
         encoded = [
             next(encoders)(x_B.contiguous(memory_format=conv_memory_format(x_B))) if self.encoders and x_B.dim() == 4 else x_B.flatten(1)

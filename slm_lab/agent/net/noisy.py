@@ -13,11 +13,12 @@ from slm_lab.agent.ops.device import upload
 
 
 class NoisyLinear(nn.Linear):
-    """y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, eq. 9) with factorised noise ε_w = ε_out ε_inᵀ, ε_b = ε_out.
+    """Linear layer with noise in its weights: y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, eq. 9).
 
-    `weight` and `bias` are the means μ. Without noise (`noise` is None), the layer is a linear layer with these weights.
+    The noise is factorised: ε_w = ε_out ε_inᵀ and ε_b = ε_out. `weight` and `bias` are the means μ_w and μ_b. If `noise` is None, the layer
+    is an ordinary linear layer with `weight` and `bias`.
 
-    Args: sigma_0: the initial σ is sigma_0 / √inputs.
+    Args: sigma_0: √inputs times the initial value of σ_w and σ_b.
     """
 
     def __init__(self, inputs: int, outputs: int, sigma_0: float) -> None:
@@ -26,7 +27,7 @@ class NoisyLinear(nn.Linear):
         self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma))
         self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma))
         self.noise: tuple[Tensor, Tensor] | None = None
-        """ε_in [I] and ε_out [O]; None: no noise."""
+        """The noise ε_in [I] and ε_out [O], or None for a layer without noise."""
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.weight, self.bias)
@@ -38,7 +39,7 @@ class NoisyLinear(nn.Linear):
 
 
 class NoiseSource:
-    """Draw the noise of all noisy layers of some nets. The object is falsy if the nets have no noisy layers."""
+    """Draws the noise for all noisy layers of the given nets. If the nets have no noisy layers, the object is falsy."""
 
     def __init__(self, *nets: nn.Module | None) -> None:
         modules = [module for net in nets if net is not None for module in net.modules()]
@@ -49,7 +50,7 @@ class NoiseSource:
         return bool(self.layers)
 
     def draw(self, rng: np.random.Generator) -> None:
-        """Draw new noise, sgn(x) √|x| with standard normal x (eq. 10 and 11)."""
+        """Draw new noise for all noisy layers: sgn(x) √|x| with standard normal x (arXiv:1706.10295, eq. 10 and 11)."""
         if not self.layers:
             return
         x = rng.standard_normal(sum(self.sizes), dtype=np.float32)
@@ -59,6 +60,6 @@ class NoiseSource:
             layer.noise = eps_in, eps_out
 
     def remove(self) -> None:
-        """Remove the noise, so that the layers compute without noise."""
+        """Remove the noise from all noisy layers, which then compute as ordinary linear layers."""
         for layer in self.layers:
             layer.noise = None

@@ -16,16 +16,17 @@ from slm_lab.agent.ops.device import is_asynchronous
 
 
 class BatchRenorm1d(nn.Module):
-    """Normalise [B, F] or [B, F, …] by batch statistics, corrected towards the moving statistics (Algorithm 1 of the paper).
+    """Batch renormalisation (arXiv:1702.03275, Algorithm 1): normalisation by batch statistics, corrected towards moving statistics.
 
     Args:
-        num_features: F.
-        eps: added to variances, inside the square root.
-        momentum: weight of each batch in the moving statistics.
+        num_features: F, the number of features of inputs [B, F] or [B, F, …].
+        eps: constant added to a variance before its square root is taken.
+        momentum: weight of the newest batch in the moving statistics.
         r_max, d_max: bounds of the correction after the warm-up: r lies in [1 / r_max, r_max], d in [−d_max, d_max].
-        warmup_steps: number of training batches during which the bounds increase linearly from 1 and 0 (plain batch normalisation).
+        warmup_steps: number of training batches in which the bounds increase linearly, from 1 to r_max and from 0 to d_max. Bounds of 1 and
+            0 mean plain batch normalisation.
 
-    Raises ValueError if r_max is below 1 or d_max below 0.
+    Raises ValueError if r_max < 1 or d_max < 0.
     """
 
     def __init__(
@@ -69,11 +70,14 @@ class BatchRenorm1d(nn.Module):
         return F.batch_norm(x_BF, None, None, r_F * self.weight, torch.addcmul(self.bias, d_F, self.weight), True, 0.0, self.eps)
 
     def uses_batch_statistics(self, x_BF: Tensor) -> bool:
-        """Return whether inputs are normalised by batch statistics instead of moving statistics."""
+        """Return whether `x_BF` is normalised by batch statistics instead of moving statistics."""
         return self.training and x_BF.shape[0] > 1
 
     def bounds(self, steps: Tensor | np.ndarray) -> tuple[Any, Any]:
-        """Return r_max and d_max after `steps` [1] training batches, as floats, or as tensors [1] if `steps` is on a CUDA device."""
+        """Return the current bounds r_max and d_max of the corrections, after `steps` [1] training batches.
+
+        The bounds are floats, or tensors [1] if `steps` is on a CUDA device.
+        """
         progress: Any = 1.0
         if self.warmup_steps:
             on_device = isinstance(steps, Tensor) and is_asynchronous(steps)
@@ -82,7 +86,12 @@ class BatchRenorm1d(nn.Module):
 
 
 def corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: tuple[Any, Any], eps: float) -> tuple[A, A]:
-    """Return r and d of the paper, without gradients. Either all statistics are tensors, or all are arrays. Args: bounds: r_max, d_max."""
+    """Return the corrections r and d of batch renormalisation [F] (arXiv:1702.03275, Algorithm 1).
+
+    The statistics are either all tensors or all arrays.
+
+    Args: bounds: r_max and d_max.
+    """
     r_max, d_max = bounds
     moving_std_F = (moving_var_F + eps) ** 0.5
     r_F = clip((var_F + eps) ** 0.5 / moving_std_F, 1.0 / r_max, r_max)
@@ -102,7 +111,7 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
         self.running_mean, self.running_var = UninitializedBuffer(), UninitializedBuffer()
 
     def initialize_parameters(self, x_BF: Tensor, *_: Any) -> None:
-        """Materialise the parameters. torch calls this before the first forward pass."""
+        """Initialise the lazy parameters for the shape of the first input. torch calls this method before the first forward pass."""
         if self.has_uninitialized_params():
             with torch.no_grad():
                 self.num_features = x_BF.shape[1]
@@ -112,11 +121,12 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
 
 
 class WeightNormLinear(nn.Module):
-    """Linear layer [B, I] → [B, O] with weight w = g v / ‖v‖ for each output (eq. 2 of the paper); v [O, I] and g [O, 1] are learned.
+    """Linear layer with weight normalisation (arXiv:1602.07868, eq. 2): the weight vector of each output is w = g v / ‖v‖.
 
-    The layer is initialised like nn.Linear: v is the weight of nn.Linear, and g contains the norm of each row.
+    The parameters v [O, I] (`direction`) and g [O, 1] (`length`) are learned. The layer is initialised like nn.Linear: v is the initial
+    weight of nn.Linear, and g contains the norms of its rows.
 
-    Args: in_features: I. out_features: O. bias: whether to add a bias.
+    Args: in_features: I, the number of inputs. out_features: O, the number of outputs. bias: whether to add a bias.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
@@ -129,7 +139,7 @@ class WeightNormLinear(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new random parameters."""
+        """Draw new random values for all parameters."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None)
         with torch.no_grad():
             self.direction.copy_(linear.weight)
@@ -152,7 +162,7 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
         self.direction = UninitializedParameter()  # type: ignore[assignment]  # until the first forward
 
     def initialize_parameters(self, x_BI: Tensor, *_: Any) -> None:
-        """Materialise the parameters. torch calls this before the first forward pass."""
+        """Initialise the lazy parameters for the shape of the first input. torch calls this method before the first forward pass."""
         if self.has_uninitialized_params():
             self.in_features = x_BI.shape[-1]
             self.direction.materialize((self.out_features, self.in_features))  # type: ignore[attr-defined]  # an uninitialised one

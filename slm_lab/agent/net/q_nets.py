@@ -1,4 +1,4 @@
-"""Action-value networks: Q(s, ·) of the value-based algorithms, and the critics Q(s, a) or Q(s, ·) of soft actor-critic."""
+"""Action-value networks Q(s, ·) of the value-based algorithms, and critics Q(s, a) or Q(s, ·) of the actor-critic algorithms."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class QNet(PassNet):
-    """Q(s, ·): a body and a head, with or without the dueling architecture.
+    """Net that outputs the action values Q(s, ·), with or without the dueling architecture.
 
-    For multi-discrete actions, the outputs are the concatenated values of all components: `nvec[i]` values for component i.
+    For multi-discrete actions, the outputs are the concatenated values of all components, with `nvec[i]` values for component i.
 
-    Dueling (arXiv:1511.06581, eq. 9): one head outputs advantages, another the state value. Actions are chosen by the advantages alone:
-    the state value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it. For multi-discrete
-    actions, each component has its own advantages, and all share the state value (arXiv:1711.08946, eq. 1).
+    In a dueling net (arXiv:1511.06581, eq. 9), one head outputs advantages and another head outputs the state value. Actions are chosen by
+    the advantages alone. The state value is the same for all actions, so it affects neither the greedy action nor a Boltzmann distribution.
+    For multi-discrete actions, each component has its own advantages, and all components share the state value (arXiv:1711.08946, eq. 1).
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
@@ -50,28 +50,34 @@ class QNet(PassNet):
 
     @property
     def state_size(self) -> int:
-        """Size of the hidden state; 0: feed-forward."""
+        """Size of the hidden state. The size is 0 for feed-forward nets."""
         return self.actor_body.state_size
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """Return the outputs [B, A] for choosing actions: action values, or advantages if dueling; feed-forward nets only."""
+        """Return the outputs [B, A] by which actions are chosen: action values, or advantages if the net is dueling.
+
+        The net must be feed-forward.
+        """
         return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
 
     def _masked(self, q: Tensor, obs: Tensor) -> Tensor:
-        """Return action values [..., A], in which the values of invalid actions are replaced."""
+        """Return action values q [..., A], in which the values of actions that are invalid for `obs` are replaced by MASKED (−1e30)."""
         return q if self.mask is None else self.mask(q, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
-        """Return action values [B, A]; feed-forward nets only."""
+        """Return action values [B, A]. The net must be feed-forward."""
         return self._values(self.actor_body(obs_B), obs_B)
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain that computes action values; None if the net is dueling or if a module is not supported."""
+        """Return the DirectChain that computes action values, or None if the net is dueling or a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass that outputs action values [B, A]; feed-forward nets only. Args: learn: whether gradients are needed."""
+        """Compute a forward pass of a feed-forward net; its only output is the action values [B, A].
+
+        Args: learn: whether gradients are needed.
+        """
         chains = self.direct.get(learn)
         if chains is not None:
             passed = DirectPass(chains, array(obs_B))
@@ -80,7 +86,10 @@ class QNet(PassNet):
             return GraphPass(self.critic(tensor(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor | np.ndarray:
-        """Return action values [B, A], without gradients; feed-forward nets only. Call this inside `ignore_float_errors()`."""
+        """Return action values [B, A] without gradients. The net must be feed-forward.
+
+        Call this method inside `ignore_float_errors()`.
+        """
         chains = self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
@@ -89,12 +98,15 @@ class QNet(PassNet):
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return action values [B, A] twice: as the actor's outputs and as values; feed-forward nets only."""
+        """Return a tuple of twice the action values [B, A], as the actor's outputs and as the critic's values.
+
+        The net must be feed-forward.
+        """
         q_BA = self.critic(obs_B)
         return q_BA, q_BA
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return action values [T, N, A] twice, and the hidden state [N, S] after the last step; recurrent nets only."""
+        """Run a recurrent net over T steps. Return the action values [T, N, A] twice, and the hidden state [N, S] after the last step."""
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
         q_TNA = self._values(features_TN.flatten(0, 1), obs_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
@@ -107,7 +119,7 @@ class QNet(PassNet):
         return self._masked(q_BA, obs_B)
 
     def _centred(self, advantage_BA: Tensor, obs_B: Tensor) -> Tensor:
-        """Return advantages minus their mean over the valid actions of each component."""
+        """Return advantages [B, A] minus their means, which are computed over the valid actions of each action component."""
         parts = advantage_BA.split(self.nvec, dim=1) if len(self.nvec) > 1 else (advantage_BA,)
         if self.mask is None:
             centred = [part - part.mean(dim=1, keepdim=True) for part in parts]
@@ -119,17 +131,18 @@ class QNet(PassNet):
 
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
-"""Element-wise activations, which can be applied to stacked batches."""
+"""Element-wise activations. StackedCritics can apply them to tensors [C, B, F]."""
 
 
 class QCritic(nn.Module):
-    """One critic: a body and an output layer.
+    """Critic that consists of a body and an output layer.
 
-    Vector observations are concatenated with the action before the body. With images, the body processes the image only; its features are
-    concatenated with the action, and one more hidden layer follows. The same holds for a recurrent net, so that its hidden state depends
-    on observations alone. For discrete actions, the critic has one output per action and no action input.
+    For discrete actions, the critic has one output per action, and the action is not an input. For continuous actions, the body receives
+    the concatenation of a vector observation and the action. If the observation contains images, or the net is recurrent, the body receives
+    the observation alone. The action is then concatenated with the features of the body, and one more hidden layer follows. In this way,
+    the hidden state of a recurrent critic depends only on observations.
 
-    Args: outputs: number of outputs for a continuous action.
+    Args: spectral: whether to apply spectral normalisation to the last hidden layer. outputs: number of outputs for a continuous action.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, outputs: int = 1) -> None:
@@ -159,45 +172,51 @@ class QCritic(nn.Module):
             spectral_norm(hidden[-1])
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return the outputs [B, O] for actions [B, D], or Q [B, A] of all discrete actions if action_B is None."""
+        """Return the outputs [B, O] for continuous actions [B, D]. If action_B is None, return Q [B, A] of all discrete actions."""
         if action_B is not None and not self.action_after_body:
             return self.head(self.body(_joined(obs_B, action_B)))
         return self.of_features(self.body(obs_B), action_B)
 
     def of_features(self, features_BF: Tensor, action_B: Tensor | None) -> Tensor:
-        """Return the same outputs as `forward`, given the body's outputs; not for critics that take the action before the body."""
+        """Return the outputs of the critic, given the features that its body returned.
+
+        This method does not support critics whose body receives the action.
+        """
         if action_B is not None:
             features_BF = self.body.matmul_mode.run(self.joint, torch.cat((features_BF, action_B), dim=1))
         return self.head(features_BF)
 
     def chain(self) -> DirectChain | None:
-        """Return the chain of the layers; None if a module is not supported."""
+        """Return the DirectChain of all layers of this critic, or None if a module is not supported."""
         if self.action_after_body or isinstance(self.body, RecurrentBody):
             return None
         return DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
 
 
 def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
-    """Return flattened observations, concatenated with actions unless action_B is None."""
+    """Return the concatenation of flattened observations and actions, or only the flattened observations if action_B is None."""
     return obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
 
 
 class QCritics(PassNet):
-    """C critics: obs_B and continuous actions [B, D] → Q [C, B]; for discrete actions, obs_B → Q [C, B, A].
+    """Base class for C critics.
 
-    Critics with several outputs for a continuous action, such as quantiles of the return, return [C, B, O].
+    The critics map observations and continuous actions to Q [C, B], or observations to Q [C, B, A] of discrete actions.
+
+    If critics have O > 1 outputs for a continuous action, such as quantiles of the return, the result has shape [C, B, O].
     """
 
     outputs = 1
-    """O: number of outputs for a continuous action."""
+    """O, the number of outputs of each critic for a continuous action."""
 
     def forward_pass(
         self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False, number: int | None = None
     ) -> CriticsPass | GraphPass:
-        """Return the pass that outputs Q.
+        """Compute a forward pass of the critics; its only output is Q [C, B], [C, B, O] or [C, B, A].
 
-        Args: learn: whether gradients are needed. for_action_grad: whether only the gradient with respect to the actions is needed, which
-        the pass's `input_grad` computes; `backward` is then not called. number: compute only the first `number` critics; None: all.
+        Args: learn: whether gradients are needed. for_action_grad: whether the only gradient that is needed is the gradient with respect to
+        the actions, which `input_grad` of the returned pass computes. number: number of critics to compute, beginning with the first
+        critic, or None to compute all.
         """
         chains = self.direct.get(learn)
         if chains is not None:
@@ -219,12 +238,15 @@ class QCritics(PassNet):
         return CriticsPass(chains[:number], x_BI.numpy(), actions, self._is_single(actions))
 
     def _is_single(self, actions: int | None) -> bool:
-        """Return whether the critics have a single output. Args: actions: number of action inputs; 0 or None for discrete actions."""
+        """Return whether each critic has a single output.
+
+        Args: actions: number of inputs for the action, which is 0 or None for discrete actions.
+        """
         return bool(actions) and self.outputs == 1
 
 
 class SeparateCritics(QCritics):
-    """C critics that run one after the other."""
+    """C critics that are computed one after the other."""
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
@@ -236,7 +258,10 @@ class SeparateCritics(QCritics):
         return complete if len(complete) == len(found) else None
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
-        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None. See forward_pass for `number`."""
+        """Return Q [C, B] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.
+
+        Args: number: see QCritics.forward_pass.
+        """
         q_CBO = torch.stack([critic(obs_B, action_B) for critic in self.critics[:number]])
         return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
@@ -244,35 +269,44 @@ class SeparateCritics(QCritics):
 class RecurrentCritics(SeparateCritics):
     """C recurrent critics, each with its own hidden state.
 
-    `unroll` maps observations to features of the history, and `forward` takes these features in place of observations.
+    `unroll` maps sequences of observations to features, and `forward` maps these features and an action to Q.
     """
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__(critics)
         self._sizes = [critic.body.state_size for critic in critics]
         self.state_size = sum(self._sizes)
-        """Size of the concatenated hidden states."""
+        """Size of the concatenated hidden states of all critics."""
 
     @property
     def _each(self) -> Sequence[Any]:
         return list(self.critics)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the concatenated features of all critics [T, N, C × F] twice, and the hidden state [N, S] after the last step."""
+        """Run the bodies of the critics over T steps. Return features [T, N, C × F] twice, and the hidden state [N, S] after the last step.
+
+        The features and the hidden state are concatenated over all critics.
+        """
         states = state_NS.split(self._sizes, dim=1)
         found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._each, states, strict=True)]
         features = torch.cat([features for features, _ in found], dim=2)
         return features, features, torch.cat([state for _, state in found], dim=1)
 
     def forward(self, features_BF: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
-        """Return the outputs as described in QCritics. Args: features_BF: features of all critics from `unroll`, [B, C × F]."""
+        """Return Q, in the shapes that QCritics describes.
+
+        Args: features_BF: concatenated features of all critics [B, C × F], as returned by `unroll`.
+        """
         each = zip(self._each[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
         q_CBO = torch.stack([critic.of_features(features, action_B) for critic, features in each])
         return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
 class StackedCritics(QCritics):
-    """C critics of fully connected layers, initialised with the weights of `critics`; each layer is one batched matrix product."""
+    """C critics of fully connected layers. Each layer is computed for all critics by one batched matrix product.
+
+    Args: critics: critics from which the initial weights are copied.
+    """
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
@@ -289,18 +323,18 @@ class StackedCritics(QCritics):
             else:
                 self.activations.append(layers[0])
         self._largest = max(weight[0].numel() for weight, _ in self.layers)
-        """Number of weights in the largest layer of one critic."""
+        """Number of weights of the largest layer of one critic."""
         self.matmul_mode = critics[0].body.matmul_mode
         """How matrix products of the hidden layers are computed. The output layer always uses float32, because bfloat16 values above 2,048
         are multiples of 16."""
 
     @property
     def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """Weight and bias of each layer."""
+        """Weight [C, O, I] and bias [C, 1, O] of each layer."""
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain that computes all critics at once, followed by one chain per critic; None if a module is not supported."""
+        """Return a DirectChain of all critics together, followed by one DirectChain per critic, or None if a module is not supported."""
         params, activations = self.layers, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
@@ -319,7 +353,10 @@ class StackedCritics(QCritics):
         return super()._direct_pass(each, x_BI, actions, number)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
-        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None. See forward_pass for `number`."""
+        """Return Q [C, B] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.
+
+        Args: number: see QCritics.forward_pass.
+        """
         layers: Sequence[tuple[Tensor, Tensor]] = self.layers
         if number is not None:
             layers = [(weight[:number], bias[:number]) for weight, bias in layers]
@@ -344,7 +381,7 @@ def _chain(critic: QCritic) -> list[nn.Module]:
 def build_critics(
     spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, number: int = 2, outputs: int = 1
 ) -> QCritics:
-    """Build critics with separate weights. Raises SpecError if the spec does not fit the observations.
+    """Build `number` critics with separate weights. Raises SpecError if the spec of the net does not fit the observations.
 
     Args: outputs: number of outputs of each critic for a continuous action.
     """

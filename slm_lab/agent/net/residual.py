@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXPANSION = 4
-"""Size of a block's hidden layer, as a multiple of the block's width."""
+"""Number of hidden units of a ResidualBlock, divided by the number of its inputs."""
 
 
 class ResidualBlock(nn.Module):
-    """x + W₂ ReLU(W₁ LayerNorm(x) + b₁) + b₂ for x [B, F], with a hidden layer of 4 F units (section 4.1 of the paper).
+    """Block of SimBa, which computes x + W₂ ReLU(W₁ LayerNorm(x) + b₁) + b₂ for x [B, F] (arXiv:2410.09754, section 4.1).
 
-    Weights are initialised as by He et al. (arXiv:1502.01852), biases with 0.
+    The hidden layer has 4 F units. The weights are initialised as by He et al. (arXiv:1502.01852), the biases with 0.
     """
 
     def __init__(self, width: int) -> None:

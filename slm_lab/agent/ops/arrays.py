@@ -1,6 +1,6 @@
-"""Helpers for formulas that take tensors or numpy arrays.
+"""Functions that accept either tensors or numpy arrays, for formulas that support both.
 
-Small nets learn in numpy, because a numpy call has less overhead than a torch call. In an update with 32 rows, torch's dispatch takes
+Small nets learn in numpy, because a numpy call has less overhead than a torch call. In an update on a batch of 32, torch's dispatch takes
 longer than the arithmetic.
 """
 
@@ -16,26 +16,26 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 A = TypeVar("A", Tensor, np.ndarray, default=Tensor)
-"""Tensor or array; a function whose arguments are arrays returns arrays."""
+"""Type variable for Tensor or np.ndarray. A function with arguments of type A returns the type of its arguments."""
 
 
 def tensor(x: Tensor | np.ndarray) -> Tensor:
-    """Return x as a tensor; an array and its tensor share memory."""
+    """Return x as a tensor. If x is an array, the tensor shares the memory of x."""
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
 
 
 def array(x: Tensor | np.ndarray) -> np.ndarray:
-    """Return x as an array; a tensor on the CPU and its array share memory."""
+    """Return x as an array. If x is a tensor on the CPU, the array shares the memory of x."""
     return x if isinstance(x, np.ndarray) else (x if x.is_cpu else x.cpu()).numpy()
 
 
 def as_kind_of(example: A, x: Tensor | np.ndarray) -> A:
-    """Return x as an array if `example` is an array, else as a tensor."""
+    """Return x as an array if `example` is an array, otherwise as a tensor."""
     return array(x) if isinstance(example, np.ndarray) else tensor(x)
 
 
 def copy(x: A) -> A:
-    """Return a copy."""
+    """Return a copy of an array or tensor."""
     return x.copy() if isinstance(x, np.ndarray) else x.clone()
 
 
@@ -45,7 +45,7 @@ def full_like(x: A, value: float) -> A:
 
 
 def where(condition: A, x: A | float, y: A | float) -> A:
-    """Return x where the condition is true and y elsewhere."""
+    """Return the elements of x where the condition is true, and the elements of y where it is false."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, x, y)
     return torch.where(condition, x, y)
@@ -67,7 +67,7 @@ def stack(xs: Sequence[A], axis: int) -> A:
 
 
 def clip(x: A, low: Any, high: Any) -> A:
-    """Return x clipped to the bounds, which are floats, or have the type of x."""
+    """Return x clipped to [low, high]. The bounds are floats, or have the type of x."""
     if isinstance(x, np.ndarray):
         return np.minimum(np.maximum(x, low), high)  # np.clip takes three times as long
     return torch.clamp(x, low, high)
@@ -79,16 +79,19 @@ def flat(x_TN: A) -> A:
 
 
 def ignore_float_errors() -> np.errstate:
-    """Return a context in which numpy, like torch, does not warn about numbers that are not finite; the trainer reports them."""
+    """Return a context in which numpy does not warn about overflows and invalid values.
+
+    (The Trainer reports losses that are not finite.)
+    """
     return np.errstate(all="ignore")
 
 
 def where_true(x_B: A) -> A:
-    """Return the indices of the rows where x is true, int64 [K]."""
+    """Return the indices of the elements of x [B] that are true, int64 [K]."""
     return np.flatnonzero(x_B) if isinstance(x_B, np.ndarray) else x_B.nonzero().squeeze(1)
 
 
 @lru_cache(maxsize=256)
 def equal_numbers(value: float, size: int) -> np.ndarray:
-    """Return a float32 vector of equal numbers. It is cached and must not be modified."""
+    """Return a float32 vector [size] filled with `value`. The vector is cached and must not be modified."""
     return np.full(size, value, np.float32)

@@ -1,4 +1,4 @@
-"""Interface of a net's forward and backward pass (Pass), and its implementation by autograd (GraphPass)."""
+"""Interface of a net's forward and backward pass (Pass), and the implementation of this interface by autograd (GraphPass)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from slm_lab.agent.ops.arrays import tensor
 
 
 class Pass(Protocol):
-    """A forward pass of a net, through which gradients can be propagated back once."""
+    """Result of a forward pass of a net. The gradient can be backpropagated through the net once."""
 
     values: tuple[Any, ...]
-    """Outputs without an autograd graph. Either all are tensors, or all are arrays."""
+    """Outputs of the net without an autograd graph. Either all outputs are tensors, or all are arrays."""
 
     def select(self, rows: Any, /) -> Pass:
-        """Return a pass with only the given rows of the outputs. Gradients of other rows are 0. Args: rows: a slice, or indices [K]."""
+        """Return a pass whose outputs are the given rows of this pass's outputs. The gradients of other rows are 0.
+
+        Args: rows: a slice, or indices [K].
+        """
 
     def backward(self, *grads: Any) -> None:
-        """Compute the gradients of the net's parameters and add them to `Parameter.grad`, given the gradients of the outputs.
+        """Compute the gradients of the net's parameters, given the gradients of the outputs, and add the results to `Parameter.grad`.
 
-        Args: grads: tensors or arrays, which this method may modify; None for an output that the loss does not depend on.
+        Args: grads: one gradient for each output, a tensor or array that this method may modify, or None if the loss does not depend on the
+        output.
         """
 
 
 class GraphPass:
-    """A Pass whose gradients autograd computes, from the graph of the outputs.
+    """A Pass whose gradients are computed by autograd from the graph of the outputs.
 
-    Args: outputs: the net's outputs, with their graph. inputs: the tensor whose gradient `input_grad` returns; None if it is not called.
+    Args: outputs: the net's outputs, with their autograd graph. inputs: the tensor whose gradient `input_grad` returns, or None if
+    `input_grad` is not called.
     """
 
     def __init__(self, *outputs: Tensor, inputs: Tensor | None = None) -> None:
@@ -47,7 +52,10 @@ class GraphPass:
             _scalar(*zip(*pairs, strict=True)).backward()
 
     def input_grad(self, grad: Tensor) -> Tensor:
-        """Return the gradient of `inputs`, given the gradient of the only output. Call this instead of `backward`."""
+        """Return the gradient of the loss with respect to `inputs`, given the gradient of the only output.
+
+        Call this method instead of `backward`.
+        """
         assert self._inputs is not None
         return torch.autograd.grad(_scalar(self.outputs, [grad]), self._inputs)[0]
 
@@ -55,14 +63,15 @@ class GraphPass:
 def _scalar(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
     """Return a scalar whose gradients with respect to `outputs` are `grads`.
 
-    `torch.autograd.backward(outputs, grads)` would do the same, but makes torch import sympy, which takes 0.5 s.
+    `torch.autograd.backward(outputs, grads)` would have the same effect as `backward()` of this scalar, but makes torch import sympy, which
+    takes 0.5 s.
     """
     scalar: Tensor = _KnownGradients.apply(grads, *outputs)
     return scalar
 
 
 class _KnownGradients(torch.autograd.Function):
-    """Function of given tensors that returns a scalar and has given gradients with respect to these tensors."""
+    """Autograd function of tensors that returns a scalar, and whose gradients with respect to the tensors are given as an argument."""
 
     @staticmethod
     def forward(ctx: Any, grads: Sequence[Tensor], *tensors: Tensor) -> Tensor:

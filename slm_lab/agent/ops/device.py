@@ -1,4 +1,4 @@
-"""Helpers for CUDA devices. A CUDA device runs asynchronously, and reading a result blocks until the device has finished."""
+"""Functions for CUDA devices. A CUDA device runs asynchronously, and reading a result blocks until the device has computed it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 ON_CPU = False
-"""Whether the code for CUDA devices also runs on the CPU, for tests."""
+"""Whether tests run the code for CUDA devices on the CPU."""
 
 
 def is_asynchronous(on: Tensor | torch.device) -> bool:
-    """Return whether a device, or a tensor's device, runs asynchronously. If so, results stay on the device until the end of an update."""
+    """Return whether a device, or the device of a tensor, runs asynchronously, as CUDA devices do.
+
+    The results of an update then stay on the device until the update ends.
+    """
     return ON_CPU or (on.is_cuda if isinstance(on, Tensor) else on.type == "cuda")
 
 
@@ -24,18 +27,18 @@ def upload(tensor: Tensor, device: str | torch.device) -> Tensor:
 
 
 def to_floats(values: Sequence[Tensor | float]) -> list[float]:
-    """Convert numbers and scalar tensors on one device to floats, waiting for the device only once."""
+    """Convert numbers and scalar tensors to floats. All tensors must be on the same device, for which the function waits only once."""
     scalars = [value.detach().reshape(()) for value in values if isinstance(value, Tensor)]
     numbers = iter(torch.stack(scalars).tolist() if scalars else [])
     return [next(numbers) if isinstance(value, Tensor) else value for value in values]
 
 
 def set_tf32(device: str, on: bool) -> None:
-    """Set whether this process computes products and convolutions on CUDA devices in TensorFloat-32 or in full float32."""
+    """Set whether this process computes matrix products and convolutions on CUDA devices in TensorFloat-32 instead of float32."""
     if torch.device(device).type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
 
 
 def memory_bytes(device: str) -> int:
-    """Return the memory of a CUDA device that this process can use, in bytes: free memory plus memory that the process has reserved."""
+    """Return how many bytes of a CUDA device's memory this process can use: free memory plus memory that this process has reserved."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)

@@ -1,7 +1,7 @@
-"""Distributions of actions, parametrised by the actor's outputs.
+"""Probability distributions of actions, parametrised by the actor's outputs.
 
-Actions are sampled in numpy, which takes 13 µs instead of 276 µs with torch.distributions, and needs only one random stream. For learning,
-log_prob and entropy are computed in torch.
+Actions are sampled in numpy, which takes 13 µs instead of 276 µs with torch.distributions and needs only one random number generator. For
+learning, log-probabilities and entropies are computed in torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-"""Bounds of log standard deviations. Beyond these bounds, samples would be constant or overflow."""
+"""Bounds of log standard deviations. Beyond these bounds, samples would be almost constant or could overflow."""
 
 
 class ActionDistribution(ABC):
-    """π(·|s), parametrised by params_BP [B, P], over the actions of an ActionSpace."""
+    """Base class of action distributions π(·|s) over the actions of an ActionSpace, with parameters params_BP [B, P]."""
 
     kinds: tuple[ActionKind, ...]
     """Supported kinds of action spaces."""
@@ -35,24 +35,27 @@ class ActionDistribution(ABC):
     def __init__(self, action: ActionSpace) -> None:
         self.action = action
         self.param_dim = 2 * action.dim
-        """P: number of distribution parameters, which equals the number of the actor's outputs."""
+        """P, the number of distribution parameters, which is the number of the actor's outputs."""
 
     @property
     def name(self) -> str:
-        """Name for messages."""
+        """Name of the distribution in messages."""
         return type(self).__name__
 
     @property
     def normal(self) -> Normal | None:
-        """The distribution of the components that are Gaussian; None if there are none."""
+        """The distribution of the Gaussian components of the action, or None if no component is Gaussian."""
         return None
 
     def with_log_std(self, log_std: Tensor) -> ActionDistribution:
-        """Return the distribution in which `normal` has the log standard deviations `log_std` [D], independent of the state."""
+        """Return a copy of this distribution with the learned log standard deviations `log_std` [D].
+
+        The Gaussian components of the copy use `log_std`, which does not depend on the state.
+        """
         raise TypeError(f"{self.name} has no Gaussian components")
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Sample actions [N] given float32 params_NP; return the actions and their log-probabilities [N]."""
+        """Sample actions [N] for parameters float32 [N, P]. Return the actions and their log-probabilities [N]."""
         action_N = self.draw(params_NP, rng)
         with torch.inference_mode():
             logp_N = self.log_prob(torch.from_numpy(params_NP), torch.from_numpy(action_N)).numpy()
@@ -60,31 +63,31 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Sample actions [N]."""
+        """Sample actions [N] without their log-probabilities."""
 
     @abstractmethod
     def mode(self, params_BP: A) -> A:
-        """Return the actions [B] at the mode of each component."""
+        """Return actions [B] whose components are the modes of their distributions."""
 
     def env_action(self, action_B: A) -> A:
-        """Convert actions [B] from the form in which they are sampled and stored to the form that the env takes."""
+        """Convert actions [B] from the form in which they are sampled and stored to the form that `env.step` accepts."""
         return action_B
 
     @abstractmethod
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        """Return log π(a|s) [B], summed over the action's components."""
+        """Return the log-probability log π(a|s) [B] of the action with all its components."""
 
     @abstractmethod
     def entropy(self, params_BP: Tensor) -> Tensor:
         """Return the entropy [B] in nats."""
 
     def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log_prob and entropy."""
+        """Return the results of `log_prob` and `entropy`, [B] each."""
         return self.log_prob(params_BP, action_B), self.entropy(params_BP)
 
 
 class Categorical(ActionDistribution):
-    """Distribution over n discrete actions; the parameters are logits."""
+    """Distribution over n discrete actions. The parameters are logits."""
 
     kinds = ("discrete",)
 
@@ -118,20 +121,20 @@ class Categorical(ActionDistribution):
 
 
 class Argmax(Categorical):
-    """A Categorical that always acts greedily."""
+    """Categorical distribution whose samples are always the action with the greatest logit."""
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.mode(params_NP)
 
 
 def categorical_logp(logits_NA: np.ndarray, action_N: np.ndarray) -> np.ndarray:
-    """Return log softmax(logits)[action], float32 [N]."""
+    """Return the log-probabilities of actions, log softmax(logits)[action], float32 [N]."""
     # logaddexp is numerically stable and a single call; with few envs, the number of calls determines the time
     return np.asarray(logits_NA[np.arange(len(action_N)), action_N] - np.logaddexp.reduce(logits_NA, axis=1))
 
 
 class MultiCategorical(ActionDistribution):
-    """Independent Categoricals, one per component; the parameters are their concatenated logits."""
+    """Independent categorical distributions, one per action component. The parameters are the concatenated logits of all components."""
 
     kinds = ("multi_discrete",)
 
@@ -160,14 +163,14 @@ class MultiCategorical(ActionDistribution):
 
 
 class MultiArgmax(MultiCategorical):
-    """A MultiCategorical that always acts greedily in each component."""
+    """MultiCategorical distribution whose samples always consist of the choices with the greatest logits."""
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.mode(params_NP)
 
 
 class Bernoulli(ActionDistribution):
-    """Independent Bernoulli variables, one per component; the parameters are the logits of 1."""
+    """Independent Bernoulli distributions, one per action component. The parameters are the logits of the value 1."""
 
     kinds = ("multi_binary",)
 
@@ -189,12 +192,12 @@ class Bernoulli(ActionDistribution):
 
 
 class _LocationScale(ActionDistribution):
-    """Independent components with parameters [loc, log scale]."""
+    """Base class of distributions with independent components, whose parameters are [location, log scale]."""
 
     kinds = ("continuous",)
 
     def split(self, params_BP: A) -> tuple[A, A]:
-        """Return loc [B, D], and the log scale [B, D] clipped to its bounds."""
+        """Return the locations [B, D] and the log scales [B, D], which are clipped to [LOG_STD_MIN, LOG_STD_MAX]."""
         return params_BP[:, : self.action.dim], _bounded(params_BP[:, self.action.dim :])
 
     def mode(self, params_BP: A) -> A:
@@ -208,17 +211,18 @@ def _bounded(log_std: A) -> A:
 
 
 class Normal(_LocationScale):
-    """Independent Gaussians; the env clips actions to its bounds.
+    """Independent Gaussian distributions, one per action component. The env clips actions to its bounds.
 
-    Args: log_std: float32 [D], a learned parameter that does not depend on the state; the actor then outputs only the means. (If log_std
-    were concatenated with the actor's outputs, a gradient step on HalfCheetah would take 5 % longer.)
+    Args: log_std: learned log standard deviations that do not depend on the state, float32 [D]. The actor then outputs only the means. If
+    `log_std` is None, the actor outputs means and log standard deviations. (If a learned `log_std` were concatenated with the actor's
+    outputs, a gradient step on HalfCheetah would take 5 % longer.)
     """
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
         super().__init__(action)
         self.log_std = log_std
         self._view: tuple[int, np.ndarray] | None = None
-        """Memory address of log_std on the CPU, and a view of log_std."""
+        """Memory address of `log_std`, and an array that is a view of `log_std`; None if no view exists."""
         if log_std is not None:
             self.param_dim = action.dim
 
@@ -230,7 +234,7 @@ class Normal(_LocationScale):
         return type(self)(self.action, log_std)
 
     def free_log_std(self) -> np.ndarray:
-        """Return the parameter log_std as an array [1, D], a view if it is on the CPU. The result must not be modified."""
+        """Return `log_std` as an array [1, D], which must not be modified. If `log_std` is on the CPU, the array is a view of `log_std`."""
         assert self.log_std is not None
         if self._view is not None and self._view[0] == self.log_std.data_ptr():
             return self._view[1]
@@ -239,7 +243,7 @@ class Normal(_LocationScale):
         return log_std_1D
 
     def split(self, params_BP: A) -> tuple[A, A]:
-        """Return loc [B, D], and the log standard deviation clipped to its bounds, [B, D], or [1, D] if independent of the state."""
+        """Return the means [B, D] and the clipped log standard deviations [B, D], or [1, D] if these do not depend on the state."""
         if self.log_std is None:
             return super().split(params_BP)
         if isinstance(params_BP, np.ndarray):
@@ -274,22 +278,25 @@ class Normal(_LocationScale):
 
 
 def _log_tanh_slope(u: A) -> A:
-    """Return log(1 - tanh²(u)), computed as 2 (log 2 - u - log(1 + exp(-2u))), which is precise even if tanh(u) is near ±1. Any shape."""
+    """Return log(1 - tanh²(u)) for u of any shape.
+
+    The formula 2 (log 2 - u - log(1 + exp(-2u))) is precise even if tanh(u) is near ±1.
+    """
     rest = np.logaddexp(np.float32(0.0), -2.0 * u) if isinstance(u, np.ndarray) else F.softplus(-2.0 * u)
     return 2.0 * (math.log(2.0) - u - rest)
 
 
 class NormalTanh(Normal):
-    """tanh of independent Gaussians. Rollouts store the Gaussian sample u; the env receives tanh(u).
+    """Distribution of tanh(u) for independent Gaussian variables u. Rollouts store u, and the env receives tanh(u).
 
-    log π is the log-density of tanh(u) in [-1, 1], as in SquashedNormal. Because u is stored, it need not be computed from actions near ±1,
-    for which float32 is too imprecise.
+    log π is the log-density of tanh(u) in [-1, 1], as in SquashedNormal. Because rollouts store u, u need not be computed from actions near
+    ±1, for which float32 is too imprecise.
     """
 
     needs_bounds = True
     NODES = 32
-    """Number of nodes of the Gauss-Hermite quadrature for the entropy. The error is below 1e-6 nats for standard deviations up to 1, and
-    0.1 for the greatest one."""
+    """Number of nodes of the Gauss-Hermite quadrature for the entropy. The error of the entropy is below 1e-6 nats for standard deviations
+    up to 1, and 0.1 nats for the greatest possible standard deviation."""
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
         super().__init__(action, log_std)
@@ -307,7 +314,7 @@ class NormalTanh(Normal):
         return super().evaluate(params_BP, action_B)[0] - _log_tanh_slope(action_B).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        """Return the entropy [B] of tanh(u): the entropy of u plus the mean of log(1 − tanh²(u)), by quadrature."""
+        """Return the entropy [B] of tanh(u), which is the entropy of u plus the mean of log(1 − tanh²(u)), computed by quadrature."""
         loc_BD, log_std_BD = self.split(params_BP)
         std_BD, entropy_B = log_std_BD.exp(), super().entropy(params_BP)
         for node, weight in zip(self._node_K, self._weight_K, strict=True):
@@ -319,23 +326,28 @@ class NormalTanh(Normal):
 
 
 class SquashedSample(NamedTuple):
-    """Actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2). Either all fields are tensors, or all are arrays."""
+    """Reparametrised actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2).
+
+    The fields of a SquashedSample are either all tensors or all arrays.
+    """
 
     action_BD: Any
     logp_B: Any
-    """log π(a|s)."""
+    """Log-probabilities log π(a|s)."""
     shift_BD: Any
-    """σ ε."""
+    """Scaled noise σ ε."""
     log_std_BD: Any
-    """log σ clipped to its bounds; [1, D] if it does not depend on the state."""
+    """Clipped log σ, which has the shape [1, D] if it does not depend on the state."""
     state_dependent: bool
     """Whether log σ depends on the state."""
 
     def gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
-        """Return the gradients with respect to the parameters [B, P], and to log σ [D] if it does not depend on the state (else None).
+        """Return the gradient of a loss with respect to the distribution parameters [B, P], and with respect to log σ [D].
 
-        Args: grad_action_BD: gradient with respect to the actions. grad_logp: gradient with respect to the log π(a|s) of each row, the same
-        for all rows.
+        The second gradient is None if log σ depends on the state and is therefore contained in the parameters.
+
+        Args: grad_action_BD: gradient with respect to the actions. grad_logp: gradient with respect to log π(a|s), the same number for all
+        samples of the batch.
         """
         # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), for fixed ε;  ∂ log π / ∂ log σ = −1
         action_BD = self.action_BD
@@ -349,17 +361,18 @@ class SquashedSample(NamedTuple):
 
 
 class SquashedNormal(NormalTanh):
-    """NormalTanh whose stored actions are tanh(u), in [-1, 1], instead of u (arXiv:1812.05905, appendix C)."""
+    """Distribution of tanh(u) for independent Gaussian variables u (arXiv:1812.05905, appendix C). Rollouts store tanh(u), in [-1, 1]."""
 
     MARGIN = 1e-6
-    """Actions are clamped to this distance from ±1 before atanh, which is infinite at ±1. For a less precise dtype, its epsilon is used."""
+    """Minimum distance of actions from ±1 to which they are clamped before atanh, which is infinite at ±1. If the epsilon of the actions'
+    dtype is greater than MARGIN, the epsilon is used."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)
         return np.tanh(u_ND), logp_N
 
     def mode(self, params_BP: A) -> A:
-        """Return tanh of the Gaussian's mean, which is the median of each component."""
+        """Return tanh of the Gaussian's mean, which is the median (not the mode) of each component."""
         return tanh(super().mode(params_BP))
 
     def env_action(self, action_B: A) -> A:
@@ -367,7 +380,7 @@ class SquashedNormal(NormalTanh):
 
     @torch.no_grad()
     def rsample(self, params_BP: A, noise_BD: A) -> SquashedSample:
-        """Return reparametrised actions for standard normal noise [B, D]."""
+        """Return the reparametrised actions tanh(μ + σ ε) for standard normal noise ε [B, D], without an autograd graph."""
         loc_BD, log_std_BD = self.split(params_BP)
         shift_BD = exp(log_std_BD) * noise_BD
         u_BD, constant = loc_BD + shift_BD, 0.5 * LOG_2PI * self.action.dim
@@ -387,7 +400,7 @@ class SquashedNormal(NormalTanh):
 
 
 class Deterministic(ActionDistribution):
-    """tanh of the actor's outputs: one action in [-1, 1] per state, without a density (arXiv:1509.02971, section 7)."""
+    """Deterministic policy whose action is tanh of the actor's outputs, in [-1, 1], without a density (arXiv:1509.02971, section 7)."""
 
     kinds = ("continuous",)
     needs_bounds = True
@@ -403,23 +416,23 @@ class Deterministic(ActionDistribution):
         return tanh(params_BP)
 
     def gradient(self, action_BD: A, grad_action_BD: A) -> A:
-        """Return the gradient with respect to the parameters [B, P], given actions and the gradient with respect to them.
+        """Return the gradient of the loss with respect to the parameters [B, P], given its gradient with respect to the actions.
 
-        ∂ tanh(u) / ∂ u = 1 − tanh²(u).
+        The derivative of tanh is ∂ tanh(u) / ∂ u = 1 − tanh²(u).
         """
         return grad_action_BD * (1.0 - action_BD * action_BD)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        """Return NaN [B]: there is no density."""
+        """Return NaN [B], because a deterministic policy has no density."""
         return params_BP.new_full((len(params_BP),), math.nan)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        """Return NaN [B]: there is no density."""
+        """Return NaN [B], because a deterministic policy has no density."""
         return params_BP.new_full((len(params_BP),), math.nan)
 
 
 class LogNormal(_LocationScale):
-    """exp of independent Gaussians: positive actions."""
+    """Distribution of exp(u) for independent Gaussian variables u. All actions are positive."""
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         loc_ND, log_std_ND = self.split(params_NP)
@@ -441,7 +454,7 @@ class LogNormal(_LocationScale):
 
 
 class Gumbel(_LocationScale):
-    """Independent Gumbel distributions."""
+    """Independent Gumbel distributions, one per action component."""
 
     EULER = 0.5772156649015329
 
@@ -459,14 +472,14 @@ class Gumbel(_LocationScale):
 
 
 class Beta(ActionDistribution):
-    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017). α and β are above 1, so that each distribution has one mode."""
+    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017). α and β are above 1, so that each component has one mode."""
 
     kinds = ("continuous",)
     needs_bounds = True
     EDGE = 1e-6
 
     def _shape(self, params_BP: A) -> tuple[A, A]:
-        """Return α and β [B, D]."""
+        """Return the parameters α and β of the Beta distributions, [B, D] each."""
         shape_BP = (np.logaddexp(0.0, params_BP) if isinstance(params_BP, np.ndarray) else F.softplus(params_BP)) + 1.0
         return shape_BP[:, : self.action.dim], shape_BP[:, self.action.dim :]
 
@@ -490,7 +503,10 @@ class Beta(ActionDistribution):
 
 
 class MultivariateNormal(ActionDistribution):
-    """A Gaussian with covariance LLᵀ; the parameters are the mean, the log of L's diagonal, and the entries below the diagonal by row."""
+    """Gaussian distribution with covariance LLᵀ.
+
+    The parameters are the mean, the log of the diagonal of L, and the entries of L below the diagonal, in row order.
+    """
 
     kinds = ("continuous",)
 
@@ -527,9 +543,12 @@ class MultivariateNormal(ActionDistribution):
 
 
 class Product(ActionDistribution):
-    """Independent distributions for the parts of a hybrid action. Log-probabilities and entropies of the parts are added.
+    """Product of independent distributions, one for each part of a hybrid action.
 
-    The parameters and the components of an action are the concatenated parameters and components of the parts.
+    The log-probabilities and entropies of the parts are added.
+
+    The parameters of the distribution are the concatenated parameters of the parts. The components of an action are the concatenated
+    components of the parts.
     """
 
     kinds = ("hybrid",)
@@ -552,11 +571,11 @@ class Product(ActionDistribution):
         return Product(self.action, [part if part.normal is None else part.with_log_std(log_std) for part in self.parts])
 
     def split(self, params_BP: A) -> list[tuple[Any, A]]:
-        """Return each part with its parameters."""
+        """Return a list of (distribution of a part, parameters of this distribution)."""
         return [(part, params_BP[:, at]) for part, at in zip(self.parts, self._params, strict=True)]
 
     def split_actions(self, action_BD: A) -> list[A]:
-        """Return the action of each part in its own dtype."""
+        """Return a list of the actions of each part, each in the dtype of the part."""
         columns = [action_BD[:, at] for at in self._actions]
         return [own if part.action.dtype is np.float32 else _integers(own) for part, own in zip(self.parts, columns, strict=True)]
 
@@ -590,7 +609,7 @@ def _integers(x: A) -> A:
 
 
 def _joined(parts: Sequence[A]) -> A:
-    """Concatenate actions of several kinds as float32."""
+    """Concatenate the actions of the parts of a hybrid action along the last axis, as float32."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, axis=1, dtype=np.float32)
     return torch.cat([part.to(torch.float32) for part in parts], 1)
@@ -614,9 +633,9 @@ ACTOR_DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
     "SquashedNormal": SquashedNormal,
     "Deterministic": Deterministic,
 }
-"""Distributions that an algorithm can choose itself (AlgorithmSpec.actor_distribution)."""
+"""Distributions that an algorithm can require by AlgorithmSpec.actor_distribution."""
 MULTI_DISCRETE: dict[str, type[ActionDistribution]] = {"Argmax": MultiArgmax}
-"""Distributions for multi-discrete actions that share the name of a distribution for a single discrete action."""
+"""Distributions for multi-discrete actions that have the same name in specs as a distribution for discrete actions."""
 DEFAULT_DISTRIBUTION: dict[ActionKind, str] = {
     "discrete": "Categorical",
     "multi_discrete": "MultiCategorical",

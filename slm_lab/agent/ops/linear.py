@@ -1,8 +1,8 @@
-"""Matrix products of linear layers, for one net or a stack of C nets with separate weights.
+"""Matrix products of linear layers, for one net or for a stack of C nets with separate weights.
 
-Shapes: x [B, I], weight [O, I], bias [O]; for a stack x [C, B, I], weight [C, O, I], bias [C, 1, O]. A product whose result has many more
-rows than columns is computed as its transpose, because BLAS kernels are optimised for wide results (layer 23 → 256, 256 rows: 55 µs instead
-of 100).
+The shapes are x [B, I], weight [O, I] and bias [O], or for a stack x [C, B, I], weight [C, O, I] and bias [C, 1, O]. If the result of a
+product has many more rows than columns, the transpose of the result is computed instead, because BLAS kernels are optimised for wide
+results. (The gradient of a layer with 23 inputs and 256 outputs for a batch of 256 then takes 55 µs instead of 100.)
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _NARROW = 4
-"""If the weight has at least this many times as many rows as columns, the gradient of the input is computed as its transpose."""
+"""Minimum ratio of the number of rows to the number of columns of a weight for which the gradient of the input is computed as its
+transpose."""
 
 
 @dataclass
 class MatmulMode:
-    """How a layer computes its matrix product and the two products for its gradients. Results are float32.
+    """How a linear layer computes the matrix products of its forward and backward pass. All results are float32.
 
-    Without bfloat16, all modes give equal results up to rounding.
+    With `bfloat16=False`, the results for all values of `onednn` are equal up to rounding.
 
     Args:
-        onednn: minimum number of rows, columns and inner terms of float32 products that oneDNN computes; 0: oneDNN is not used. torch's
-            default library computes other products. The value may be changed later, for all layers that share this object.
-        bfloat16: whether factors and products are rounded to bfloat16.
+        onednn: minimum size of all three dimensions of a float32 product that oneDNN computes. torch's default library computes smaller
+            products. If `onednn` is 0, oneDNN is not used. The value may be changed later, for all layers that share this object.
+        bfloat16: whether the factors and the results of products are rounded to bfloat16.
     """
 
     onednn: int = 0
     bfloat16: bool = False
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return x weightᵀ + bias as a new tensor [B, O]; for a stack [C, B, O]."""
+        """Return x weightᵀ + bias as a new tensor [B, O], or [C, B, O] for a stack."""
         if self.bfloat16:
             return self._product(x, weight.mT).add_(bias)
         if self._by_onednn(x, weight.mT):
@@ -47,13 +48,13 @@ class MatmulMode:
         return torch.addmm(bias, x, weight.t())
 
     def weight_grad(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the weight, gradᵀ x, given the gradient of the output."""
+        """Return the gradient with respect to the weight, gradᵀ x, given `grad`, the gradient with respect to the output."""
         if x.shape[-1] < grad.shape[-1]:
             return self._product(x.mT, grad).mT
         return self._product(grad.mT, x)
 
     def add_weight_grad(self, total: Tensor, grad: Tensor, x: Tensor) -> None:
-        """Add the gradient of the weight to `total` [O, I]."""
+        """Add the gradient with respect to the weight, gradᵀ x, to `total` [O, I] in place."""
         # with few inputs the transposed product takes half the time, which outweighs the additional sum
         if self.bfloat16 or 2 * x.shape[-1] <= grad.shape[-1] or self._by_onednn(grad.mT, x):
             total += self.weight_grad(grad, x)
@@ -63,15 +64,15 @@ class MatmulMode:
             total.addmm_(grad.mT, x)
 
     def input_grad(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the input, grad weight, given the gradient of the output."""
+        """Return the gradient with respect to the input, grad · weight, given `grad`, the gradient with respect to the output."""
         if weight.shape[-1] * _NARROW <= weight.shape[-2]:
             return self._product(weight.mT, grad.mT).mT
         return self._product(grad, weight)
 
     def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Return function(*args) as a float32 tensor; products of linear layers within the function use this mode.
+        """Call function(*args) so that linear layers inside it compute their products with this MatmulMode. Return a float32 tensor.
 
-        With bfloat16, convolutions and products of other modules use torch.autocast.
+        With `bfloat16=True`, torch.autocast converts convolutions and the products of other modules to bfloat16.
         """
         if not self.bfloat16 and not self.onednn:
             return function(*args)
@@ -90,11 +91,11 @@ class MatmulMode:
 
 
 FLOAT32 = MatmulMode()
-"""Products are computed by torch's defaults."""
+"""MatmulMode in which torch computes all products by its default library in float32."""
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weightᵀ + bias, computed by oneDNN, which copies x if it is transposed, but not the weight."""
+    """Return x weightᵀ + bias, computed by oneDNN. (oneDNN copies x if x is transposed. It does not copy a transposed weight.)"""
     if x.dim() == 3:
         return torch.stack([_onednn(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -103,12 +104,12 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def scale_rows(weight: Tensor) -> None:
-    """Scale the rows of a weight [O, I] to norm 1, in place."""
+    """Scale each row of a weight [O, I] to norm 1, in place."""
     weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min_(1e-8))
 
 
 class LinearFunction(torch.autograd.Function):
-    """Autograd function (x, weight, bias, MatmulMode) → x weightᵀ + bias."""
+    """Autograd function of (x, weight, bias, matmul_mode) that returns x weightᵀ + bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, matmul_mode: MatmulMode) -> Tensor:
@@ -131,7 +132,7 @@ class LinearFunction(torch.autograd.Function):
 
 
 class _LinearLayers(TorchFunctionMode):
-    """Context in which F.linear of a batch [B, I] with a bias calls LinearFunction."""
+    """Context in which F.linear calls LinearFunction if its input has shape [B, I] and it has a bias."""
 
     def __init__(self, matmul_mode: MatmulMode) -> None:
         super().__init__()

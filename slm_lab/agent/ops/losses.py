@@ -1,4 +1,4 @@
-"""Mean losses over a batch [B], to be minimised, and the regression losses that a spec can name, with their gradients."""
+"""Losses of policies and values as means over a batch [B], to be minimised, and the regression losses that a spec can name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _check(*tensors: Tensor) -> None:
 
 
 def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
-    """−E[log π(a|s) · Â] (Williams 1992; arXiv:1602.01783, section 4)."""
+    """Policy gradient loss −E[log π(a|s) · Â] (Williams 1992, and arXiv:1602.01783, section 4)."""
     _check(logp_B, advantage_B)
     return torch.dot(logp_B, advantage_B) / -len(logp_B)
 
@@ -31,13 +31,14 @@ def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
 def clipped_surrogate_loss(
     logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tensor, clip_eps: float, dual_clip: float | None = None
 ) -> Tensor:
-    """−E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old, eq. 7 of arXiv:1707.06347.
+    """Clipped surrogate loss of PPO: −E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old (arXiv:1707.06347, eq. 7).
 
-    With dual_clip c, the minimum is at least c Â where Â < 0, so that a large ratio has no gradient (arXiv:1912.09729, dual-clip PPO).
+    With `dual_clip` = c, the minimum is at least c Â where Â < 0, so that a large ratio r has no gradient (arXiv:1912.09729, dual-clip
+    PPO).
 
-    The minimum is computed as min(r Â, Â + ε|Â|). This is equal, because the clip has an effect only above 1+ε for Â > 0 and below 1−ε for
-    Â < 0, and needs half as many kernels forward and backward. log r is clamped to ±20, because exp of greater values can overflow, which
-    would make the gradient NaN.
+    The minimum is computed as min(r Â, Â + ε|Â|), which needs half as many kernels forward and backward. Both formulas are equal, because
+    the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. The log ratio is clamped to ±20, because exp of greater values
+    can overflow, which would make the gradient NaN.
     """
     _check(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)
@@ -49,47 +50,58 @@ def clipped_surrogate_loss(
 
 
 SOFT_BOUND = 1.1
-"""Absolute value above which `bounds_loss` penalises the mean of an action, whose bounds are ±1."""
+"""Absolute value above which `bounds_loss` penalises the mean of an action. (The bounds of actions are ±1.)"""
 
 
 def bounds_loss(loc_BD: Tensor) -> Tensor:
-    """E[Σ_d ((|μ_d| − 1.1)₊)²] for means μ [B, D] of actions in [−1, 1] (as `bounds_loss` of rl_games)."""
+    """Penalty for action means outside the action bounds: E[Σ_d ((|μ_d| − 1.1)₊)²] for means μ [B, D] and bounds ±1 (as in rl_games)."""
     return F.relu(loc_BD.abs() - SOFT_BOUND).square().sum(1).mean()
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float) -> Tensor:
-    """½ E[max((V − y)², (V_clip − y)²)] for targets y; V_clip is V clipped to ±ε around its old prediction (as in OpenAI's PPO code)."""
+    """Clipped value loss of PPO: ½ E[max((V − y)², (V_clip − y)²)] for targets y, as in OpenAI's PPO code.
+
+    V_clip is the value V clipped to [V_old − ε, V_old + ε].
+    """
     _check(value_B, old_value_B, target_B)
     near_B = old_value_B + (value_B - old_value_B).clamp(-clip_eps, clip_eps)
     return 0.5 * torch.maximum((value_B - target_B).square(), (near_B - target_B).square()).mean()
 
 
 def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """−E[w log π(a|s) · (R − V(s))₊], eq. 2 of arXiv:1806.05635: increase the probability of actions whose return exceeded V.
+    """Policy loss of self-imitation learning: −E[w log π(a|s) · (R − V(s))₊] (arXiv:1806.05635, eq. 2).
 
-    `weight_B` are importance weights. No gradient flows into V.
+    Minimising this loss increases the probability of actions whose return R exceeded V. No gradient flows into V.
+
+    Args: weight_B: importance weights w.
     """
     _check(logp_B, return_B, value_B, weight_B)
     return -(weight_B * logp_B * (return_B - value_B.detach()).clamp(min=0.0)).mean()
 
 
 def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tensor) -> Tensor:
-    """E[w ½ ((R − V(s))₊)²], eq. 3 of arXiv:1806.05635: V is only raised, towards returns above V."""
+    """Value loss of self-imitation learning: E[w ½ ((R − V(s))₊)²] (arXiv:1806.05635, eq. 3).
+
+    The loss only raises V, towards returns above V.
+    """
     _check(value_B, return_B, weight_B)
     return 0.5 * (weight_B * (return_B - value_B).clamp(min=0.0).square()).mean()
 
 
 def expectile_loss(error: A, tau: float) -> tuple[A, A]:
-    """Return |τ − 1(u < 0)| u² of each error u, and its derivative (arXiv:2110.06169, eq. 5). Any shape.
+    """Return the expectile loss |τ − 1(u < 0)| u² of each error u, and its derivative with respect to u (arXiv:2110.06169, eq. 5).
 
-    The prediction y that minimises the mean loss of the errors x − y is the τ-expectile of x: the mean for τ = 0.5, the maximum for τ → 1.
+    The prediction y that minimises the mean loss of the errors x − y is the τ-expectile of x, which is the mean for τ = 0.5 and the maximum
+    for τ → 1.
+
+    Args: error: errors u of any shape.
     """
     scaled = where(error < 0, (1.0 - tau) * error, tau * error)
     return scaled * error, 2.0 * scaled
 
 
 def symlog(x: Tensor) -> Tensor:
-    """sign(x) · ln(|x| + 1), eq. 9 of arXiv:2301.04104. Any shape."""
+    """Return sign(x) · ln(|x| + 1) for x of any shape (arXiv:2301.04104, eq. 9)."""
     return torch.sign(x) * torch.log1p(torch.abs(x))
 
 
@@ -120,20 +132,21 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] 
     "HuberLoss": (F.huber_loss, _huber),
     "L1Loss": (F.l1_loss, _absolute),
 }
-"""Regression losses for values, by the names of modules in torch.nn. Each entry is a pair of functions: (prediction, target) → mean loss
-with an autograd graph; (error) → loss of each element, and its derivative."""
+"""Regression losses for values, by the names of modules in torch.nn. Each entry is a pair of functions. The first function maps
+(prediction, target) to the mean loss with an autograd graph. The second function maps errors (prediction − target) to the loss of each
+element and its derivative."""
 
 
 class LossAndGradient(NamedTuple):
-    """A loss, and its gradient with respect to the predictions."""
+    """A loss, and the gradient of the loss with respect to the predictions."""
 
     loss: Tensor | float
     grad: Any
-    """Same type and shape as the predictions."""
+    """Gradient of the loss, with the type and shape of the predictions."""
 
 
 class ValueLoss:
-    """A regression loss for values. Raises SpecError if the arguments in the spec are invalid."""
+    """A regression loss for values, built from a spec. Raises SpecError if the arguments in the spec are invalid."""
 
     def __init__(self, spec: LossSpec) -> None:
         self.function, self.each = LOSSES[spec.name]
@@ -148,14 +161,14 @@ class ValueLoss:
             raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
 
     def __call__(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss, computed by the function of torch.nn.functional."""
+        """Return the mean loss with an autograd graph, computed by the function of torch.nn.functional."""
         return self.function(prediction, target, **self.arguments)
 
     def with_gradient(self, prediction: A, target: A, count: int, weight: A | None = None) -> LossAndGradient:
-        """Return the sum of all elements' losses divided by `count`, and its gradient with respect to the predictions.
+        """Return the sum of the losses of all elements, divided by `count`, and the gradient of this value with respect to the predictions.
 
-        For arrays the loss is a float. Arguments must not have an autograd graph.
-        Args: weight: weights of the elements, which are broadcast; None: all 1.
+        If the predictions are arrays, the loss is a float. Predictions and targets must not have an autograd graph.
+        Args: weight: weights of the elements, which are broadcast to the shape of the predictions, or None for equal weights of 1.
         """
         each, slope = self.each(prediction - target, **self.arguments)
         if weight is not None:
@@ -165,6 +178,9 @@ class ValueLoss:
         return LossAndGradient(each.sum() / count, slope / count)
 
     def symlog_with_gradient(self, prediction: Tensor, target: Tensor, count: int, weight: Tensor | None = None) -> LossAndGradient:
-        """Return the result of `with_gradient` for a loss between symlog(prediction) and symlog(target)."""
+        """Return the loss between symlog(prediction) and symlog(target), and its gradient with respect to `prediction`.
+
+        See `with_gradient`.
+        """
         loss, grad = self.with_gradient(symlog(prediction), symlog(target), count, weight)
         return LossAndGradient(loss, grad / (1.0 + prediction.abs()))  # the derivative of symlog

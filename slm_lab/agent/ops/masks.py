@@ -1,8 +1,8 @@
-"""Action masks: the part of an observation that tells which actions are valid.
+"""Action masks: columns of observations that say which actions are valid.
 
-The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. The probability of an invalid action and its
-gradient are then exactly 0, and the action never has the greatest value. Formulas for logits or action values need no changes, since
-π(a|s) log π(a|s) is 0 · MASKED = 0 (Huang & Ontañón 2020, arXiv:2006.14171).
+The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. The probability of an invalid action and the
+gradient of this probability are then exactly 0, and an invalid action never has the greatest value. Formulas for logits or action values
+remain correct with masked outputs, because π(a|s) log π(a|s) is 0 · MASKED = 0 (Huang & Ontañón 2020, arXiv:2006.14171).
 """
 
 from __future__ import annotations
@@ -17,26 +17,33 @@ from slm_lab.agent.ops.autograd import Pass
 from slm_lab.lib.records import ObservationSpace
 
 MASKED = -1e30
-"""Output for an invalid action. It is finite, since 0 · ∞ is NaN, and stays finite and very small after division by a temperature."""
+"""Logit or value of an invalid action. MASKED is finite, because 0 · ∞ is NaN, and remains finite and very small after division by a
+temperature."""
 
 
 class ActionMask:
-    """Columns [begin, end) of observations, one for each choice of each discrete component; a column is not 0 if the choice is valid."""
+    """Action mask in the columns [begin, end) of observations.
+
+    There is one column for each choice of each discrete action component. A choice is valid if its column is not 0.
+    """
 
     def __init__(self, begin: int, end: int) -> None:
         self._columns = slice(begin, end)
 
     @staticmethod
     def of(obs: ObservationSpace) -> ActionMask | None:
-        """Return the mask of an observation space; None if the space has no mask."""
+        """Return the action mask of an observation space, or None if the space has no mask."""
         return None if obs.mask is None else ActionMask(*obs.mask)
 
     def valid(self, obs: A) -> A:
-        """Return which choices of the discrete components are valid, bool [..., A]."""
+        """Return whether each choice of each discrete component is valid, bool [..., A]."""
         return obs[..., self._columns] != 0
 
     def __call__(self, outputs: A, obs: A) -> A:
-        """Return outputs [..., P] in which the outputs of invalid discrete choices (among the first A outputs) are replaced by MASKED."""
+        """Return outputs [..., P] in which the outputs for choices that are invalid in `obs` are replaced by MASKED.
+
+        The first A of the P outputs belong to the A discrete choices.
+        """
         return masked(outputs, self.valid(obs))
 
 
@@ -52,12 +59,15 @@ def masked(outputs: A, valid: A) -> A:
 
 
 def valid_outputs(outputs_NA: np.ndarray) -> np.ndarray:
-    """Return which actions are valid, bool [N, A], given masked outputs."""
+    """Return whether each action is valid, bool [N, A], given outputs in which those of invalid actions are MASKED."""
     return outputs_NA > MASKED / 2
 
 
 class MaskedPass:
-    """A pass whose first output is masked. Implements `ops.autograd.Pass`."""
+    """Forward pass whose first output is masked, with the interface `ops.autograd.Pass`.
+
+    Args: inner: pass without the mask. valid_BA: whether each action is valid, bool [B, A].
+    """
 
     def __init__(self, inner: Pass, valid_BA: Any) -> None:
         first, *others = inner.values
@@ -72,7 +82,7 @@ class MaskedPass:
         self._inner.backward(None if first is None else self._kept(as_kind_of(self._valid_BA, first)), *others)
 
     def _kept(self, grad_BP: A) -> A:
-        """Return the gradient, set to 0 for invalid choices."""
+        """Return the gradient `grad_BP` with the columns of invalid choices set to 0."""
         choices = self._valid_BA.shape[1]
         if choices == grad_BP.shape[1]:
             return grad_BP * self._valid_BA

@@ -1,7 +1,8 @@
-"""Objectives of the on-policy algorithms (in numpy) and of soft actor-critic, with their gradients in closed form.
+"""Objectives of the on-policy algorithms (in numpy) and of soft actor-critic (in torch), with closed-form gradients.
 
-A minibatch has a few hundred rows, so that the overhead of autograd's 25 nodes exceeds the arithmetic: loss and gradient of 256 rows take
-400 µs with autograd, and 100 µs in closed form. The formulas are the same as in `losses` and `distributions`, which use autograd.
+For minibatches of a few hundred samples, the overhead of the 25 autograd nodes of an objective exceeds the time of the arithmetic. Loss and
+gradient for a minibatch of 256 samples take 400 µs with autograd, and 100 µs in closed form. The modules `losses` and `distributions`
+contain the same formulas for autograd.
 """
 
 from __future__ import annotations
@@ -33,46 +34,48 @@ from slm_lab.agent.ops.distributions import (
 from slm_lab.agent.ops.losses import SOFT_BOUND
 
 CLOSED_FORM = True
-"""Whether to compute objectives in closed form where supported; False: always use autograd."""
+"""Whether to compute gradients of objectives in closed form where this is supported. If False, autograd is always used."""
 
 
 class Terms(NamedTuple):
-    """An objective and its terms."""
+    """An objective, which is a loss to minimise, and the terms of its sum."""
 
     loss: Tensor | float
-    """The objective, to be minimised. If autograd computes the gradients, it has an autograd graph until then."""
+    """The objective, to be minimised. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
     logp_B: Tensor
-    """log π(a|s) [B]."""
+    """Log-probabilities log π(a|s) [B] of the actions."""
     bounds_loss: Tensor | float = 0.0
-    """Penalty for means outside the bounds of actions, before multiplication by its weight."""
+    """Bounds loss (see `losses.bounds_loss`), not multiplied by the weight `Coefs.bounds`."""
 
 
 VALUE_LIMIT = 10.0
-"""Maximum absolute value of values and targets divided by value_std."""
+"""Bound to which values and targets are clipped after their division by `Coefs.value_std`."""
 
 
 class Coefs(NamedTuple):
-    """Weights and parameters of the terms."""
+    """Weights and parameters of the terms of an Objective."""
 
     value: float
     entropy: float
     policy: float = 1.0
     clip_eps: float | None = None
-    """ε of the clipped surrogate loss; None: use the policy gradient loss."""
+    """ε of the clipped surrogate loss, or None to use the policy gradient loss."""
     value_std: float | None = None
-    """In the value loss, values and targets are divided by value_std and clamped to ±VALUE_LIMIT; None: they are not scaled."""
+    """Standard deviation by which values and targets are divided in the value loss before they are clipped to ±VALUE_LIMIT, or None to use
+    them unchanged."""
     dual_clip: float | None = None
-    """c of the clipped surrogate loss: lower bound c Â for Â < 0; None: no bound."""
+    """c in the lower bound c Â of the clipped surrogate objective for Â < 0 (dual-clip PPO), or None for no lower bound."""
     bounds: float = 0.0
-    """Weight of the bounds loss (Normal only)."""
+    """Weight of the bounds loss. The distribution must be Normal if the weight is not 0."""
 
 
 Gradient = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None]]
-"""Function that propagates derivatives back: (derivatives with respect to log π(a|s) [B], derivative with respect to each entropy (one
-number)) → (gradient of the parameters [B, P], gradient of a state-independent log_std [D] or None)."""
+"""Function that backpropagates derivatives of a loss to the distribution parameters. Its arguments are the derivatives with respect to log
+π(a|s) [B], and the derivative with respect to each entropy (one number for all samples). It returns the gradient with respect to the
+parameters [B, P], and the gradient with respect to a state-independent log_std [D] or None."""
 
 
 def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
@@ -189,24 +192,25 @@ EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray],
     Normal: _normal,
     Product: _product,
 }
-"""Distribution → function of the distribution, parameters [B, P] and actions [B] that returns log π(a|s) [B], entropy [B] and Gradient."""
+"""Mapping from the class of a distribution to a function (distribution, parameters [B, P], actions [B]) that returns log π(a|s) [B], the
+entropy [B], and the Gradient."""
 
 
 class TermsAndGradients(NamedTuple):
-    """An objective with its gradients."""
+    """An objective, its terms, and its gradients."""
 
     terms: Terms
-    """Terms without an autograd graph."""
+    """The objective and its terms, without an autograd graph."""
     outputs: tuple[Any, ...]
-    """Gradients with respect to the net's outputs: distribution parameters [B, P] and values [B]."""
+    """Gradients of the objective with respect to the net's outputs, which are distribution parameters [B, P] and values [B]."""
     log_std_D: np.ndarray | None = None
-    """Gradient with respect to a state-independent log_std."""
+    """Gradient of the objective with respect to a state-independent log_std, or None."""
 
 
 def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
-    """Return the objective for the outputs, and `weight` times its gradients, computed by autograd.
+    """Return the terms of objective(*outputs), and `weight` times its gradients with respect to the outputs, computed by autograd.
 
-    Gradients of parameters that the objective depends on directly, such as a state-independent log_std, are added to `Parameter.grad`.
+    If the objective depends directly on parameters, such as a state-independent log_std, their gradients are added to `Parameter.grad`.
     """
     leaves = [out.detach().requires_grad_() for out in outputs]
     terms = objective(*leaves)
@@ -220,10 +224,10 @@ def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], we
 
 
 class Objective:
-    """Weighted sum (see Coefs) of the policy loss, the mean squared error of the value, the entropy bonus and the bounds loss.
+    """Objective of the on-policy algorithms: weighted sum of policy loss, mean squared error of the value, entropy bonus and bounds loss.
 
-    The policy loss is `losses.clipped_surrogate_loss`, or `losses.policy_gradient_loss` without clip_eps. The bounds loss is
-    `losses.bounds_loss`.
+    `Coefs` contains the weights. The policy loss is `losses.clipped_surrogate_loss`, or `losses.policy_gradient_loss` if `clip_eps` is
+    None. The bounds loss is `losses.bounds_loss`.
     """
 
     def __init__(self, distribution: ActionDistribution) -> None:
@@ -231,7 +235,7 @@ class Objective:
 
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
-        """Return whether this class supports a distribution and a device (only the CPU)."""
+        """Return whether Objective supports this distribution and this device. Only the CPU is supported."""
         parts = distribution.parts if isinstance(distribution, Product) else (distribution,)
         closed = all(type(part) in EVALUATE for part in (distribution, *parts))
         return CLOSED_FORM and closed and not is_asynchronous(torch.device(device))
@@ -246,7 +250,9 @@ class Objective:
         coefs: Coefs,
         weight: float = 1.0,
     ) -> TermsAndGradients:
-        """Return the objective of a minibatch, and `weight` times its gradients. Call this inside `ignore_float_errors()`.
+        """Return the objective of a minibatch, and `weight` times its gradients.
+
+        Call this method inside `ignore_float_errors()`.
 
         Args: outputs: distribution parameters [B, P] and values [B].
         """
@@ -275,12 +281,12 @@ class Objective:
 
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the loss of each row, and its derivative with respect to log π(a|s)."""
+    """Return the policy gradient loss of each sample [B], and the derivative of this loss with respect to log π(a|s) [B]."""
     return -logp_B * advantage_B, -advantage_B
 
 
 def _value_error(value_B: np.ndarray, target_B: np.ndarray, std: float | None) -> tuple[np.ndarray, np.ndarray | float]:
-    """Return the differences between values and targets, and their derivatives with respect to the values.
+    """Return the differences between values and targets [B], and the derivatives of the differences with respect to the values.
 
     If `std` is given, values and targets are first divided by `std` and clipped to ±VALUE_LIMIT.
     """
@@ -292,7 +298,7 @@ def _value_error(value_B: np.ndarray, target_B: np.ndarray, std: float | None) -
 
 
 def _bounds_loss(loc_BD: np.ndarray) -> tuple[float, np.ndarray]:
-    """Return `losses.bounds_loss` and its gradient [B, D]."""
+    """Return `losses.bounds_loss`, and its gradient with respect to the means [B, D]."""
     outside_BD = loc_BD - np.clip(loc_BD, -SOFT_BOUND, SOFT_BOUND)
     return float(np.add.reduce(outside_BD * outside_BD, axis=None)) / len(loc_BD), outside_BD * np.float32(2.0 / len(loc_BD))
 
@@ -323,19 +329,22 @@ REDUCTIONS: dict[str, Reduction] = {
     "mean": lambda q_CX: q_CX.mean(0),
     "quantiles": lambda q_CXM: q_CXM.mean((0, -1)),
 }
-"""critic_reduction → function that combines the values of two critics [2, …] to one value […]. "quantiles" computes the mean […] of M
-quantiles of C critics [C, …, M]."""
+"""Functions that combine the values of several critics into one value, by the names that the spec key `critic_reduction` uses. "min"
+requires two critics [2, …]; "mean" accepts [C, …]; "quantiles" computes the mean […] of M quantiles of C critics [C, …, M]."""
 
 REDUCTION_GRADIENTS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),
     "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
     "quantiles": lambda q_CXM: torch.full_like(q_CXM, 1.0 / (len(q_CXM) * q_CXM.shape[-1])),
 }
-"""Derivatives of the REDUCTIONS with respect to the values of each critic [2, …]."""
+"""Functions that return the derivative of each function in REDUCTIONS with respect to its argument."""
 
 
 def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
-    """Return the derivative of a reduction with respect to the values of each critic [C, …]; autograd computes it if not in REDUCTIONS."""
+    """Return the derivative of `reduce`, which combines the values of C critics, with respect to these values [C, …].
+
+    If `reduce` is not in REDUCTIONS, autograd computes the derivative.
+    """
     for name, known in REDUCTIONS.items():
         if reduce is known:
             return REDUCTION_GRADIENTS[name](q_CX)
@@ -350,24 +359,25 @@ def discrete_soft_value(params_BA: Tensor, q_BA: Tensor, alpha: Tensor | float) 
 
 
 class DiscreteActorLoss(NamedTuple):
-    """The loss of a categorical policy, and its gradient."""
+    """The loss of a categorical policy in soft actor-critic, and the gradient of this loss."""
 
     loss: Tensor
     entropy: Tensor
     """Mean entropy of the policy."""
     grad_params_BA: Tensor
     mean_entropy: Tensor | None
-    """Moving average of the entropy; it is not updated if the penalty is 0."""
+    """Moving average of the policy's entropy over updates. If the penalty is 0, the previous average is returned."""
 
 
 def discrete_actor_loss(
     params_BA: Tensor, q_BA: Tensor, alpha: Tensor | float, penalty: float = 0.0, mean_entropy: Tensor | None = None
 ) -> DiscreteActorLoss:
-    """Return E[Σ π(a|s) (α log π(a|s) − Q(s, a))] for logits [B, A] (arXiv:1910.07207, eq. 12).
+    """Return the actor loss of discrete soft actor-critic, E[Σ π(a|s) (α log π(a|s) − Q(s, a))] (arXiv:1910.07207, eq. 12).
 
-    `penalty` / 2 times the squared distance of the entropy from its moving average is added (adapted from arXiv:2209.10081, eq. 11).
+    The loss also contains `penalty` / 2 times the squared difference of the mean entropy and its moving average over previous updates
+    (adapted from arXiv:2209.10081, eq. 11).
 
-    Args: mean_entropy: the previous moving average; None in the first call.
+    Args: params_BA: logits of the policy. mean_entropy: moving average that the previous call returned, or None in the first call.
     """
     logp_BA = F.log_softmax(params_BA, dim=1)
     p_BA = logp_BA.exp()
@@ -387,9 +397,10 @@ def discrete_actor_loss(
 
 
 def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
-    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for a constant prediction.
+    """Return the explained variance of a critic, 1 − Var[return − value] / Var[return], over the steps where `valid_TN` is true.
 
-    The result is 0 if all returns are equal, and NaN if a return or value is not finite.
+    The explained variance is 1 for a perfect critic and 0 for a constant prediction. If all returns are equal, the result is 0. If a return
+    or value is not finite, the result is NaN.
     """
     value, target, valid = array(value_TN).ravel(), array(return_TN).ravel(), array(valid_TN)
     if b"\0" in valid.tobytes():  # a sixth of the time of .all()
@@ -406,10 +417,10 @@ def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
 
 
 def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip_eps: float) -> tuple[float, float]:
-    """Return approx_kl and clip_fraction over the minibatches [B] of an update.
+    """Return the diagnostics approx_kl and clip_fraction over all minibatches of an update.
 
     approx_kl is the mean of (r − 1) − log r, an estimate of KL[π_old, π] with r = π/π_old (http://joschu.net/blog/kl-approx.html);
-    clip_fraction is the share of transitions with |r − 1| > ε.
+    clip_fraction is the fraction of transitions with |r − 1| > ε.
     """
     log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
     change_B = torch.expm1(log_ratio_B.clamp(-20.0, 20.0))  # as in clipped_surrogate_loss
@@ -419,7 +430,7 @@ def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip
 
 
 def value_diagnostics(q: Tensor | np.ndarray, target: Tensor | np.ndarray) -> tuple[Tensor | float, Tensor | float]:
-    """Return the mean absolute temporal-difference error and the mean value."""
+    """Return the mean absolute temporal-difference error, |target − q|, and the mean value q."""
     if isinstance(q, Tensor) and isinstance(target, Tensor) and is_asynchronous(q):
         return (target - q.detach()).abs().mean(), q.detach().mean()
     q_B, target_B = array(q.detach() if isinstance(q, Tensor) else q), array(target)  # numpy's calls cost less

@@ -1,4 +1,4 @@
-"""Categorical distributions of returns on fixed atoms: the projection of C51 (arXiv:1707.06887), and its loss with the gradient."""
+"""Categorical distributions of returns on fixed atoms (C51, arXiv:1707.06887): the projection onto the atoms, and the loss."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from torch import Tensor
 
 
 def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: float, high: float) -> Tensor:
-    """Return the distribution of return_B + discount_B · Z [B, Z], projected onto the atoms of Z (arXiv:1707.06887, eq. 7).
+    """Return probabilities [B, Z] of the distribution of r + γ X, projected onto the atoms of X (arXiv:1707.06887, eq. 7).
 
-    Each atom moves to r + γ z, clipped to [low, high]. Its probability is divided between the two nearest atoms; the nearer one gets more.
+    X is a random return that has the probabilities `p_BZ` on Z atoms.
 
-    Args: p_BZ: probabilities of Z equidistant atoms from `low` to `high`. discount_B: γ, or 0 after a termination; a number or [B].
+    Each atom z moves to r + γ z, clipped to [low, high]. The probability of the moved atom is divided between the two nearest fixed atoms,
+    in proportion to its distance from the other fixed atom.
+
+    Args: p_BZ: probabilities of Z equidistant atoms from `low` to `high`. return_B: r, the discounted sum of rewards. discount_B: γ as a
+    number or [B], with 0 for steps that terminated the episode.
     """
     Z = p_BZ.shape[1]
     atom_Z = torch.linspace(low, high, Z, device=p_BZ.device)
@@ -27,28 +31,32 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
 
 
 def lower_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
-    """Return, for each row, the distribution with the lowest mean among C distributions: [C, B, Z] → [B, Z].
+    """Return, for each sample of the batch, the distribution with the lowest mean among those of C critics: [C, B, Z] → [B, Z].
 
-    Clipped double Q-learning (arXiv:1802.09477).
+    This is clipped double Q-learning (arXiv:1802.09477) for distributions.
+
+    Args: atom_Z: the returns to which the probabilities belong.
     """
     lowest_B = (p_CBZ @ atom_Z).argmin(0)
     return p_CBZ[lowest_B, torch.arange(p_CBZ.shape[1], device=p_CBZ.device)]
 
 
 class CategoricalLoss(NamedTuple):
-    """Cross-entropy of a batch, and its gradient."""
+    """Mean cross-entropy of a batch of categorical distributions, and the gradient of the mean cross-entropy."""
 
     loss: Tensor
     grad_BZ: Tensor
-    """Gradient with respect to the logits."""
+    """Gradient of the loss with respect to the logits."""
     divergence_B: Tensor
-    """KL divergence between target and prediction of each row, the error for prioritised replay in Rainbow (arXiv:1710.02298)."""
+    """KL divergence between target and prediction for each sample, which is the priority in Rainbow's replay (arXiv:1710.02298)."""
 
 
 def categorical_loss(logit_BZ: Tensor, target_BZ: Tensor, weight_B: Tensor | None = None) -> CategoricalLoss:
-    """Return the mean cross-entropy −Σ m log softmax(logits) (arXiv:1707.06887, Algorithm 1). No argument may have an autograd graph.
+    """Return the mean cross-entropy −Σ m log softmax(logits) over the batch, with its gradient (arXiv:1707.06887, Algorithm 1).
 
-    Args: target_BZ: probabilities m. weight_B: weight of each row in the mean; None: all 1.
+    The arguments must not have an autograd graph.
+
+    Args: target_BZ: target probabilities m. weight_B: weight of each sample in the mean, or None for equal weights of 1.
     """
     logp_BZ = F.log_softmax(logit_BZ, dim=1)
     loss_B = -(target_BZ * logp_BZ).sum(1)

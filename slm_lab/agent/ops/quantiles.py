@@ -1,4 +1,4 @@
-"""The quantile regression loss of QR-DQN (arXiv:1710.10044), with its gradient."""
+"""The quantile regression loss of QR-DQN (arXiv:1710.10044) and the gradient of this loss."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def midpoints(number: int) -> Tensor:
 
 
 def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None) -> LossAndGradient:
-    """Return the mean over the batch of Σ_i E_j[ρ_τ̂i(target_j − θ_i)] (arXiv:1710.10044, eq. 10), and its gradient.
+    """Return the quantile Huber loss, the mean of Σ_i E_j[ρ_τ̂i(target_j − θ_i)] over the batch (arXiv:1710.10044, eq. 10).
 
     ρ_τ(u) = |τ − 1{u < 0}| L(u) with the Huber loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ otherwise (eq. 9 and 10 with κ = 1). The sum
-    is over N quantiles, the expectation over M samples of the target distribution, in any order.
+    runs over the N quantiles θ. The expectation is the mean over M samples of the target distribution, in any order.
 
-    The targets are sorted once, and sums over all targets in an interval are differences of prefix sums. This takes N log M operations per
-    row instead of N × M. The loss is NaN if a target is not finite.
+    The targets are sorted once, and sums over all targets in an interval are computed as differences of prefix sums. This method takes N
+    log M operations per sample of the batch instead of N × M. The loss is NaN if a target is not finite.
 
-    Args: quantile_BN, target_BM: float32. weight_B: weight of each row in the mean; None: all 1. No argument may have an autograd graph.
-    Returns the loss, and its gradient with respect to quantile_BN.
+    Args: quantile_BN: quantiles θ, float32. target_BM: targets, float32. weight_B: weight of each sample in the mean, or None for equal
+    weights of 1. The arguments must not have an autograd graph. Returns the loss, and the gradient of the loss with respect to quantile_BN.
     """
     loss_B, grad_BN = _loss_of_rows(tensor(quantile_BN), tensor(target_BM))
     weights: Any = 1.0 if weight_B is None else tensor(weight_B)
@@ -36,7 +36,7 @@ def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None)
 
 
 def _loss_of_rows(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row [B], and its gradient [B, N], float32."""
+    """Return the loss of each sample [B], and the gradient of each loss with respect to the quantiles [B, N], float32."""
     M, tau_N = target_BM.shape[1], midpoints(quantile_BN.shape[1]).to(quantile_BN.device)
     target_BM = target_BM.sort(dim=1).values
     # float64: sums of squares cancel out

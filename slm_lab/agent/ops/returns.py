@@ -1,8 +1,8 @@
 """Returns and advantages over rollouts [T, N].
 
-Most functions use the backward recursion y_t = x_t + c_t · y_{t+1}. In all functions, `terminated` prevents bootstrapping, `done`
-(terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so that truncated episodes are
-bootstrapped without values of the next episode. All functions take tensors or numpy arrays.
+Most functions use the backward recursion y_t = x_t + c_t · y_{t+1}. In all functions, `terminated` prevents bootstrapping, and `done`
+(terminated or truncated) ends the episode. `next_value_TN` is the value V of the true next observation (not of the first observation after
+a reset), so that truncated episodes are bootstrapped correctly. All functions accept tensors or numpy arrays.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ def _check(*rows: A) -> None:
 
 
 def discounted_scan(x_TN: A, decay_TN: A) -> A:
-    """Return y_t = x_t + decay_t · y_{t+1} with y_T = 0, computed in ⌈log2 T⌉ steps over the full array (Hillis & Steele 1986).
+    """Return y [T, N] with y_t = x_t + decay_t · y_{t+1} and y_T = 0.
 
-    Args: both float [T, N]. Returns y [T, N]. Raises ValueError if shapes differ or are not [T, N].
+    The recursion is computed in ⌈log2 T⌉ operations on the full array (Hillis & Steele 1986).
+
+    Args: x_TN, decay_TN: float [T, N]. Raises ValueError if the shapes differ or are not [T, N].
     """
     _check(x_TN, decay_TN)
     result_TN = copy(x_TN)
@@ -36,7 +38,7 @@ def discounted_scan(x_TN: A, decay_TN: A) -> A:
 
 
 def _scan(y_TN: Any, c_TN: Any) -> None:
-    """Compute `discounted_scan` of arrays or tensors in place: y becomes the result, and c is overwritten."""
+    """Compute `discounted_scan` of y_TN with the decays c_TN, in place. The result overwrites y_TN, and c_TN is modified."""
     shift = 1
     while shift < len(y_TN):
         # after each iteration y_t covers 2·shift terms and c_t is the product of 2·shift decays
@@ -47,15 +49,20 @@ def _scan(y_TN: Any, c_TN: Any) -> None:
 
 
 def _as_numpy_on_cpu(*rows: Tensor | np.ndarray) -> list[Any]:
-    """Return numpy views of tensors on the CPU. A numpy call has less overhead, so that `gae` of 32 × 4 takes a third of the time."""
+    """Return tensors on the CPU as numpy views, and other tensors and arrays unchanged.
+
+    A numpy call has less overhead than a torch call: for a rollout of 32 steps × 4 envs, `gae` takes a third of the time.
+    """
     return [x if isinstance(x, np.ndarray) or is_asynchronous(x) else x.numpy() for x in rows]
 
 
 def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float) -> A:
-    """Return discounted returns to the end of the episode, bootstrapped if the episode is truncated or the rollout ends.
+    """Return discounted returns until the end of each episode. Truncated episodes and the end of the rollout are bootstrapped.
 
-    R_t = r_t + γ R_{t+1}, where R_{t+1} is replaced by V(s_{t+1}) at a truncation and in the last row, and by 0 at a termination
-    (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
+    The return is R_t = r_t + γ R_{t+1}, where R_{t+1} is replaced by V(s_{t+1}) at a truncation and in the last step of the rollout, and by
+    0 at a termination (arXiv:1602.01783, Algorithm S3).
+
+    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]. Returns float32 [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma)
@@ -66,9 +73,11 @@ def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN
 
 
 def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, n: int) -> A:
-    """Return n-step returns Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), with fewer steps if the episode or the rollout ends earlier.
+    """Return n-step returns Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}).
 
-    Args: float32 or bool [T, N]; n ≥ 1. Returns [T, N]. Source: arXiv:1602.01783, section 4.
+    The sum has fewer than n steps if the episode or the rollout ends earlier (arXiv:1602.01783, section 4).
+
+    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; n: at least 1. Returns float32 [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     if n >= len(reward_TN):
@@ -83,9 +92,9 @@ def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, 
 
 
 def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
-    """Return generalised advantage estimates, eq. 16 of arXiv:1506.02438.
+    """Return generalised advantage estimates [T, N] (arXiv:1506.02438, eq. 16).
 
-    Args: float32 [T, N], `terminated_TN` and `done_TN` bool; `next_value_TN` is V of the true next observation. Returns advantages [T, N].
+    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; `next_value_TN`: V of the true next observation.
     """
     _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     advantage_TN, decay_TN = gamma * next_value_TN, full_like(reward_TN, gamma * lam)
@@ -106,9 +115,10 @@ def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
 
         R_t = r_t + γ [(1 − λ) max_a Q(s_{t+1}, a) + λ R_{t+1}],
 
-    where R_{t+1} is replaced by max_a Q(s_{t+1}, a) at a truncation and in the last row; R_t = r_t at a termination.
+    where R_{t+1} is replaced by max_a Q(s_{t+1}, a) at a truncation and in the last step of the rollout. At a termination, R_t = r_t.
 
-    Args: float32 or bool [T, N]; `next_value_TN` is max_a Q of the true next observation. Returns [T, N].
+    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; `next_value_TN`: max_a Q of the true next observation. Returns
+    float32 [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma * lam)
@@ -119,14 +129,15 @@ def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
 
 
 class VTrace(NamedTuple, Generic[A]):
-    """Result of `vtrace`, float32 [T, N] each."""
+    """V-trace targets, advantages and clipped ratios, float32 [T, N] each."""
 
     target_TN: A
-    """v_s: target of the critic, an estimate of the current policy's value."""
+    """Target of the critic, v_s in the paper: an estimate of the current policy's state value."""
     advantage_TN: A
-    """Â, without the weight ρ: the policy gradient is the gradient of ρ Â log π, or of (π/μ) Â if a surrogate loss contains the ratio."""
+    """Advantage Â, not multiplied by the clipped ratio ρ. The policy gradient is the gradient of ρ Â log π, or of (π/μ) Â if a surrogate
+    loss contains the ratio."""
     rho_TN: A
-    """ρ: the ratio π/μ, clipped at ρ̄."""
+    """Ratio ρ = min(ρ̄, π/μ)."""
 
 
 def vtrace(
@@ -149,11 +160,13 @@ def vtrace(
         vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        eq. 1, by the recursion of remark 1; λ: remark 2
         Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, there with λ = 1
 
-    where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both are 0 at a termination. If π = μ and
-    ρ̄, c̄ ≥ 1, Â equals `gae`; with λ = 1, vs then equals `discounted_returns`.
+    where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both vs_{t+1} and V(s_{t+1}) are 0 at a
+    termination. If π = μ and
+    ρ̄, c̄ ≥ 1, then Â equals the result of `gae`. If also λ = 1, then vs equals the result of `discounted_returns`.
 
-    Args: arrays are float32 or bool [T, N]; `log_ratio_TN` is log π(a|s) − log μ(a|s), and `next_value_TN` is V of the true next
-    observation. ρ̄ and c̄ also bound a log ratio of +inf; NaN spreads to earlier rows.
+    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; `log_ratio_TN`: log π(a|s) − log μ(a|s); `next_value_TN`: V of
+    the true next observation; `rho_bar`, `c_bar`: ρ̄ and c̄. A log ratio of +inf is clipped like any great ratio. NaN in an argument makes
+    the results of earlier steps NaN too.
     """
     _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     ratio, reward, value, next_value = tensor(log_ratio_TN).exp(), tensor(reward_TN), tensor(value_TN), tensor(next_value_TN)
@@ -166,9 +179,9 @@ def vtrace(
 
 
 def standardize(x_B: A) -> A:
-    """Return x scaled to zero mean and unit standard deviation; if all values are equal, x is only centred. Any shape.
+    """Return x, of any shape, scaled to zero mean and unit standard deviation. If all values are equal, the result is 0.
 
-    A single value is returned unchanged: subtracting its mean would give 0, and nothing could be learned from it.
+    A single value is returned unchanged, because an advantage of 0 (the value minus its mean) would have no effect on learning.
     """
     tensor_B = tensor(x_B)
     if tensor_B.numel() < 2:

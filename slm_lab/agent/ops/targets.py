@@ -1,4 +1,4 @@
-"""Targets for learning action values, for a batch [B] or any leading axes. Targets have no gradient."""
+"""Targets for learning action values, for a batch [B] or for any leading axes. Targets have no autograd graph."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from slm_lab.agent.ops.arrays import A, clip
 
 
 def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -> A:
-    """Return r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not.
+    """Return the one-step target r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped, terminated steps are not.
 
-    If `reward` and `gamma` are the results of `n_step_return`, the result is the n-step target. Raises ValueError if shapes differ.
-    Args: terminated: 0 or 1.
+    If `reward` and `gamma` are the results of `n_step_return`, this function returns the n-step target. Raises ValueError if the shapes
+    differ.
+    Args: terminated: 1 for terminated steps, otherwise 0.
     """
     if not reward.shape == next_value.shape == terminated.shape:
         raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
@@ -32,9 +33,12 @@ def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -
 
 
 def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
-    """Return Σ_{j<k} γ^j r_{t+j} [B] and γ^k [B], the two parts of an n-step target r + γ^k (1 − terminated) V(s_{t+k}) (Sutton 1988).
+    """Return the sum R = Σ_{j<k} γ^j r_{t+j} [B] and the factor γ^k [B] (Sutton 1988).
 
-    Args: reward_KB: float32 [n, B], 0 from step k on. steps_B: float32 [B], the number k of steps: n, or fewer at the end of an episode.
+    With these results, the n-step target is R + γ^k (1 − terminated) V(s_{t+k}).
+
+    Args: reward_KB: rewards, float32 [n, B]; the rewards after the first k steps must be 0. steps_B: number k of steps, float32 [B]; k is
+    n, or less than n at the end of an episode.
     """
     weight_K = gamma ** np.arange(len(reward_KB), dtype=np.float64)
     if isinstance(reward_KB, np.ndarray):
@@ -43,26 +47,35 @@ def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
 
 
 def smoothed_action(action_BD: A, noise_BD: A, largest: float) -> A:
-    """Add noise, clipped to ±largest, to actions, and clip the sum to [-1, 1] (arXiv:1802.09477, section 5.3)."""
+    """Return actions plus noise [B, D] for target policy smoothing (arXiv:1802.09477, section 5.3).
+
+    The noise is clipped to ±`largest`, and the sum of action and noise to [-1, 1].
+    """
     return clip(action_BD + clip(noise_BD, -largest, largest), -1.0, 1.0)
 
 
 def truncated_mixture(quantile_CBM: Tensor, dropped: int) -> Tensor:
-    """Return the C (M − dropped) smallest of the C × M quantiles of all critics, in ascending order [B, K] (arXiv:2005.04269, eq. 10)."""
+    """Return the smallest quantiles of the pooled quantiles of C critics, in ascending order [B, K] (arXiv:2005.04269, eq. 10).
+
+    Of the C × M pooled quantiles, the K = C (M − `dropped`) smallest are returned.
+    """
     critics, rows, number = quantile_CBM.shape
     pooled_BK = quantile_CBM.transpose(0, 1).reshape(rows, critics * number)
     return pooled_BK.sort(dim=1).values[:, : critics * (number - dropped)]
 
 
 def action_value(q_BA: A, action_B: A) -> A:
-    """Return Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; numpy arrays must have shapes [B, A] and [B]."""
+    """Return the values Q(s, a) of the actions taken.
+
+    Args: q_BA: [..., A]. action_B: int64 [...]. Arrays must have the shapes [B, A] and [B]. Returns values [...].
+    """
     if isinstance(q_BA, np.ndarray):
         return q_BA[np.arange(len(q_BA)), action_B]
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
 
 
 def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
-    """Return the gradient with respect to q_BA, given the gradient with respect to the result of `action_value`; same shapes as there."""
+    """Return the gradient of a loss with respect to q_BA, given its gradient `grad_B` with respect to the result of `action_value`."""
     if isinstance(q_BA, np.ndarray):
         grad_BA = np.zeros_like(q_BA)
         grad_BA[np.arange(len(q_BA)), action_B] = grad_B
@@ -71,21 +84,21 @@ def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
 
 
 def action_atoms(atoms_BAZ: Tensor, action_B: Tensor) -> Tensor:
-    """Select, from Z outputs for each action, the outputs [B, Z] of the actions taken."""
+    """Return the outputs [B, Z] of the actions taken, given outputs [B, A, Z] of a distributional net for all actions."""
     return atoms_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B]
 
 
 def action_atoms_gradient(atoms_BAZ: Tensor, action_B: Tensor, grad_BZ: Tensor) -> Tensor:
-    """Return the gradient with respect to atoms_BAZ, given the gradient with respect to the result of `action_atoms`."""
+    """Return the gradient of a loss with respect to atoms_BAZ, given its gradient with respect to the result of `action_atoms`."""
     grad_BAZ = torch.zeros_like(atoms_BAZ)
     grad_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B] = grad_BZ
     return grad_BAZ
 
 
 def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Split the values of a multi-discrete action with D components: [..., Σ nvec] → [..., D, max nvec]; unused entries are −∞.
+    """Split the values of a multi-discrete action by its D components: [..., Σ nvec] → [..., D, max nvec]. Unused entries are −∞.
 
-    `max_value` and `double_q_value` then return one value for each component.
+    For an argument of this shape, `max_value` and `double_q_value` return one value for each component.
     """
     if len(set(nvec)) == 1:
         return q_BA.unflatten(-1, (len(nvec), nvec[0]))
@@ -94,15 +107,15 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the gradient with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of `by_component`."""
+    """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given its gradient with respect to the result of `by_component`."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 
 def max_value(q_BA: A) -> A:
-    """Return max_a Q(s, a), the next value of Q-learning (Mnih et al. 2015): [..., A] → [...]."""
+    """Return max_a Q(s, a) [...] for action values [..., A]. It is the value of the next state in Q-learning (Mnih et al. 2015)."""
     return np.maximum.reduce(q_BA, axis=-1) if isinstance(q_BA, np.ndarray) else q_BA.amax(-1)
 
 
 def double_q_value(selector_q_BA: A, evaluator_q_BA: A) -> A:
-    """Return Q_evaluator(s, argmax_a Q_selector(s, a)), as in double Q-learning (arXiv:1509.06461, eq. 4): [..., A] each → [...]."""
+    """Return Q_evaluator(s, argmax_a Q_selector(s, a)) [...], as in double Q-learning (arXiv:1509.06461, eq. 4). Args: [..., A] each."""
     return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

@@ -1,12 +1,13 @@
-"""Flat parameters: all parameters of a module are views of one contiguous vector, and all gradients views of another.
+"""Flat parameters: all parameters of a module are views of one contiguous vector, and all gradients are views of another vector.
 
-The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published or shared with one copy. Two calls break
-the views and are not used in this package: deepcopy and `load_state_dict(assign=True)`. Assigning `parameter.data = …` and calling
-`zero_grad()` of the net break the views only until the next update begins, which restores them with the current values of the parameters.
+The optimizer then steps a single tensor, a gradient norm is a single reduction, and weights are published or shared by a single copy.
+Calling deepcopy or `load_state_dict(assign=True)` on the module breaks the views, so this package uses neither. Assigning `parameter.data =
+…` and calling `zero_grad()` of the net also break the views, but the beginning of the next update restores the views with the current
+values of the parameters.
 
-On a CUDA device every parameter begins at a multiple of 16 bytes, as required by the vectorised loads of matrix products. The zeros between
-parameters (padding) exist only in the vectors of this process: vectors that are saved, shared or published (`packed`) have no padding, and
-are the same for every device.
+On a CUDA device, every parameter begins at a multiple of 16 bytes, as required by the vectorised loads of matrix products. The zeros
+between parameters, called padding, exist only in the vectors that the module uses. Vectors that are saved, shared or published have no
+padding (see `FlatParams.packed`), and have the same layout for every device.
 """
 
 from __future__ import annotations
@@ -26,30 +27,31 @@ from slm_lab.agent.ops.linear import scale_rows
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 UPDATES_BETWEEN_CHECKS = 32
-"""Number of updates between checks if `FlatParams.check_rarely` is true. A check takes 10 to 20 µs, and refilling the processor's caches
-takes about as long."""
+"""Number of updates between two checks for changes of the parameters by a user, if `FlatParams.check_rarely` is true. A check takes 10 to
+20 µs. Refilling the processor's caches after a check takes about as long."""
 _ALIGNMENT = 4
 """Number of floats in 16 bytes."""
 _requires_grad = attrgetter("requires_grad")
 
 
 class FlatParams:
-    """Turn the parameters and float buffers of `module` into views of flat vectors, in place.
+    """Flat vectors of the parameters and float buffers of a module. The module's tensors become views of these vectors.
 
     Args:
-        module: any module whose parameters are float32 and materialised.
-        groups: parameters of each optimizer group, in the order of the vector; each group is a contiguous slice. A parameter in several
-            groups belongs to the first. Default: one group of all parameters.
-        device: device of the module.
+        module: any module whose parameters are float32 and initialised (not lazy).
+        groups: parameters of each optimizer group. The vector contains the groups in this order, each as a contiguous slice. A parameter
+            that is in several groups belongs to the first of these groups. By default, all parameters form a single group.
+        device: device to which the module is moved.
 
-    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module; `slices` are the slices of the
-    groups. Optimizers step `master` by `master_grad`. In a single Session these are `param` and `grad`; otherwise `master` is the shared
-    array on the CPU (see `use_master`), and `param` is a copy of it. The same holds for `master_buffer`. The module's own vectors are never
-    reallocated, so views of them (numpy fast paths) stay valid. `size` is the number of parameters, and `param_indices` [size] are their
-    indices in `param`, or None if there is no padding. `division` describes how the processes of a parameter server divide the vector;
-    None: each process has the full vector. `update` is the number of the last update that was checked for changes (the current one,
-    unless `check_rarely` is true); 0 between updates. For `check_rarely`, see Agent. `frozen` contains the indices in `params` of the
-    parameters that did not require a gradient at the last `inspect`.
+    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module, which are never reallocated, so
+    that numpy views of these vectors stay valid. `slices` contains the slice of each group. Optimizers step `master` by the gradient
+    `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. Otherwise `master` is the shared
+    array on the CPU (see `use_master`), and `param` is a copy of `master`; likewise, `buffer` is a copy of `master_buffer`. `size` is the
+    number of parameters without padding. `param_indices` [size] contains the indices of these parameters in `param`, or is None if `param`
+    has no padding. `division` describes how the processes of a parameter server divide the vector, or is None if each process has the full
+    vector. `update` is 0 between updates; during an update, `update` is the number of the last update at whose beginning the parameters
+    were checked for changes by a user. This is the current update unless `check_rarely` is true. For `check_rarely`, see Agent. `frozen`
+    contains the indices (in `params`) of the parameters that did not require a gradient at the last call of `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -75,13 +77,13 @@ class FlatParams:
         for b, part in zip(buffers, _slices(buffers), strict=True):
             b.data = self.buffer[part].view(b.shape)
         self.unit_rows = [index for index, p in enumerate(ordered) if getattr(p, "unit_rows", False)]
-        """Indices of weights whose rows `project` scales."""
+        """Indices of the weights whose rows `project` scales to norm 1."""
         self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _slices(buffers), strict=True)]
         self._tensors: list[Tensor] = [*ordered, *buffers]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates, self._checked = 0, 0, 0
         self.check_rarely, self._next_hook = False, -1
-        """`_next_hook`: torch's next hook id at the last check."""
+        """`_next_hook` is torch's next hook id at the last check for changes."""
         self.frozen: tuple[int, ...] = ()
         self._saved_buffer = self.buffer.clone()
         self._saved_counters = [c.clone() for c in self.counters]
@@ -89,7 +91,10 @@ class FlatParams:
             _disable_flatten_parameters(module)
 
     def begin_update(self) -> None:
-        """Begin an update. Unless a check is not due (`check_rarely`), check whether users changed parameters since the last check."""
+        """Begin an update, and check whether a user changed parameters since the last check.
+
+        If `check_rarely` is true, the check takes place only after UPDATES_BETWEEN_CHECKS updates, or if hooks were added.
+        """
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
             self._checked, self._next_hook = self._updates, RemovableHandle.next_id
@@ -97,7 +102,9 @@ class FlatParams:
         self.update = self._checked
 
     def inspect(self) -> None:
-        """Copy parameters and buffers whose `data` attribute was replaced back into the vectors, and set `frozen`.
+        """Set `frozen`, and restore the views of tensors whose `data` attribute was replaced, with the new data.
+
+        The new data are copied to the flat vectors.
 
         Raises ValueError if the new data have another size, type or device.
         """
@@ -129,11 +136,11 @@ class FlatParams:
         )
 
     def packed(self, vector: Tensor) -> Tensor:
-        """Remove the padding from a vector with the layout of `param`. Return the vector itself if there is no padding."""
+        """Return a vector with the layout of `param` without its padding. If `param` has no padding, return `vector` itself."""
         return vector if self.param_indices is None else vector[self.param_indices]
 
     def fill(self, packed: Tensor) -> None:
-        """Copy a vector without padding into `param`."""
+        """Copy a parameter vector without padding into `param`."""
         if self.param_indices is None:
             self.param.copy_(packed)
         else:
@@ -141,7 +148,7 @@ class FlatParams:
 
     @property
     def starts(self) -> list[int]:
-        """Start index of each group in a vector without padding."""
+        """Start index of each optimizer group in a vector without padding."""
         return [part.start for part in self._packed_slices]
 
     @property
@@ -150,11 +157,11 @@ class FlatParams:
         return self._parts if self.master is self.param else self._packed_parts
 
     def master_slice(self, index: int) -> slice:
-        """Return the slice of a group in `master`."""
+        """Return the slice of an optimizer group in `master`."""
         return (self.slices if self.master is self.param else self._packed_slices)[index]
 
     def indices_in_group(self, index: int) -> Tensor | None:
-        """Return the indices of a group's parameters in the group's slice of `master`; None if the slice has no padding."""
+        """Return the positions of a group's parameters in the group's slice of `master`, or None if this slice has no padding."""
         part = self.slices[index]
         if self.param_indices is None or self.master is not self.param:
             return None
@@ -162,14 +169,14 @@ class FlatParams:
         return inside if len(inside) < part.stop - part.start else None
 
     def span(self, params: Sequence[nn.Parameter]) -> slice:
-        """Return the slice of `param` that consecutive parameters occupy."""
+        """Return the slice of `param` that the given consecutive parameters occupy."""
         indices = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
         return _join(self._parts[indices[0] : indices[-1] + 1])
 
     def project(self, frozen: Sequence[int]) -> None:
-        """Scale each row of the weights that have the attribute `unit_rows` to norm 1, in `master`.
+        """Scale each row of the weights with the attribute `unit_rows` to norm 1, in `master`.
 
-        Args: frozen: indices of parameters to leave unchanged.
+        Args: frozen: indices of the parameters to leave unchanged.
         """
         for index in self.unit_rows:
             if index not in frozen:
@@ -180,10 +187,12 @@ class FlatParams:
         return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})
 
     def use_master(self, arrays: Arrays, serves: int | None = None) -> None:
-        """Let optimizers step these shared arrays from now on; the module computes on a copy of them. Call this once.
+        """Let optimizers step the given shared arrays from now on. The module computes on a copy of these arrays.
 
-        Args: serves: index of this process among the processes of a parameter server; None if it is not one of them. A process of a
-        parameter server stores only its range of the vector, and does not run the module.
+        Call this method only once.
+
+        Args: serves: index of this process among the processes of a parameter server, or None if this process is not one of them. A process
+        of a parameter server stores only its range of the vector, and does not run the module.
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
@@ -197,7 +206,7 @@ class FlatParams:
         self.pull()
 
     def _serve_part(self, master: Tensor, part: slice) -> None:
-        """Use `master` as the storage of the elements `part` of the vector, and free the memory of the module's parameters."""
+        """Store only the elements `part` of the vector, in `master`, and free the memory of the module's parameters."""
         assert self.param_indices is None
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written
@@ -210,7 +219,7 @@ class FlatParams:
         self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
     def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
-        """Return the slices of some parameters relative to the start of a group's slice of `master`, without empty slices.
+        """Return the slices of the given parameters relative to the start of a group's slice of `master`. Empty slices are omitted.
 
         Args: index: index of the group. params: indices of the parameters in `self.params`.
         """
@@ -219,12 +228,15 @@ class FlatParams:
         return [part for part in inside if part.start < part.stop]
 
     def members(self, index: int) -> list[int]:
-        """Return the indices in `self.params` of a group's parameters."""
+        """Return the indices (in `self.params`) of the parameters in optimizer group `index`."""
         group = self.master_slice(index)
         return [number for number, part in enumerate(self._master_parts) if group.start <= part.start < group.stop]
 
     def group(self, index: int) -> list[nn.Parameter]:
-        """Return the parameters of a group in their original shapes, as views of `master` with gradients in `master_grad`."""
+        """Return the parameters of an optimizer group in their original shapes.
+
+        The parameters are views of `master`, and their gradients are views of `master_grad`.
+        """
         out = []
         for number in self.members(index):
             p, part = self.params[number], self._master_parts[number]
@@ -235,48 +247,50 @@ class FlatParams:
         return out
 
     def pull(self) -> None:
-        """Copy `master` and `master_buffer` to the vectors of the module."""
+        """Copy `master` and `master_buffer` to the vectors that the module uses, `param` and `buffer`."""
         if self.param is not self.master:
             self.fill(self.master)
         if self.buffer is not self.master_buffer:
             self.buffer.copy_(self.master_buffer)
 
     def push(self) -> None:
-        """Copy the vectors of the module to `master` and `master_buffer`."""
+        """Copy the vectors that the module uses, `param` and `buffer`, to `master` and `master_buffer`."""
         if self.param is not self.master:
             self.master.copy_(self.packed(self.param))
         if self.buffer is not self.master_buffer:
             self.master_buffer.copy_(self.buffer)
 
     def keep_buffers(self) -> None:
-        """Save the buffers, which a forward pass may change, for `restore_buffers`."""
+        """Save copies of the buffers, which a forward pass may change, for `restore_buffers`."""
         if len(self._saved_buffer):
             self._saved_buffer.copy_(self.buffer)
         for saved, counter in zip(self._saved_counters, self.counters, strict=True):
             saved.copy_(counter)
 
     def restore_buffers(self) -> None:
-        """Restore the buffers saved by the last `keep_buffers`."""
+        """Restore the buffers that the last call of `keep_buffers` saved."""
         self.buffer.copy_(self._saved_buffer)
         for saved, counter in zip(self._saved_counters, self.counters, strict=True):
             counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """Restore the buffers saved by the last `keep_buffers` if `bad` is true; then call `keep_buffers`.
+        """If `bad` is true, restore the buffers that `keep_buffers` saved; otherwise save the current buffers.
 
-        Args: bad: bool [], on the device of the buffers.
+        This method does not wait for the device.
+
+        Args: bad: bool tensor of shape [], on the device of the buffers.
         """
         for saved, present in zip((self._saved_buffer, *self._saved_counters), (self.buffer, *self.counters), strict=True):
             present.copy_(torch.where(bad, saved, present))
         self.keep_buffers()
 
     def clone(self) -> tuple[Tensor, Tensor]:
-        """Return copies of the parameter vector (without padding) and of the buffer vector on the CPU."""
+        """Return copies on the CPU of the parameter vector (without padding) and of the buffer vector."""
         self.inspect()
         return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
-        """Load vectors returned by `clone`. Raises ValueError if the sizes do not match this net."""
+        """Load a parameter vector and a buffer vector that `clone` returned. Raises ValueError if their sizes do not match this net."""
         if param.shape != (self.size,) or buffer.shape != self.buffer.shape:
             raise ValueError(
                 f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {self.size}, {len(self.buffer)}"
@@ -293,7 +307,7 @@ class FlatParams:
         return {"param": param, "buffer": buffer, "counters": [counter.to("cpu", copy=True) for counter in self.counters]}
 
     def load_state_dict(self, state: dict[str, Tensor | list[Tensor]]) -> None:
-        """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
+        """Load a result of `state_dict`. Raises ValueError if the sizes of its vectors do not match this net."""
         param, buffer = state["param"], state["buffer"]
         assert isinstance(param, Tensor)
         assert isinstance(buffer, Tensor)
@@ -307,7 +321,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _intersection(own: slice, part: slice) -> slice:
-    """Return the intersection of `own` and `part`, relative to the start of `part`."""
+    """Return the intersection of two slices, `own` and `part`, relative to the start of `part`."""
     return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
 
 
@@ -332,7 +346,7 @@ def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tup
 
 
 def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
-    """Yield the slice of the flat vector for each tensor. Each slice begins at a multiple of `alignment`."""
+    """Yield, for each tensor, its slice of a flat vector. Each slice begins at a multiple of `alignment`."""
     end = 0
     for tensor in tensors:
         begin = -(-end // alignment) * alignment
@@ -353,7 +367,7 @@ def _flatten(tensors: list[Tensor], parts: list[slice], device: torch.device) ->
 
 
 def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return an optimizer state with `change` applied to every tensor of shape [length]."""
+    """Return a copy of a nested state in which `change` is applied to every tensor of shape [length]."""
     if isinstance(state, dict):
         return {key: map_vectors(value, length, change) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -362,10 +376,10 @@ def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> 
 
 
 def _disable_flatten_parameters(module: nn.Module) -> None:
-    """Let recurrent layers keep their weights in the flat vector.
+    """Make recurrent layers keep their weights in the flat vector, by disabling `flatten_parameters`.
 
-    cuDNN needs the weights of a layer in a separate vector, and `flatten_parameters` would move them to such a vector. This function
-    disables `flatten_parameters`: cuDNN then copies the weights at each call. The warning that each call would print is suppressed.
+    cuDNN requires the weights of a recurrent layer in a separate vector, and `flatten_parameters` would move the weights to such a vector.
+    Without `flatten_parameters`, cuDNN copies the weights at each call. The warning that torch would print at each call is suppressed.
     """
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):
@@ -374,4 +388,4 @@ def _disable_flatten_parameters(module: nn.Module) -> None:
 
 
 def _do_nothing() -> None:
-    """Do nothing, in place of `flatten_parameters`."""
+    """Do nothing. This function replaces `flatten_parameters` of recurrent layers."""

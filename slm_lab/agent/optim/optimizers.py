@@ -1,7 +1,7 @@
-"""Optimizers by their names in specs.
+"""Optimizers, selected by their names in a spec.
 
-Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. They also avoid the loading of
-torch's compiler, which takes torch.optim one second, and their statistics are vectors that processes can share. All other optimizers,
+This module's Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. Their statistics are
+vectors that processes can share. Unlike torch.optim, they do not load torch's compiler, which takes one second. All other optimizers,
 except Lookahead, use torch.optim.
 """
 
@@ -23,44 +23,53 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class FlatOptimizer(ABC):
-    """Step flat parameters by their flat gradient. Both are float32 [P] tensors that do not require gradients."""
+    """Base class of optimizers that step a flat parameter vector by a flat gradient, which are float32 [P] tensors without autograd."""
 
     def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
         self.param, self.grad, self.lr = param, grad, lr
-        """`lr`: learning rate; may be changed between steps."""
+        """`lr` is the learning rate, which may be changed between steps."""
         self.statistics: dict[str, Tensor] = {}
-        """Named tensors that processes can share."""
+        """Statistics of the optimizer, such as moving averages, by name. Processes can share these tensors."""
 
     @abstractmethod
     def step(self) -> None:
-        """Take one step."""
+        """Take one optimizer step with the gradient in `grad`."""
 
     def restart(self) -> None:  # noqa: B027  # most optimizers store no copy of the parameters
-        """Restart from the current parameters. Call this if the parameters were replaced after the optimizer was built."""
+        """Replace stored copies of the parameters by the current parameters.
+
+        Call this method if the parameters were replaced after the optimizer was built.
+        """
 
     def step_along(self, grad: Tensor) -> None:
-        """Take one step with `grad` [P] instead of the accumulated gradient."""
+        """Take one optimizer step with the given gradient [P] instead of the accumulated gradient."""
         self.grad.copy_(grad)
         self.step()
 
     def step_unless(self, bad: Tensor) -> None:
-        """Take one step unless `bad`, a bool [] on the device, is true. Waits for the device, except in FlatAdam and FlatRMSprop."""
+        """Take one optimizer step unless `bad`, a bool tensor [] on the device, is true.
+
+        FlatAdam and FlatRMSprop do not wait for the device; other optimizers do.
+        """
         if not bad.item():
             self.step()
 
     def part(self, where: slice) -> FlatOptimizer:
-        """Return an optimizer for a slice of the vector. Its statistics are views of the current statistics; its step count is a copy."""
+        """Return an optimizer for a slice of the parameter vector.
+
+        The statistics of the returned optimizer are views of this optimizer's statistics. Its step count is a copy.
+        """
         one = copy(self)
         one.param, one.grad = self.param[where], self.grad[where]
         one.statistics = {name: tensor[where] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
         return one
 
     def use_statistics(self, arrays: Arrays) -> None:
-        """Store the statistics in these arrays (named as in `shared_statistics`) from now on."""
+        """Use the given arrays, which have the names from `shared_statistics`, as the memory of the statistics from now on."""
         self.statistics = {name: torch.from_numpy(arrays[name]) for name in self.statistics}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics, as tensors and plain numbers."""
+        """Return the statistics of the optimizer, as tensors and Python numbers."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,7 +78,7 @@ class FlatOptimizer(ABC):
 
 
 class _KernelOptimizer(FlatOptimizer):
-    """An optimizer whose `step_along` does not copy the given gradient."""
+    """Base class of optimizers whose `step_along` does not copy the given gradient."""
 
     def step_along(self, grad: Tensor) -> None:
         own, self.grad = self.grad, grad
@@ -80,9 +89,10 @@ class _KernelOptimizer(FlatOptimizer):
 
 
 class FlatAdam(_KernelOptimizer):
-    """Adam (arXiv:1412.6980, Algorithm 1), equal to torch.optim.Adam(fused=True).
+    """Adam (arXiv:1412.6980, Algorithm 1), with the same results as torch.optim.Adam(fused=True).
 
-    Args: weight_decay: L2 penalty added to the gradient. Raises ValueError if a rate is out of range.
+    Args: weight_decay: factor of the parameters that is added to the gradient (L2 penalty). Raises ValueError if an argument is out of
+    range.
     """
 
     kernel: Callable[..., Any] = staticmethod(torch._fused_adam_)
@@ -109,7 +119,10 @@ class FlatAdam(_KernelOptimizer):
         self._run_kernel(bad.float())
 
     def _run_kernel(self, found_inf: Tensor | None) -> None:
-        """Take one step. Args: found_inf: if this tensor is 1, the kernel does not change anything."""
+        """Take one step by torch's fused kernel.
+
+        Args: found_inf: tensor, or None to always step. If the tensor is 1, the kernel changes neither parameters nor statistics.
+        """
         statistics = self.statistics
         self.kernel(
             [self.param],
@@ -130,7 +143,7 @@ class FlatAdam(_KernelOptimizer):
 
 
 class FlatAdamW(FlatAdam):
-    """Adam with decoupled weight decay (arXiv:1711.05101, Algorithm 2), equal to torch.optim.AdamW(fused=True)."""
+    """Adam with decoupled weight decay (arXiv:1711.05101, Algorithm 2), with the same results as torch.optim.AdamW(fused=True)."""
 
     kernel = staticmethod(torch._fused_adamw_)
 
@@ -141,9 +154,10 @@ class FlatAdamW(FlatAdam):
 
 
 class FlatRMSprop(_KernelOptimizer):
-    """RMSprop (Tieleman & Hinton 2012), equal to torch.optim.RMSprop.
+    """RMSprop (Tieleman & Hinton 2012), with the same results as torch.optim.RMSprop.
 
-    Args: alpha: decay rate of the moving averages. Other arguments: see torch. Raises ValueError if a rate is out of range.
+    Args: alpha: decay rate of the moving averages. For other arguments, see torch.optim.RMSprop. Raises ValueError if an argument is
+    negative.
     """
 
     def __init__(
@@ -195,9 +209,10 @@ class FlatRMSprop(_KernelOptimizer):
 
 
 class Lookahead(FlatOptimizer):
-    """Lookahead: k steps forward, one step back (arXiv:1907.08610, Algorithm 1), with an inner optimizer.
+    """Lookahead optimizer (arXiv:1907.08610, Algorithm 1): after k steps of an inner optimizer, step slow weights towards its weights.
 
-    Args: optimizer: name of the inner optimizer; k: inner steps per slow step; alpha: step size of the slow weights.
+    Args: optimizer: name of the inner optimizer. k: number of inner steps per step of the slow weights. alpha: step size of the slow
+    weights.
     Other arguments are passed to the inner optimizer.
     """
 
@@ -242,22 +257,26 @@ class Lookahead(FlatOptimizer):
 
 
 class ShapedOptimizer(FlatOptimizer):
-    """Step parameters in their original shapes with one or more torch optimizers. These skip parameters whose gradient is None."""
+    """Base class of optimizers that step parameters in their original shapes with one or more optimizers of torch."""
 
     shaped: Sequence[tuple[Tensor, Tensor | None]] = ()
-    """Tensor to step and its gradient, for each parameter; empty: the flat vector is stepped."""
+    """Pairs (tensor to step, gradient), one for each parameter. The sequence is empty if the optimizer steps the flat vector."""
 
     def freeze(self, indices: Collection[int]) -> None:
-        """From now on, do not step the parameters with these indices in `shaped`; step all others."""
+        """Exclude the parameters with the given indices in `shaped` from steps from now on, and include all other parameters.
+
+        (The gradient of an excluded parameter is set to None, because torch's optimizers skip such parameters.)
+        """
         for index, (p, grad) in enumerate(self.shaped):
             p.grad = None if index in indices else grad
 
 
 class Muon(ShapedOptimizer):
-    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, AdamW for biases, gains and output layers.
+    """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, and AdamW for biases, gains and output layers.
 
-    Convolution weights are treated as matrices [out, rest]. By default, Muon's updates are scaled to the size of AdamW's updates (torch's
-    adjust_lr_fn="match_rms_adamw"), so that both optimizers can use the same learning rate. If weight_decay is given, it applies to both.
+    Muon treats the weights of convolutions as matrices with one row per output channel. By default, Muon's updates are scaled to the size
+    of AdamW's updates (torch's adjust_lr_fn="match_rms_adamw"), so that both optimizers can use the same learning rate. If `weight_decay`
+    is given, both optimizers use the same value.
     """
 
     def __init__(self, params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
@@ -297,7 +316,7 @@ class Muon(ShapedOptimizer):
 
 
 class TorchOptimizer(ShapedOptimizer):
-    """An optimizer of torch.optim, applied to the flat vector or, if it depends on shapes, to the separate parameters."""
+    """Optimizer of torch.optim for the flat vector or, if the optimizer depends on shapes, for the separate parameters."""
 
     def __init__(
         self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
@@ -334,10 +353,12 @@ class TorchOptimizer(ShapedOptimizer):
 
 
 class PartitionedOptimizer(FlatOptimizer):
-    """One optimizer for each part of a vector. Parts can be frozen: neither their parameters nor their statistics change.
+    """Optimizer that consists of one optimizer for each part of the parameter vector, so that parts can be frozen.
 
-    As in torch, each part counts its own steps, unless processes share the statistics: then all parts have one common step count.
-    Args: whole: optimizer of the complete vector. shared: whether processes share its statistics.
+    While a part is frozen, neither its parameters nor its statistics change.
+
+    As in torch, each part counts its own steps. If processes share the statistics, all parts have a common step count instead.
+    Args: whole: optimizer of the complete vector. shared: whether processes share the statistics of `whole`.
     """
 
     def __init__(self, whole: FlatOptimizer, shared: bool = False) -> None:
@@ -348,7 +369,7 @@ class PartitionedOptimizer(FlatOptimizer):
         self._active = [optimizer for _, optimizer in self.parts]
 
     def split_at(self, index: int) -> None:
-        """Split the part that contains element `index`, so that a part begins at this element."""
+        """Split the part that contains element `index` of the vector in two, so that a part begins at this element."""
         for number, (part, optimizer) in enumerate(self.parts):
             if part.start < index < part.stop:
                 halves = slice(0, index - part.start), slice(index - part.start, part.stop - part.start)
@@ -357,7 +378,7 @@ class PartitionedOptimizer(FlatOptimizer):
                 return
 
     def freeze(self, frozen: Sequence[slice]) -> None:
-        """From now on, freeze exactly these slices of the vector."""
+        """Freeze the given slices of the vector, and no others, from now on."""
         for one in frozen:
             self.split_at(one.start)
             self.split_at(one.stop)
@@ -398,7 +419,7 @@ FLAT: dict[str, Callable[..., FlatOptimizer]] = {
     "RMSprop": FlatRMSprop,
     "GlobalRMSprop": FlatRMSprop,
 }
-"""Name → flat implementation. If the implementation does not support an argument, torch.optim is used instead."""
+"""Mapping from name to FlatOptimizer class. If this class does not support an argument, the optimizer of torch.optim is used instead."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]
@@ -409,7 +430,10 @@ FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
 
 
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:
-    """Build the optimizer `name` for `params` (the flat vector, or the parameters in their shapes) and the flat gradient.
+    """Build an optimizer by its name.
+
+    Args: params: the flat vector as the only element, or the parameters in their original shapes. grad: the flat gradient. kwargs:
+    additional arguments of the optimizer.
 
     Raises TypeError, ValueError or RuntimeError if the optimizer does not accept the arguments.
     """
@@ -427,7 +451,7 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
 
 
 def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
-    """Build the optimizer of a spec. Raises SpecError if the arguments are invalid."""
+    """Build the optimizer that a spec describes. Raises SpecError if the arguments in the spec are invalid."""
     try:
         return make_optimizer(spec.name, params, grad, spec.rate, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -435,5 +459,5 @@ def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, pat
 
 
 def shared_statistics(statistics: Mapping[str, Tensor]) -> Named:
-    """Return the statistics of an optimizer, including the step count, as arrays that processes can share."""
+    """Return the statistics of an optimizer, including its step count, as arrays that processes can share."""
     return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in statistics.items()}

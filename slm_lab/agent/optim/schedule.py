@@ -1,4 +1,4 @@
-"""The learning rate as a function of the frame, or of the number of training calls."""
+"""Learning rate schedules: functions of the frame (number of env steps), or of the number of training calls."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from slm_lab.spec.models.net import LRSchedulerSpec
 from slm_lab.spec.report import Problem, SpecError
 
 LRSchedule = Callable[[int], float]
-"""Map the frame, or the number of training calls so far, to the learning rate."""
+"""Function that maps the frame, or the number of training calls so far, to the learning rate."""
 
 SCHEDULERS: dict[str, type[lr_scheduler.LRScheduler]] = {
     name: vars(lr_scheduler)[name]
     for name in lr_scheduler.__all__
     if name not in ("LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
 }
-"""Schedulers whose learning rate depends only on the step count and whose arguments are plain numbers."""
+"""Schedulers of torch whose learning rate depends only on the step count and whose arguments are numbers."""
 
 
 def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSchedule:
-    """Return the schedule that decreases linearly from base_lr to base_lr · min_factor at `frame`, then stays constant."""
+    """Return a schedule that decreases linearly from base_lr at frame 0 to base_lr · min_factor at `frame`, and is constant afterwards."""
 
     def lr(now: int) -> float:
         return base_lr * max(min_factor, 1.0 - (1.0 - min_factor) * now / frame)
@@ -32,10 +32,10 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 
 
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
-    """Return the function from the number of steps to the learning rate of `scheduler`, in closed form.
+    """Return the learning rate of a torch scheduler as a function of the number of steps.
 
-    OneCycleLR raises an error if it is stepped beyond `total_steps`; the function then returns the rate of the last step. At `total_steps`,
-    the rate of OneCycleLR can be negative, and is replaced by 0.
+    OneCycleLR raises an error if it is stepped beyond `total_steps`. For such steps, the returned function gives the learning rate of the
+    last step. At `total_steps`, the learning rate of OneCycleLR can be negative. A negative learning rate is replaced by 0.
     """
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # suppresses a warning meant for training loops
@@ -52,7 +52,9 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 
 
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
-    """Build the schedule: a function of the frame, or of the number of training calls (see LRSchedulerSpec.counts_calls).
+    """Build the learning rate schedule that a spec describes.
+
+    The schedule is a function of the frame, or of the number of training calls (see LRSchedulerSpec.counts_calls).
 
     Raises SpecError if the scheduler does not accept its arguments.
     """

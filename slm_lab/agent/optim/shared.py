@@ -1,4 +1,4 @@
-"""Parameters trained by several processes at once: Hogwild! (arXiv:1106.5730), as in A3C (arXiv:1602.01783, Algorithm S3)."""
+"""Parameters that several processes train concurrently: Hogwild! (arXiv:1106.5730), as in A3C (arXiv:1602.01783, Algorithm S3)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.store import Store
 
 _FRESH_SECONDS = 0.02
-"""Maximum age in seconds of parameters in "shared" mode if the store is in another process, where each check for newer parameters takes a
-message."""
+"""Maximum age in seconds of the copied parameters if meta.distributed is "shared" and the store is in another process. (Each check for
+newer parameters then requires a message to this process.)"""
 
 
 class SharedParams:
-    """Synchronises one process's copy of the parameters with the shared parameters.
+    """Synchronises the copy of the parameters in this process with the shared parameters.
 
-    A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls. In "shared"
-    mode it also pulls before each gradient and each action, to use the latest parameters. (If processes computed directly on the shared
-    parameters, other processes would change these between forward and backward pass, and the gradient would not belong to any version of
-    the parameters. In an experiment, async SAC then learned HalfCheetah more slowly, see docs/hogwild.md.) Processes do not wait for each
-    other, unless meta.hogwild_lock allows only one update at a time.
+    A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls, i.e. copies
+    the newest shared parameters. In "shared" mode (meta.distributed), a process also pulls before each gradient and each action. If
+    processes computed directly on the shared parameters, other processes would change the parameters between forward and backward pass, and
+    the gradient would not belong to any version of the parameters. In an experiment in which processes did so, async SAC learned
+    HalfCheetah more slowly (see docs/hogwild.md). Processes do not wait for each other, unless meta.hogwild_lock allows only one update at
+    a time.
 
-    Buffers (batch statistics) are pulled like parameters. An update adds its change of the buffers, divided by the number of updates that
-    began from the same statistics. The result is the mean over all processes, and changes as fast as with one process. Without this
-    division, several stale changes of a variance could make it negative.
+    Buffers (batch statistics) are pulled like parameters. An update adds the change that the update made to the buffers, divided by the
+    number of updates that began from the same buffers. The resulting buffers are the mean over all processes, and change as fast as with
+    one process. Without this division, several stale changes of a variance could make the variance negative.
 
     If the store is in another process, `push` sends gradients to that process, where `receive` applies them. The answer contains the newest
     parameters.
@@ -38,9 +39,10 @@ class SharedParams:
     def __init__(self, flat: FlatParams, store: Store, updates_W: np.ndarray) -> None:
         self.flat, self.store, self.updates_W = flat, store, updates_W
         self.report = {"staleness": 0.0, "lock_wait": 0.0, "bytes_pushed": 0.0, "bytes_pulled": 0.0}
-        """Metrics of the last update: staleness, the number of updates by other processes between pull and push; lock_wait, milliseconds of
-        waiting for the lock, or for the answer of a store in another process; bytes_pushed and bytes_pulled, bytes sent to that store and
-        received from it since the previous update."""
+        """Metrics of the last update. `staleness` is the number of updates by other processes between the pull of the parameters and the
+        update. `lock_wait` is the time in milliseconds that this process waited for the lock, or for the answer of a store in another
+        process. `bytes_pushed` and `bytes_pulled` are the numbers of bytes sent to, and received from, a store in another process since the
+        previous update."""
         self._pulled_buffer = flat.buffer.clone()
         self.pull()
 
@@ -50,7 +52,10 @@ class SharedParams:
         return int(self.updates_W.sum())
 
     def refresh(self) -> None:
-        """In "shared" mode, pull the parameters if newer ones exist. Call this before parameters are read."""
+        """In "shared" mode (meta.distributed), pull the parameters if newer parameters exist.
+
+        Call this method before parameters are read.
+        """
         if self.store.synced:
             return
         newer = self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled
@@ -58,7 +63,7 @@ class SharedParams:
             self._copy()
 
     def pull(self) -> None:
-        """Update this process's copy of the parameters."""
+        """Copy the newest shared parameters and buffers to this process."""
         self.store.pull()
         self._copy()
 
@@ -69,9 +74,11 @@ class SharedParams:
 
     @contextmanager
     def updating(self, *, copy: bool = True) -> Iterator[None]:
-        """Return the context for one update. The block steps `flat.master`; afterwards buffers are combined and the update is counted.
+        """Return the context for one update of the shared parameters. The block of the with statement must step `flat.master`.
 
-        Args: copy: whether to pull after the update.
+        After the block, the buffers are combined and the update is counted.
+
+        Args: copy: whether to copy the newest parameters to this process after the update.
         """
         flat = self.flat
         if flat.master_grad is not flat.grad:
@@ -88,9 +95,10 @@ class SharedParams:
                 self._copy()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
-        """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters.
+        """Send the gradient to the process of the store, which calls `section` to apply the gradient; then copy the new parameters.
 
-        Args: lr_G: learning rate of each group. frozen: indices of the parameters that are not stepped.
+        Args: section: method of the trainer that calls `receive`. lr_G: learning rate of each optimizer group. frozen: indices of the
+        parameters that are not stepped.
         """
         flat, asked = self.flat, perf_counter()
         grad = flat.packed(flat.grad).cpu().numpy()
@@ -102,11 +110,12 @@ class SharedParams:
         self._copy()
 
     def receive(self, step: Callable[[], None], pulled: int, buffers: Sequence[np.ndarray]) -> float:
-        """Apply the update of another process by calling `step`, which steps `flat.master`; return its staleness.
+        """Apply the update of another process by calling `step`, which steps `flat.master`. Return the staleness of the update.
 
         Args:
             pulled: version of the parameters for which the gradient was computed.
-            buffers: the sender's buffers after the update, and its buffers as it had pulled them; empty for nets without buffers.
+            buffers: the sender's buffers after its forward pass, and the buffers that the sender had pulled; empty for nets without
+                buffers.
         """
         flat = self.flat
         if buffers:
@@ -117,7 +126,7 @@ class SharedParams:
         return self.report["staleness"]
 
     def skip(self) -> None:
-        """Discard an update, including the changes that its forward pass made to buffers."""
+        """Discard the current update, including the changes that forward passes made to buffers."""
         self.report = dict.fromkeys(self.report, 0.0)
         self.pull()
 

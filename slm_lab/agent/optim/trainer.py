@@ -1,4 +1,4 @@
-"""Gradient steps on the flat parameters of a net."""
+"""Trainer of a net, which takes gradient steps on the net's flat parameters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from slm_lab.spec.models.net import SHAPED, NetSpec
 
 
 def has_modes(module: nn.Module) -> bool:
-    """Return whether a layer may behave differently in training mode, through running statistics (batch norm) or randomness (dropout).
+    """Return whether a module may behave differently in training mode, because of running statistics (batch norm) or randomness (dropout).
 
-    This is true for all modules of user-defined classes, since their behaviour is unknown.
+    The result is True for all modules of user-defined classes, because their behaviour is unknown.
     """
     if type(module).__module__.partition(".")[0] not in ("torch", "slm_lab"):
         return True
@@ -32,7 +32,7 @@ def has_modes(module: nn.Module) -> bool:
 
 
 class Group:
-    """A slice of the flat parameters with its optimizer and learning rate schedule."""
+    """Optimizer group: a slice of the flat parameters with its own optimizer and learning rate schedule."""
 
     def __init__(self, flat: FlatParams, index: int, spec: NetSpec, part: str) -> None:
         self.flat, self.index = flat, index
@@ -41,31 +41,31 @@ class Group:
         key = own_optim if getattr(spec, own_optim, None) else "optim_spec"
         self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
         self._shares = False
-        """Whether processes share the statistics."""
+        """Whether processes share the statistics of the optimizer."""
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
         self._scheduler, self._scheduler_path = getattr(spec, key), f"agent.net.{key}"
         self.counts_calls = self._scheduler is not None and self._scheduler.counts_calls
-        """Whether the learning rate depends on the number of training calls."""
+        """Whether the learning rate depends on the number of training calls instead of the frame."""
         self.lr_at = self.schedule(self.optim.rate)
         self._now, self._factor = 0, 1.0
         self._store: Store | None = None
 
     def schedule(self, lr: float) -> LRSchedule:
-        """Return this group's schedule with another initial learning rate."""
+        """Return the learning rate schedule of this group for another initial learning rate."""
         return (lambda now: lr) if self._scheduler is None else build_lr_schedule(self._scheduler, lr, self._scheduler_path)
 
     def build_optimizer(self) -> None:
-        """Build a new optimizer, with initial statistics, for the current `flat.master`."""
+        """Build a new optimizer with initial statistics, which steps the current `flat.master`."""
         flat, part = self.flat, self.flat.master_slice(self.index)
         self._param_indices = flat.indices_in_group(self.index)
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.frozen: Sequence[int] | None = ()
-        """Indices of the parameters that are not stepped; None: unknown until `set_frozen` is called."""
+        """Indices of the frozen parameters, which are not stepped, or None if `set_frozen` must be called before the next step."""
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
     def set_frozen(self, frozen: Sequence[int]) -> None:
-        """From now on, step all parameters except those with these indices."""
+        """Exclude the parameters with the given indices from optimizer steps from now on, and include all others."""
         if frozen == self.frozen:
             return
         self.frozen, optimizer = frozen, self.optimizer
@@ -77,23 +77,23 @@ class Group:
             self._partitioned().freeze(parts)
 
     def _partitioned(self) -> PartitionedOptimizer:
-        """Convert the optimizer to `PartitionedOptimizer` if it is not yet, and return it."""
+        """Return the optimizer as a PartitionedOptimizer. If it is another optimizer, wrap it first."""
         if not isinstance(self.optimizer, PartitionedOptimizer):
             self.optimizer = PartitionedOptimizer(self.optimizer, self._shares)
         return self.optimizer
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
-        """Set the learning rate to the schedule's value at `frame` (or after `calls` training calls), multiplied by `factor`."""
+        """Set the learning rate to `factor` times the value of the schedule at `frame`, or after `calls` training calls."""
         self._now, self._factor = calls if self.counts_calls else frame, factor
         self.optimizer.lr = self.rate(self.lr_at)
 
     def rate(self, schedule: LRSchedule) -> float:
-        """Return the current value of a schedule from `schedule`, multiplied by the current factor."""
+        """Return the current learning rate for a schedule that the method `schedule` returned."""
         return self._factor * schedule(self._now)
 
     @property
     def shares_all(self) -> bool:
-        """Whether processes that train the net share the complete state of the optimizer."""
+        """Whether all processes that train the net share the complete state of the optimizer."""
         return self.optim.name.startswith("Global") and bool(self.optimizer.statistics)
 
     def shared_arrays(self) -> Named:
@@ -103,14 +103,17 @@ class Group:
         return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
 
     def _packed(self, state: Any, part: slice | None = None) -> Any:
-        """Return statistics of a slice of the vector (default: the full vector) without the padding between parameters."""
+        """Return optimizer statistics without the padding between parameters.
+
+        Args: part: slice of the group's vector to which the statistics belong. Default: the full vector.
+        """
         part = part or slice(0, len(self.grad))
         if (indices := self._indices_in(part)) is None:
             return state
         return map_vectors(state, part.stop - part.start, lambda vector: vector[indices.to(vector.device)])
 
     def _spread(self, state: Any, part: slice) -> Any:
-        """Return statistics with the padding between parameters (the inverse of `_packed`)."""
+        """Return optimizer statistics with padding between parameters (the inverse of `_packed`)."""
         if (indices := self._indices_in(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
@@ -122,7 +125,10 @@ class Group:
         return self._param_indices[(self._param_indices >= part.start) & (self._param_indices < part.stop)] - part.start
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer statistics. If parameters were ever frozen, return {"parts": list of (start, statistics) of each part}."""
+        """Return the statistics of the optimizer.
+
+        If parameters were ever frozen, the result is {"parts": list of {"begin": first index, "state": statistics} of each part}.
+        """
         if self._store is not None and self._store.remote:
             self._store.pull()
         optimizer = self.optimizer
@@ -166,43 +172,45 @@ class Group:
 
 
 class Trainer:
-    """Step the parameters of a net, with gradient clipping, optimizers and learning rate schedules.
+    """Takes gradient steps on the parameters of a net, with gradient clipping, optimizers and learning rate schedules.
 
-    If a gradient or loss is not finite, the step is skipped and counted (`skipped`).
+    If a gradient or loss is not finite, the gradient step is skipped, and the attribute `skipped` is incremented.
 
     Args:
-        flat: the parameters.
-        spec: optimizer, schedule and clipping keys.
-        parts: names of the groups of `flat` that have separate optimizer keys ("actor", "critic"); empty: one optimizer for all groups.
-        nets: gradients of each net, as views of `flat.grad`; the gradient of each net is clipped by its own norm. Default: one net.
+        flat: flat parameters of the net.
+        spec: spec of the net, which contains the keys of optimizers, schedules and clipping.
+        parts: names of the parameter groups of `flat` ("actor", "critic"), for which the spec may have separate optimizer keys. If `parts`
+        is empty, the net has a single group. nets: gradients of each net in `flat`, as views of `flat.grad`. The gradient of each net is
+        clipped by its own norm. By default, all parameters form one net.
     """
 
     def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[Tensor]] | None = None) -> None:
         self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
         self.shared: SharedParams | None = None
-        """Not None if several processes train the net."""
+        """Synchronisation of the parameters with other processes, or None if only this process trains the net."""
         self.skipped = 0
         """Number of gradient steps that were skipped because the loss or gradient was not finite."""
         flat.module.eval()
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
-        """Layers that behave differently in training mode."""
+        """Modules that may behave differently in training mode."""
         self._finite = True
         self.deferred = is_asynchronous(flat.param)
-        """Whether losses, norms and the check for finite values stay on the device. False for shared parameters, which are on the CPU."""
+        """Whether losses, gradient norms and the check for finite values stay on the CUDA device until the update ends. The value is False
+        for shared parameters, which are on the CPU."""
         self._losses: list[Tensor] = []
         self._skipped_on_device = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
         if self._shares_all and not flat.unit_rows:  # an optimizer that does not share its statistics may depend on the full vector
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
-        """Gradients of each net, which are clipped by their own norm; a single entry for all nets if gradients are not clipped."""
+        """Gradients of each net, which are clipped separately. If gradients are not clipped, the list has a single entry for all nets."""
         arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
         self._net_arrays = arrays
-        """The same gradients; as arrays if they are on the CPU, where numpy takes half the time of torch."""
+        """The gradients in `_nets`, as numpy arrays if they are on the CPU, where numpy takes half the time of torch."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
-        """Index of this process, and number of training calls by each process that trains the net."""
+        """Index of this process among the processes that train the net, and number of training calls by each of these processes."""
 
     @property
     def _shares_all(self) -> bool:
@@ -210,7 +218,7 @@ class Trainer:
 
     @property
     def _remote_optimizer_store(self) -> Store | None:
-        """The store, if optimizer statistics are only in its process, which takes the steps; None if they are shared or in this process."""
+        """The store, if the optimizer statistics exist only in the process of the store, otherwise None."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
     def _parts(self) -> dict[str, Group]:
@@ -229,9 +237,9 @@ class Trainer:
         self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
     def set_train_mode(self, on: bool) -> None:
-        """Set training or evaluation mode of `mode_layers`. Between updates, it is evaluation mode.
+        """Set training or evaluation mode of the modules in `mode_layers`. Between updates, these modules are in evaluation mode.
 
-        (`net.train` would visit all layers, which takes 3 % of the time of A2C.)
+        `net.train` would visit all modules of the net, which takes 3 % of the training time of A2C.
         """
         for module in self.mode_layers:
             if type(module).train is nn.Module.train and not module._modules:
@@ -241,21 +249,23 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """Current learning rate of the first group."""
+        """Current learning rate of the first optimizer group."""
         return self.groups[0].optimizer.lr
 
     def restart_optimizers(self) -> None:
-        """Restart the optimizers from the current parameters.
+        """Replace copies of the parameters that optimizers store by the current parameters.
 
-        Call this if the parameters were replaced in another way than by a step or `load_state_dict`.
+        Call this method if the parameters were changed by anything other than a gradient step or `load_state_dict`.
         """
         for group in self.groups:
             group.optimizer.restart()
 
     def reset(self, fresh: FlatParams) -> None:
-        """Copy the parameters of `fresh`, whose net was built like this net, and restart the optimizers with initial statistics.
+        """Copy the parameters of `fresh` to this net, and rebuild the optimizers with initial statistics.
 
-        This is not supported for parameters that several processes share.
+        The net must not be trained by several processes.
+
+        Args: fresh: parameters of a net with the same structure as this net.
         """
         assert self.shared is None
         self.flat.load_state_dict(fresh.state_dict())
@@ -264,7 +274,7 @@ class Trainer:
             group.build_optimizer()
 
     def begin_update(self, frame: int) -> None:
-        """Begin an update: set the learning rates for `frame`, exclude frozen parameters from steps, and pull."""
+        """Begin an update: set the learning rates for `frame`, exclude frozen parameters from steps, and copy newer shared parameters."""
         calls = int(self._calls_W.sum()) if self.counts_calls else 0
         self.flat.begin_update()
         for group in self.groups:
@@ -278,25 +288,25 @@ class Trainer:
             self.shared.refresh()
 
     def count_call(self) -> None:
-        """Count a completed training call."""
+        """Count a completed training call, for schedules that depend on the number of calls."""
         self._calls_W[self._index] += 1
 
     def refresh(self) -> None:
-        """Pull newer parameters if several processes train the net. Call this before parameters are read."""
+        """Copy newer shared parameters to this process, if several processes train the net. Call this method before parameters are read."""
         if self.shared is not None:
             self.shared.refresh()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
-        """Accumulate the gradient of `weight` times a scalar loss for the next step; return the result of `check`."""
+        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return the loss as `check` does."""
         # no gradient argument: torch would import sympy (0.5 s) to check it
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:
-        """Skip the next step if this loss, whose gradient was accumulated, is not finite.
+        """Make the next gradient step be skipped if `loss`, whose gradient was accumulated, is not finite.
 
-        Returns the loss, as a tensor if `deferred`.
+        Returns the loss as a float, or as a tensor if the attribute `deferred` is true.
         """
         if isinstance(loss, Tensor):
             if self.deferred:
@@ -308,7 +318,7 @@ class Trainer:
         return loss
 
     def discard(self) -> None:
-        """Discard the gradient accumulated since the last step, and the changes that forward passes made to buffers."""
+        """Discard the gradient that was accumulated since the last step, and the changes that forward passes made to buffers."""
         self.flat.grad.zero_()
         if self.shared is not None:
             self.shared.skip()
@@ -316,7 +326,7 @@ class Trainer:
             self.flat.restore_buffers()
 
     def step(self) -> Tensor | float:
-        """Step by the gradient accumulated since the last step. Return the gradient's L2 norm over all parameters, before clipping."""
+        """Take a gradient step with the accumulated gradient. Return the L2 norm of this gradient over all parameters, before clipping."""
         if self.deferred:
             return self._step_on_device()
         square_of_each = [sum([float(grad.dot(grad)) for grad in grads]) for grads in self._net_arrays]
@@ -342,7 +352,7 @@ class Trainer:
         return math.sqrt(squares)
 
     def _step_on_device(self) -> Tensor:
-        """Take a step, clipped or skipped as in `step`, without waiting for the device."""
+        """Take a gradient step on a CUDA device as `step` does, without waiting for the device. Return the norm as a tensor."""
         norms = [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads])) for grads in self._nets]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
         self._losses.clear()
@@ -360,7 +370,7 @@ class Trainer:
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
     def end_update(self) -> None:
-        """End an update: count the steps that were skipped on the device."""
+        """End an update: copy the number of gradient steps that were skipped on the CUDA device."""
         self.flat.update = 0
         if self.deferred:
             before, self.skipped = self.skipped, int(self._skipped_on_device)
@@ -373,9 +383,12 @@ class Trainer:
         self.flat.project(self.flat.frozen)
 
     def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
-        """Step by the gradient of another process (a read-only array); return its staleness in updates. See SharedParams.receive.
+        """Take a gradient step with the gradient that another process computed.
 
-        Args: frozen: indices of the parameters that are frozen in that process.
+        Return the staleness of this gradient, as a number of updates.
+
+        Args: grad: read-only array. frozen: indices of the parameters that are frozen in the other process. pulled, buffers: see
+        SharedParams.receive.
         """
         assert self.shared is not None
         received = torch.from_numpy(grad)
@@ -410,9 +423,9 @@ class Trainer:
         return self.shared is not None and is_shared(self.shared.store)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, optimizers and learning rates.
+        """Return the parameters, the states of the optimizers and the learning rates.
 
-        If several processes train the net, return only the optimizer state that they do not share.
+        If several processes train the net, return only the states of the optimizers that these processes do not share.
         """
         if (store := self._remote_optimizer_store) is not None:
             return store.run("update", self._pulled_state)
@@ -428,7 +441,7 @@ class Trainer:
         return self.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
+        """Load a result of `state_dict`. Raises ValueError if the sizes of its vectors do not match this net."""
         if (store := self._remote_optimizer_store) is not None:
             store.run("update", self.load_state_dict, state)
         if self._is_shared:

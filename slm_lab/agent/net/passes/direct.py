@@ -1,10 +1,11 @@
 """Forward and backward pass of fully connected nets without an autograd graph.
 
-Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small products and
-activations are computed in numpy, which has less overhead per call than torch, and large ones in torch.
+Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small matrix products
+and small activations are computed in numpy, which has less overhead per call than torch; large matrix products and activations are computed
+in torch.
 
-Only sequences of linear layers, norms and activations are supported. Other nets, and nets that a user has modified (see validity.py), use
-autograd through the same interface (see ops/autograd.py).
+This module supports only sequences of linear layers, normalisation layers and activations. Other nets, and nets that a user has modified
+(see validity.py), compute gradients by autograd, through the same interface (see ops/autograd.py).
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 
 DIRECT = True
-"""Whether fully connected nets compute gradients without an autograd graph."""
+"""Whether fully connected nets compute gradients without an autograd graph. If False, autograd is always used."""
 
 
 def chain(module: nn.Module) -> list[nn.Module]:
-    """Return the modules inside `module` that run in sequence; for any other module, the module itself."""
+    """Return the modules that a Sequential or ArcGraph runs in sequence. For any other module, return a list of the module itself."""
     if isinstance(module, ArcGraph) and module.is_chain:
         return [part for name, _ in module.order for part in chain(module.nodes[name])]
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
@@ -37,26 +38,28 @@ def chain(module: nn.Module) -> list[nn.Module]:
 
 
 class DirectChain:
-    """Sequence of linear layers and norms, each optionally followed by an activation, with gradients.
+    """Forward and backward pass of linear and normalisation layers that run in sequence, each optionally followed by an activation.
 
-    Use it inside `ignore_float_errors()`.
-    Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use; None: all.
+    Call the methods of a DirectChain inside `ignore_float_errors()`.
+    Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use, or None to use
+    all columns.
     """
 
     def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False, inputs: int | None = None) -> None:
         self.layers, self.single, self.inputs = [layer for layer, _ in layers], single, inputs
         self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
         self.outputs = self._outputs()
-        """The function x float32 [B, I] → outputs [B, O]."""
+        """Function that maps inputs, float32 [B, I], to outputs [B, O]."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
         self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
-        """Whether `backward` is supported: parameters are flattened, and the derivative of each activation is a function of its output."""
+        """Whether `backward` can be called. This requires that FlatParams holds the parameters, and that the derivative of each activation
+        is a function of its output."""
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> DirectChain | None:
-        """Return the chain of modules that run in sequence, or None if one of them is not supported.
+        """Build a DirectChain from modules that run in sequence. Return None if one of the modules is not supported.
 
-        Args: matmul_mode: how products of the hidden layers are computed. The output layer uses float32.
+        Args: matmul_mode: how the matrix products of the hidden layers are computed. The output layer always uses float32.
         """
         inputs = modules[0].size if modules and isinstance(modules[0], Leading) else None
         found: list[tuple[nn.Module, Activation | None]] = []
@@ -101,7 +104,7 @@ class DirectChain:
         return outputs
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return the input of each layer, beginning with x float32 [B, I], followed by the outputs [B, O]."""
+        """Return a list of the inputs of all layers and, as the last element, the outputs [B, O]. Args: x: float32 [B, I]."""
         if self.inputs is not None:
             x = x[:, : self.inputs]
         values = [x]
@@ -115,9 +118,12 @@ class DirectChain:
     def backward(
         self, values: Sequence[np.ndarray], grad: np.ndarray, weights: bool = True, columns: slice | None = None
     ) -> np.ndarray | None:
-        """Backpropagate the gradient with respect to the outputs [B, O], which is modified in place.
+        """Backpropagate `grad`, the gradient with respect to the outputs [B, O]. Return the gradient with respect to input `columns`.
 
-        Args: values: result of `forward`. weights, columns: see DirectLayer.backward; `columns` are columns of x.
+        `grad` is modified in place.
+
+        Args: values: result of `forward`. weights: whether to accumulate the gradients of the parameters. columns: columns of x whose
+        gradient is returned, or None to return None.
         """
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
@@ -129,12 +135,12 @@ class DirectChain:
 
 
 class DirectPass:
-    """A pass of several chains over the same inputs, with one output per chain. Implements `ops.autograd.Pass` with arrays."""
+    """Forward pass of several DirectChains on the same inputs, with one output per chain. Implements `ops.autograd.Pass` with arrays."""
 
     def __init__(self, chains: Sequence[DirectChain], x: np.ndarray) -> None:
         self._chains = chains
         self._rows: Any = None
-        """Rows of the inputs that `values` refers to; None: all."""
+        """Indices of the input rows to which the rows of `values` belong, or None if `values` has all rows."""
         self._values = [one.forward(x) for one in chains]
         self.values: tuple[Any, ...] = tuple(
             values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
@@ -160,18 +166,25 @@ class DirectPass:
 
 
 class PassNet(nn.Module):
-    """A net whose passes need no autograd graph, provided that it consists of `chains` and that a user has not modified it."""
+    """Base class of nets that can learn without an autograd graph.
+
+    A net uses autograd if it does not consist of DirectChains, or if a user has modified it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.direct: FastPass[Sequence[DirectChain]] = FastPass()
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chains that compute the outputs; None if only the modules can compute them."""
+        """Return the DirectChains that compute the outputs of the net, or None if the net does not consist of DirectChains."""
         return None
 
     def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Use `chains` from now on, as long as they are valid. Args: others: modules that a pass replaces and that `modules()` lacks."""
+        """Compute passes by the DirectChains of `chains` from now on, as long as the user does not modify the modules.
+
+        Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the DirectChains replace and that `modules()`
+        does not list.
+        """
         chains = self.chains() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
             chains = None
@@ -179,15 +192,16 @@ class PassNet(nn.Module):
 
 
 SEPARATE_CRITICS_SIZE = 2**22
-"""If rows × weights of the largest layer reaches this number, critics are computed one after the other, not as a stack. At this size, the
-saved calls of a stack no longer matter, and the backward pass of a separate critic computes only rows with a gradient."""
+"""If the number of rows × the number of weights of the largest layer reaches this number, critics are computed one after the other instead
+of as a stack (one batched product per layer). At this size, the overhead of additional calls no longer matters, and the backward pass of a
+separate critic skips the rows whose gradient is 0."""
 
 
 class CriticsPass(DirectPass):
-    """A pass of C critics. The output is a tensor: [C, B] if `single`, else [C, B, O] with all O outputs of each critic.
+    """Forward pass of C critics. The output is a tensor [C, B] if `single` is true, otherwise [C, B, O] with all O outputs of each critic.
 
-    Args: chains: one chain per critic, or a single chain for a stack. x: [B, I], or [C, B, I] for a stack. actions: number of last columns
-    of x that are actions.
+    Args: chains: one DirectChain per critic, or a single DirectChain for a stack of all critics. x: inputs [B, I], or [C, B, I] for a
+    stack. actions: number of columns at the end of x that contain the action.
     """
 
     def __init__(self, chains: Sequence[DirectChain], x: np.ndarray, actions: int, single: bool) -> None:
@@ -202,9 +216,9 @@ class CriticsPass(DirectPass):
         super().backward(*((grad,) if self._is_stack else grad))
 
     def input_grad(self, grad: Tensor) -> Tensor:
-        """Return the gradient of the loss with respect to the actions [B, D], given the gradient with respect to the output.
+        """Return the gradient of the loss with respect to the actions [B, D], given `grad`, the gradient with respect to the output.
 
-        Call this instead of `backward`.
+        Call this method instead of `backward`. Gradients of parameters are not computed.
         """
         if self._is_stack:
             grad_CBD = self._chains[0].backward(self._values[0], grad.numpy().reshape(self._values[0][-1].shape), False, self._columns)

@@ -1,4 +1,4 @@
-"""Layers of the chains in direct.py, with their gradients: linear layers, norms, and in-place activations of numpy arrays."""
+"""Layers that DirectChain runs, with forward and backward passes on numpy arrays: linear layers, normalisation layers, activations."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import MatmulMode
 
 TORCH_ACTIVATION_SIZE = 16384
-"""With at least this number of elements, torch computes a ReLU or a derivative faster than numpy, despite its higher overhead per call."""
+"""Minimum number of elements for which torch computes a ReLU or the derivative of an activation. For fewer elements, numpy is faster than
+torch, because numpy has less overhead per call."""
 
 
 class Activation(NamedTuple):
-    """An activation function of float32 arrays, and its derivative as a function of its output."""
+    """An activation function of float32 arrays, and the derivative of the function in terms of the function's output."""
 
     forward: Callable[[np.ndarray, np.ndarray], object]
-    """forward(x, x) modifies x in place, with the signature of a numpy ufunc."""
+    """`forward(x, x)` applies the activation to x in place. The signature is that of a numpy ufunc."""
     backward: Callable[[np.ndarray, np.ndarray], object] | None = None
-    """backward(grad, out) multiplies grad in place by the derivative at output `out`; None: the derivative is not a function of `out`."""
+    """`backward(grad, out)` multiplies `grad` in place by the derivative, given the output `out`. The field `backward` is None if the
+    derivative cannot be computed from the output."""
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
@@ -91,7 +93,10 @@ _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for 
 
 
 def _dropout(rate: float) -> Activation:
-    """Return the activation of CriticDropout, which draws the same random numbers as the module. Outputs of 0 count as dropped."""
+    """Return CriticDropout as an Activation, which draws the same random numbers as the module.
+
+    The backward pass treats each output of 0 as dropped.
+    """
 
     def forward(x: np.ndarray, out: np.ndarray) -> None:
         torch.dropout_(torch.from_numpy(x), rate, True)
@@ -103,27 +108,31 @@ def _dropout(rate: float) -> Activation:
 
 
 def array_activation(module: nn.Module) -> Activation | None:
-    """Return the numpy version of an activation module; None if there is no numpy version, or the module has non-default arguments."""
+    """Return the Activation that computes an activation module in numpy.
+
+    Returns None if the module is not supported or has non-default arguments.
+    """
     if type(module) is CriticDropout:
         return _dropout(module.rate)
     return ACTIVATIONS.get(type(module)) if repr(module) in _PLAIN else None
 
 
 NUMPY_PRODUCT_SIZE, NUMPY_PRODUCT_ROWS = 64 * 64 * 512, 512
-"""Maximum of rows × weights, and maximum number of rows, up to which numpy computes the gradients of a layer. With layers of 64 × 64, a PPO
-update of 256 rows then takes 0.92 of torch's time, and an A2C update of 32 rows 0.85."""
+"""Limits up to which numpy instead of torch computes the gradients of a layer: the maximum of the number of rows × the number of weights,
+and the maximum number of rows. With layers of 64 × 64, a PPO update on a batch of 256 takes 0.92 times as long in numpy as in torch, and an
+A2C update on a batch of 32 takes 0.85 times as long."""
 NUMPY_FORWARD_SIZE = NUMPY_PRODUCT_SIZE // 2
-"""Maximum of rows × weights up to which numpy computes outputs. It is lower because numpy multiplies by transposed weights more slowly than
-torch."""
+"""Maximum of the number of rows × the number of weights up to which numpy instead of torch computes the outputs of a layer. This limit is
+lower than the limit for gradients because numpy multiplies by transposed weights more slowly than torch."""
 
 
 class DirectLayer:
-    """A linear layer whose arrays are views of the net's flat vectors (see FlatParams).
+    """Forward and backward pass of a linear layer, or of a stack of C linear layers, whose arrays are views of FlatParams.
 
-    Shapes: x [B, I], weight [O, I], bias [O]; for a stack of C layers, x [C, B, I], weight [C, O, I], bias [C, 1, O].
+    The shapes are x [B, I], weight [O, I] and bias [O], or for a stack x [C, B, I], weight [C, O, I] and bias [C, 1, O].
 
-    Args: params: weight and bias. grads: their gradients; if empty, `backward` cannot be called. matmul_mode: how large products are
-    computed.
+    Args: params: weight and bias. grads: the gradients of weight and bias; `backward` requires them. matmul_mode: how torch computes matrix
+    products that are too large for numpy.
     """
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
@@ -139,15 +148,15 @@ class DirectLayer:
             0 if matmul_mode.bfloat16 else min(NUMPY_PRODUCT_ROWS, most // self.weight.size)
             for most in (NUMPY_PRODUCT_SIZE, NUMPY_FORWARD_SIZE)
         )
-        """Maximum number of rows for which numpy computes gradients (numpy_rows) and outputs (numpy_forward_rows)."""
+        """Maximum number of rows for which numpy instead of torch computes gradients (`numpy_rows`) and outputs (`numpy_forward_rows`)."""
 
     def of_critic(self, index: int) -> DirectLayer:
-        """Return the layer of one critic of a stack."""
+        """Return the layer of critic `index` in a stack of critics, as views of the same arrays."""
         params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
         return DirectLayer(params, grads, self.matmul_mode)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
-        """Return the outputs as a new array."""
+        """Return the outputs of the layer as a new array."""
         if x.shape[-2] > self.numpy_forward_rows:
             return self.matmul_mode.linear(torch.from_numpy(x), *self.params).numpy()
         # dot takes two thirds of the time of matmul
@@ -156,10 +165,12 @@ class DirectLayer:
         return out
 
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        """Backpropagate the gradient with respect to the outputs, which may be modified in place.
+        """Backpropagate `grad`, the gradient with respect to the outputs. Return the gradient with respect to input `columns`.
 
-        Args: x: input. weights: whether to accumulate the gradients of weight and bias. columns: input columns whose gradient is returned;
-        None: no gradient is returned.
+        `grad` may be modified in place.
+
+        Args: x: input of the forward pass. weights: whether to accumulate the gradients of weight and bias. columns: columns of x whose
+        gradient is returned, or None to return None.
         """
         if grad.shape[-2] <= self.numpy_rows:
             if weights:
@@ -176,7 +187,7 @@ class DirectLayer:
 
 
 ALL = slice(None)
-"""All columns."""
+"""Value of the argument `columns` that selects all columns."""
 
 
 def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -185,16 +196,16 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
-    """Return the sum over rows: [O], or [C, 1, O] for a stack.
+    """Return the sum of gradients [B, O] over the batch, [O], or [C, 1, O] for a stack of gradients [C, B, O].
 
-    It is computed as a product with ones, which takes a quarter to half the time of np.add.reduce.
+    The sum is computed as a matrix product with a vector of ones, which takes a quarter to half the time of np.add.reduce.
     """
     ones = equal_numbers(1.0, grad.shape[-2])
     return ones.dot(grad) if grad.ndim == 2 else np.matmul(ones[None], grad)
 
 
 class DirectNorm:
-    """Layer normalisation (arXiv:1607.06450), with the interface of DirectLayer."""
+    """Forward and backward pass of layer normalisation (arXiv:1607.06450), with the interface of DirectLayer."""
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], eps: float) -> None:
         weight, bias = params
@@ -217,7 +228,7 @@ class DirectNorm:
 
 
 class BatchPass(NamedTuple):
-    """Values of a forward pass in training mode that the backward pass needs."""
+    """Values that the forward pass of batch renormalisation in training mode keeps for the backward pass."""
 
     x: np.ndarray
     mean: Tensor
@@ -228,9 +239,10 @@ class BatchPass(NamedTuple):
 
 
 class DirectRenorm:
-    """Batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
+    """Forward and backward pass of batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
 
-    In training mode each output row depends on all input rows. `backward` therefore requires all rows of the last `forward` in this mode.
+    In training mode, each output row depends on all rows of the batch. In training mode, `backward` therefore requires the complete batch
+    of the last call of `forward`.
     """
 
     def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
@@ -239,7 +251,7 @@ class DirectRenorm:
         self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
         self._batch: BatchPass | None = None
-        """The last forward pass in training mode; None before the first one."""
+        """Values of the last forward pass in training mode, or None before the first such pass."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         module, inputs = self.module, torch.from_numpy(x)
@@ -281,7 +293,7 @@ class DirectRenorm:
         return None if columns is None else grad_x[..., columns].numpy()
 
     def _moving_scale(self) -> np.ndarray:
-        """Return weight / moving standard deviation [F]."""
+        """Return the weight divided by the moving standard deviation [F]."""
         scale_F: np.ndarray = self.weight / np.sqrt(self.running_var + self.module.eps)
         return scale_F
 
@@ -290,16 +302,16 @@ _renorm_backward: Any = torch.ops.aten.native_batch_norm_backward
 
 
 class DirectBlock:
-    """Residual block of SimBa, with the interface of DirectLayer."""
+    """Forward and backward pass of the residual block of SimBa (arXiv:2410.09754), with the interface of DirectLayer."""
 
     def __init__(self, norm: DirectNorm, expand: DirectLayer, contract: DirectLayer) -> None:
         self.norm, self.expand, self.contract = norm, expand, contract
         self.grads = [*norm.grads, *expand.grads, *contract.grads]
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        """Input of the last forward pass, and the inputs of `expand` and `contract` in that pass."""
+        """Input of the block in the last forward pass, and inputs of `expand` and `contract` in the same pass."""
 
     def _inner(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs of `expand` and `contract`."""
+        """Return the inputs of the layers `expand` and `contract`, given the input x of the block."""
         normed = self.norm.forward(x)
         hidden = self.expand.forward(normed)
         _relu(hidden, hidden)
@@ -329,7 +341,7 @@ AnyLayer = DirectLayer | DirectNorm | DirectRenorm | DirectBlock
 
 
 def is_supported(module: nn.Module) -> bool:
-    """Return whether `direct_layer` supports a module."""
+    """Return whether `direct_layer` supports the type and the settings of a module."""
     if type(module) is nn.Linear:
         return module.bias is not None
     if type(module) is nn.LayerNorm:
@@ -338,7 +350,7 @@ def is_supported(module: nn.Module) -> bool:
 
 
 def direct_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
-    """Return the direct layer of a supported module; None if its parameters are not on the CPU."""
+    """Return the layer that computes a supported module without autograd, or None if the module's parameters are not on the CPU."""
     if isinstance(module, ResidualBlock):
         return _direct_block(module, matmul_mode)
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
@@ -363,6 +375,6 @@ def _direct_block(module: ResidualBlock, matmul_mode: MatmulMode) -> DirectBlock
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters; empty if the parameters are not flattened."""
+    """Return the gradients of all parameters, or an empty list if a parameter has no gradient because FlatParams does not hold it."""
     grads = [parameter.grad for parameter in params if parameter.grad is not None]
     return grads if len(grads) == len(params) else []

@@ -1,9 +1,9 @@
-"""Choice between a fast implementation of a pass, which calls no modules, and the modules themselves.
+"""Choice between a fast pass, which computes a net without calling its modules, and a pass that calls the modules.
 
-Passes without an autograd graph (direct.py) and actions computed in numpy (policy/policy.py) are built once from the modules of a net, and
-reproduce the computation of these modules at that time. Before or after this, a user may add hooks, freeze parameters, or tie, parametrise
-and replace parameters and layers. This module checks whether a fast pass still gives the same results as the modules. If it does not, the
-modules are called, and autograd computes the gradients.
+There are two fast passes: passes without an autograd graph (direct.py), and actions computed in numpy (policy/policy.py). A fast pass is
+built once from the modules of a net, and reproduces what these modules computed when it was built. A user may add hooks, freeze parameters,
+or tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a fast pass
+still gives the same results as the net's modules. If the results may differ, the modules are called, and autograd computes the gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _children = itemgetter("_modules")
 
 
 class ModuleMonitor:
-    """Check whether modules are unchanged, have no hooks, and use the `forward` of their class.
+    """Checks whether modules are unchanged since construction, have no hooks, and use the `forward` of their class.
 
-    Args: modules: all modules that a pass replaces, and their parents; if empty, `is_unchanged` always returns False. data: whether
-    parameters and buffers must also keep their memory address, because the pass has views of them.
+    Args: modules: all modules that a fast pass replaces, and their parents. If `modules` is empty, `is_unchanged` always returns False.
+    data: whether `is_unchanged` also requires that the parameters and buffers keep their memory addresses, because the fast pass has views
+    of this memory.
     """
 
     def __init__(self, modules: Iterable[nn.Module], data: bool = False) -> None:
@@ -41,7 +42,8 @@ class ModuleMonitor:
         self._modules_of = list(map(_children, self._containers))
         tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
         self._live: list[dict[str, Any]] = [*self._modules_of, *tensors]
-        """Dictionaries in which modules store layers, parameters and buffers. `_kept` contains copies of them, made at construction."""
+        """Dictionaries in which modules store layers, parameters and buffers. `_kept` contains copies of these dictionaries, made at
+        construction."""
         self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
         self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
         scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
@@ -49,10 +51,10 @@ class ModuleMonitor:
         self._data = self._tensors if data else []
         self._addresses = [one.data_ptr() for one in self._data]
         self.handles = -1
-        """torch's next hook id at the last check that found no hooks; -1: hooks may exist."""
+        """torch's next hook id at the last check that found no hooks, or -1 if hooks may exist."""
 
     def is_unchanged(self) -> bool:
-        """Return whether the modules are unchanged and have no hooks."""
+        """Return whether the monitored modules are unchanged since construction and have no hooks."""
         if RemovableHandle.next_id != self.handles:
             self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
         return (
@@ -76,14 +78,20 @@ class ModuleMonitor:
         return any("forward" in attributes for attributes in self._attributes)
 
     def _is_forward_of_class(self) -> bool:
-        """Return whether no instance has its own `forward`. This is checked only after the number of attributes has changed."""
+        """Return whether each module uses the `forward` of its class.
+
+        Call this method only if the number of attributes of a module has changed.
+        """
         if self._has_own_forward():
             return False
         self._attribute_counts = list(map(len, self._attributes))
         return True
 
     def __reduce__(self) -> tuple[type[ModuleMonitor], tuple[tuple[()]]]:
-        """Make copies that watch no modules: a copy belongs to other modules, and its `is_unchanged` returns False."""
+        """Make each copy of this object an empty ModuleMonitor, whose `is_unchanged` returns False.
+
+        (A copy would belong to other modules.)
+        """
         return ModuleMonitor, ((),)
 
     def _any_hooks(self) -> bool:
@@ -97,7 +105,7 @@ def has_hooks(tensor: Tensor) -> bool:
 
 
 def add_gradient(parameter: Tensor, grad: Tensor) -> None:
-    """Add `grad` to the parameter's gradient as autograd does: call the parameter's hooks; do nothing if the parameter is frozen."""
+    """Add `grad` to the parameter's gradient as autograd does, and call the parameter's hooks. A frozen parameter is left unchanged."""
     if not parameter.requires_grad:
         return
     if has_hooks(parameter) or parameter.grad is None:
@@ -107,23 +115,23 @@ def add_gradient(parameter: Tensor, grad: Tensor) -> None:
 
 
 class Vector(Protocol):
-    """The parameters of a net in one vector (see FlatParams)."""
+    """Interface of FlatParams, which holds the parameters of a net in one vector."""
 
     update: int
-    """Number of the last update that was checked for changes; 0: no update is in progress."""
+    """Number of the last update at whose beginning the parameters were checked for changes by a user, or 0 between updates."""
     frozen: tuple[int, ...]
-    """Indices of the parameters that do not require a gradient."""
+    """Indices of the frozen parameters, i.e. the parameters that do not require a gradient."""
 
     def inspect(self) -> None:
-        """Copy parameters whose `data` attribute was replaced back into the vector, and set `frozen`."""
+        """Set `frozen`, and restore the views of the vector for parameters whose `data` attribute was replaced, with the new data."""
 
 
 class FastPass(Generic[F]):
-    """A pass that calls no modules, and is used as long as it gives the same results as the modules.
+    """Holder of a fast pass, which computes a net without its modules and is used as long as it gives the same results as the modules.
 
-    The modules are checked for changes once for each value of `Vector.update`, and at each call outside updates.
+    `get` checks the modules for changes once for each value of `Vector.update`, and at each call between updates.
 
-    Args: fast: the implementation of the pass; None: there is none. vector: the trained parameters. modules, data: see ModuleMonitor.
+    Args: fast: the fast pass, or None if the net has none. vector: the trained parameters. modules, data: see ModuleMonitor.
     """
 
     def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:
@@ -131,7 +139,10 @@ class FastPass(Generic[F]):
         self._update, self._held = -1, False
 
     def get(self, learn: bool = True) -> F | None:
-        """Return `fast`, or None to call the modules. Args: learn: whether gradients of all parameters are needed."""
+        """Return the fast pass if it is valid, otherwise None; the caller must then call the modules.
+
+        Args: learn: whether gradients of all parameters are needed. A fast pass is then valid only if no parameter is frozen.
+        """
         vector = self._vector
         if self.fast is None or vector is None:
             return None

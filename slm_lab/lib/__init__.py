@@ -1,2 +1,4 @@
-"""Modules that every layer uses: records, clock, random streams, shared arrays, notices. They import only numpy and the standard
-library."""
+"""Modules that every layer of the package uses: records, clock, random numbers, shared arrays, messages.
+
+These modules import only numpy and the standard library.
+"""

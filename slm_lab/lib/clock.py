@@ -1,4 +1,4 @@
-"""The clock of a Session: frames, episodes, steps and wall time."""
+"""Clock of a Session, which counts frames, episodes and steps, and measures wall time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
 
 
 class Clock:
-    """Count frames, episodes, vector steps and optimizer steps, and measure wall time in seconds, including earlier parts of a resumed run.
+    """Counts frames, episodes, vector steps and optimizer steps, and measures wall time in seconds.
 
-    After `attach`, frames are counted in shared memory, with one entry per process. A restarted process continues with the count in its
-    entry.
+    The wall time of a resumed run includes the time before the interruption, but not the interruption itself.
+
+    After `attach`, the frames of each process that trains the same net are counted in shared memory. A restarted process continues with its
+    previous count.
     """
 
     __slots__ = ("_frames_W", "_index", "_started_W", "_time", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
@@ -24,16 +26,17 @@ class Clock:
     def __init__(self) -> None:
         self._index = 0
         self._frames_W = np.zeros(1, np.int64)
-        """Number of frames of each process that trains the same net."""
+        """Number of frames of each process that trains the net."""
         self._started_W = np.zeros(1)
-        """Time at which each process first started, in seconds of perf_counter, which is the same for all processes of a machine. In a
-        continued run, the time at which the process would have started if there had been no break. 0: not started."""
+        """Time at which each process first started, in seconds of perf_counter, which is the same clock for all processes of a machine. If
+        a run is continued, the time is the one at which the process would have started if there had been no interruption. The value is 0
+        for a process that has not started."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
         self.opt_step = 0
         self._wall_before = 0.0
-        """Wall time of earlier starts of the run; unused once `_started_W` has an entry for this process."""
+        """Wall time before the interruption of a resumed run. The value is not used after `begin`."""
         self._time: float | None = None
 
     def shared_arrays(self) -> Named:
@@ -50,7 +53,10 @@ class Clock:
 
     @property
     def time(self) -> float:
-        """Current time in seconds of perf_counter. It can be set, to spread the steps of a batch over the time since the last batch."""
+        """Current time in seconds of perf_counter.
+
+        The setter replaces the current time by a given time, in order to spread the steps of a batch over the time since the last batch.
+        """
         return perf_counter() if self._time is None else self._time
 
     @time.setter
@@ -59,44 +65,51 @@ class Clock:
 
     @property
     def wall_t(self) -> float:
-        """Seconds since the start, including earlier parts of a resumed run; before `begin`, only these parts."""
+        """Wall time in seconds since the start of the run, without interruptions. Before `begin`, the wall time before the interruption."""
         started = float(self._started_W[self._index])
         return self.time - started if started else self._wall_before
 
     @property
     def global_frame(self) -> int:
-        """Number of frames of all processes that train one net. Schedules are functions of this number."""
+        """Number of frames of all processes that train the same net. Schedules are functions of this number."""
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
-        """Start or continue the wall time. For a restarted process, wall time continues as if the process had never stopped."""
+        """Start or continue the measurement of wall time.
+
+        For a restarted process, wall time continues as if the process had never stopped.
+        """
         if not self._started_W[self._index]:
             self._started_W[self._index] = perf_counter() - self._wall_before
 
     def advance_to(self, wall_t: float) -> None:
-        """Increase the wall time to at least `wall_t` seconds, because a row may have been written after the loaded state was saved."""
+        """Increase the wall time to at least `wall_t` seconds.
+
+        This is necessary after a restart if metrics were written to a table after the loaded state was saved, because the wall time in the
+        table must not decrease.
+        """
         missing = max(0.0, wall_t - self.wall_t)
         self._wall_before += missing
         if self._started_W[self._index]:
             self._started_W[self._index] -= missing
 
     def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
-        """Load a state from `state_dict`, except the frames, which are in shared memory. Missing entries count as 0."""
+        """Load a result of `state_dict`, except the number of frames, which is in shared memory. Missing entries count as 0."""
         self.frame = self.prev_frame = int(self._frames_W[self._index])
         self.t, self.epi, self.opt_step = self.frame // num_envs, int(state.get("epi", 0)), int(state.get("opt_step", 0))
         self._wall_before = float(state.get("wall_t", 0.0))
 
     def tick(self, frames: int) -> None:
-        """Count one vector step of `frames` frames."""
+        """Count one step of the vector env, which adds `frames` frames."""
         self.prev_frame = self.frame
         self.frame += frames
         self.t += 1
         self._frames_W[self._index] = self.frame
 
     def due(self, every: int, ahead: int = 0) -> bool:
-        """Return whether the last step crossed a multiple of `every` frames, even if frames per step do not divide `every`.
+        """Return whether the frame count reached or passed a multiple of `every` in the last vector step.
 
-        Args: ahead: return True this many frames before each multiple instead.
+        Args: ahead: number of frames before each multiple of `every` at which the result is True instead.
         """
         return (self.frame + ahead) // every > (self.prev_frame + ahead) // every
 

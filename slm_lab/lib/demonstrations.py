@@ -1,4 +1,7 @@
-"""Recorded episodes in the agent's form, written by `enjoy --record` and read by `meta.demonstrations`."""
+"""Recorded episodes for offline learning. `slm-lab enjoy --record` writes them, and the spec key `meta.demonstrations` reads them.
+
+Observations and actions have the form in which agents store them (see ObservationSpace and ActionSpace).
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,33 @@ from slm_lab.lib.records import ActOut, VecStep
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """K transitions of E complete episodes, stored one episode after the other."""
+    """Recorded transitions: K transitions of E complete episodes, stored one episode after the other."""
 
     obs_K: np.ndarray
-    """[K, *shape]: observations in the agent's form, before normalisation."""
+    """[K, *shape]: observations as described by ObservationSpace, before normalisation."""
     action_K: np.ndarray
     """[K] or [K, dim]: actions as passed to the env (see ActionSpace); continuous actions with bounds lie in [-1, 1]."""
     reward_K: np.ndarray
-    """float32 [K]: raw rewards, or training rewards after `with_rewards`."""
+    """float32 [K]: raw rewards, or the rewards for training (clipped, scaled and normalised) after `with_rewards`."""
     terminated_K: np.ndarray
     """bool [K]."""
     truncated_K: np.ndarray
-    """bool [K]. The last row of each episode is terminated or truncated; no other row is."""
+    """bool [K]: whether the episode was truncated after the transition. Exactly the last transition of each episode is terminated or
+    truncated."""
     last_obs_E: np.ndarray
-    """[E, *shape]: the true last observation of each episode."""
+    """[E, *shape]: the observation after the last action of each episode."""
 
     def __len__(self) -> int:
         return len(self.reward_K)
 
     @cached_property
     def end_E(self) -> np.ndarray:
-        """int64 [E]: index of the last row of each episode."""
+        """int64 [E]: index of the last transition of each episode."""
         return np.flatnonzero(self.terminated_K | self.truncated_K)
 
     @property
     def first_K(self) -> np.ndarray:
-        """bool [K]: whether a row begins an episode."""
+        """bool [K]: whether a transition is the first transition of an episode."""
         return np.concatenate([[True], (self.terminated_K | self.truncated_K)[:-1]])
 
     @property
@@ -49,7 +53,7 @@ class Demonstrations:
         return np.diff(sums, prepend=0.0)
 
     def steps(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, None, ActOut, VecStep]:
-        """Return rows [begin, end) as one vector step of (end − begin) envs, in the form of the arguments of `Algorithm.observe`."""
+        """Return the transitions [begin, end) as arguments of `Algorithm.observe`, as if (end − begin) envs had taken one step."""
         rows = slice(begin, end)
         # last_obs_E[-1] is used only if `end` is the number of all rows
         next_obs = np.concatenate([self.obs_K[begin + 1 : end + 1], self.last_obs_E[-1:]])[: end - begin]
@@ -63,7 +67,7 @@ class Demonstrations:
 
 
 class Recorded(NamedTuple):
-    """One step of one env."""
+    """A recorded transition of one env."""
 
     obs: np.ndarray
     action: np.ndarray
@@ -74,7 +78,10 @@ class Recorded(NamedTuple):
 
 
 def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
-    """Join one or more complete episodes. An episode counts as truncated if its last step is not terminated."""
+    """Return the Demonstrations that consist of the given episodes.
+
+    An episode counts as truncated if its last step is not terminated.
+    """
     done = list(episodes)
     rows = [row for episode in done for row in episode]
     terminated_K = np.array([row.terminated for row in rows])
@@ -91,9 +98,9 @@ def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
 
 
 class EpisodeRecorder:
-    """Collect the steps of a vector env, and keep the episodes that have ended.
+    """Records the steps of a vector env. Episodes that have ended are in the attribute `episodes`.
 
-    Args: num_envs: number of envs. bounded: whether to clip recorded continuous actions to [-1, 1], as the env does.
+    Args: num_envs: number of envs. bounded: whether to clip the recorded actions to [-1, 1], as the env does with continuous actions.
     """
 
     def __init__(self, num_envs: int, bounded: bool = False) -> None:
@@ -102,7 +109,11 @@ class EpisodeRecorder:
         self._open: list[list[Recorded]] = [[] for _ in range(num_envs)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, kept_N: np.ndarray) -> None:
-        """Add a step. Args: action_N: actions as passed to the env. kept_N: bool [N], the rows whose steps to record."""
+        """Add a step of the vector env.
+
+        Args: obs_N: observations before the step. action_N: actions as passed to the env. kept_N: bool [N], whether to record the step of
+        each env.
+        """
         if self.bounded:
             action_N = np.clip(action_N, -1.0, 1.0).astype(np.float32)
         for n in np.flatnonzero(step.valid_N & kept_N):

@@ -1,4 +1,4 @@
-"""Returns of the last episodes of a policy, from all processes that train its net."""
+"""Returns of a policy's most recent training episodes, which are collected from all processes that train the policy's net."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ import numpy as np
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 
 EPISODES = 100
-"""Number of finished episodes in the window."""
+"""Maximum number of finished episodes in an EpisodeWindow."""
 RECENT_SHARE, MIN_EPISODES, MAX_AGE = 0.05, 20, 0.2
-"""The current return is the mean over the episodes that ended in the last RECENT_SHARE of the frames, or over the last MIN_EPISODES
-episodes if these are more. Episodes that ended at the same frame as the oldest of these are included too. At most EPISODES episodes are
-used, and only episodes that ended in the last MAX_AGE of the frames."""
+"""Definition of the current return (`EpisodeWindow.current`). The current return is the mean over the episodes that ended in the last
+fraction RECENT_SHARE of the frames, or over the last MIN_EPISODES episodes if these are more episodes. Episodes that ended at the same
+frame as the oldest of these episodes are included. At most EPISODES episodes are used, and only episodes that ended in the last fraction
+MAX_AGE of the frames."""
 _RING = 256
-"""Number of entries per process. The additional entries give a reader time to copy the window before its oldest entry is overwritten."""
+"""Number of entries in the ring buffer of each process. The buffer has more than EPISODES entries, so that a reader can copy the last
+EPISODES entries before the writer overwrites the oldest of them."""
 _FRAME, _RETURN, _TOTAL = range(3)
-"""Columns of an entry: global frame at the end of the episode, its return, and the sum of this and all earlier returns of the process."""
+"""Columns of an entry: global frame at the end of an episode, return of the episode, and sum of the returns of this and all earlier
+episodes of the process."""
 
 
 class CurrentReturn(NamedTuple):
@@ -27,12 +30,15 @@ class CurrentReturn(NamedTuple):
 
     mean: float
     error: float | None
-    """Standard error; None for a single episode."""
+    """Standard error of the mean, or None for a single episode."""
     episodes: int
 
     @staticmethod
     def of(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
-        """Return the mean of `returns`, which are assumed to be independent; None if there are no returns."""
+        """Return the mean of returns that are assumed to be independent, with the standard error of the mean.
+
+        Return None for no returns.
+        """
         if not len(returns):
             return None
         error = float(np.std(returns, ddof=1)) / sqrt(len(returns)) if len(returns) > 1 else None
@@ -40,10 +46,13 @@ class CurrentReturn(NamedTuple):
 
     @staticmethod
     def of_training(returns: np.ndarray) -> CurrentReturn | None:
-        """Return the mean of `returns`, in order of time, with its standard error as an estimate of the return of the policy at the end.
+        """Return the mean of training returns in chronological order, as an estimate of the return of the current policy.
 
-        The policy changes from episode to episode. The returns are therefore divided into √n groups. If the variance between the groups'
-        means exceeds the variance expected for independent returns, the excess is added (random effects of a one-way analysis of variance).
+        Returns None if there are no returns. The standard error takes into account that the policy changes during training.
+
+        The n returns are divided into √n groups of consecutive returns. If the variance between the means of the groups exceeds the
+        variance that is expected for independent returns, the excess is added to the squared standard error (random effects of a one-way
+        analysis of variance).
         """
         found, groups = CurrentReturn.of(returns), isqrt(len(returns))
         if found is None or found.error is None or groups < 2:
@@ -59,20 +68,20 @@ class CurrentReturn(NamedTuple):
 
 
 class EpisodeWindow:
-    """Store the returns of the last EPISODES episodes in the order of global frames, and count the episodes since the last row of metrics.
+    """Stores the returns of the last EPISODES episodes, in the order of global frames, and counts the episodes since metrics were written.
 
-    After `attach`, the episodes of all processes that train one net are in shared memory. Each process writes only to its own ring, first
-    the entry and then the count, so that no lock is needed; a reader merges the rings. A process that replaces a dead process continues the
-    ring of that process.
+    After `attach`, the episodes of all processes that train the same net are in shared memory. Each process writes only to its own ring
+    buffer, first the entry of an episode and then the number of episodes. Therefore no lock is needed. A reader merges the ring buffers of
+    all processes. A process that replaces a dead process continues the ring buffer of the dead process.
     """
 
     def __init__(self) -> None:
         self._index = 0
         self._store: Store | None = None
         self._count_W = np.zeros(1, np.int64)
-        """Number of episodes of each process."""
+        """Number of episodes that each process has finished."""
         self._mark_WX = np.zeros((1, 2))
-        """Number of episodes of all processes, and sum of their returns, at the last row of each process."""
+        """Number of episodes of all processes, and sum of their returns, when each process last called `new`."""
         self._ring_WRX = np.zeros((1, _RING, 3))
 
     def shared_arrays(self) -> Named:
@@ -88,7 +97,7 @@ class EpisodeWindow:
         self._count_W, self._mark_WX, self._ring_WRX = arrays["count"][:, 0], arrays["mark"], arrays["ring"]
 
     def record(self, returns: Sequence[float], frame: int) -> None:
-        """Add episodes of this process that ended at a global frame."""
+        """Add the returns of episodes of this process that ended at the global frame `frame`."""
         ring, count = self._ring_WRX[self._index], int(self._count_W[self._index])
         total = float(ring[(count - 1) % _RING, _TOTAL])
         for value in returns:
@@ -105,9 +114,9 @@ class EpisodeWindow:
         return list(map(float, self._entries()[:, _RETURN]))
 
     def current(self, frame: int) -> CurrentReturn | None:
-        """Return the current return at a global frame; None if no episode has ended recently enough.
+        """Return the current return at the global frame `frame`, or None if no episode ended recently enough. See RECENT_SHARE.
 
-        It is computed from the episodes that the property `returns` contained when it was last read.
+        If the store is in another process, episodes of other processes are included up to the last use of `returns` or `new`.
         """
         entries = self._entries()
         if not len(entries):
@@ -123,9 +132,11 @@ class EpisodeWindow:
         return list(map(float, self._last_entries(self._index)[1][:, _RETURN]))
 
     def new(self, *, count_again: bool = False) -> tuple[int, float | None]:
-        """Return the number and mean return (None without episodes) of the episodes of all processes since this process's last call.
+        """Return the number and the mean return of the episodes of all processes since this process last called this method.
 
-        Args: count_again: whether the next call counts these episodes again.
+        The mean return is None if there are no such episodes.
+
+        Args: count_again: whether the next call counts the same episodes again.
         """
         self._exchange()
         episodes, total = 0, 0.0
@@ -141,13 +152,13 @@ class EpisodeWindow:
         return max(count, 0), mean
 
     def clear(self) -> None:
-        """Remove all episodes of this process, because another policy acts from now on."""
+        """Remove all episodes of this process. Call this method if another policy acts from now on."""
         self._count_W[self._index] = 0
         self._mark_WX[self._index] = 0.0
         self._ring_WRX[self._index] = 0.0
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the episodes as plain Python objects; None if they are in shared memory, whose snapshot contains them."""
+        """Return the episodes as plain Python objects, or None if the episodes are in shared memory, whose snapshot contains them."""
         if self._store is not None:
             return None
         count, entries = self._last_entries(0)
@@ -160,12 +171,12 @@ class EpisodeWindow:
             self._ring_WRX[0, np.arange(count - len(last), count) % _RING] = np.reshape(last, (-1, 3))
 
     def _entries(self) -> np.ndarray:
-        """Return the entries of the last EPISODES episodes of all processes, in order of global frames, [≤ EPISODES, 3]."""
+        """Return the entries of the last EPISODES episodes of all processes, in the order of global frames, [≤ EPISODES, 3]."""
         entries = np.concatenate([self._last_entries(worker)[1] for worker in range(len(self._count_W))])
         return np.asarray(entries[np.argsort(entries[:, _FRAME], kind="stable")][-EPISODES:])
 
     def _last_entries(self, worker: int) -> tuple[int, np.ndarray]:
-        """Return the number of episodes of a process, and its last EPISODES entries, oldest first, [≤ EPISODES, 3]."""
+        """Return the number of episodes of a process, and the process's last EPISODES entries [≤ EPISODES, 3], oldest first."""
         while True:
             count = int(self._count_W[worker])
             self._barrier()

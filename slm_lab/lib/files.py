@@ -1,4 +1,4 @@
-"""Files that are replaced atomically, and JSON with a checksum."""
+"""Functions for files: atomic replacement, JSON with a checksum, permissions, and paths in messages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from slm_lab.lib.system import has_feature
 
 
 def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Replace the content of `path` atomically. If this raises OSError, the old content is kept and no temporary file is left.
+    """Replace the content of `path` atomically. If OSError is raised, the file keeps its old content and no temporary file is left.
 
-    The temporary file is in the same folder, because a rename is atomic only within a file system. Its name is short, because the name of
-    `path` may have the maximum length. With `sync=True` the new content survives a power failure.
+    The temporary file is in the folder of `path`, because a rename is atomic only within a file system. The name of the temporary file is
+    short, because the name of `path` may have the maximum length. With `sync=True`, the new content survives a power failure.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
@@ -35,17 +35,17 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
 
 
 def indented_json(content: Any, *, ensure_ascii: bool = False) -> bytes:
-    """Return the content of a JSON file that users read."""
+    """Return an object as the content of an indented JSON file, for files that users read."""
     return (json.dumps(content, indent=2, ensure_ascii=ensure_ascii) + "\n").encode()
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a JSON file with its CRC-32 added as "crc32"."""
+    """Return the content of a JSON file with an additional key "crc32", the CRC-32 checksum of the content."""
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
 
 
 def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content without the checksum that `with_checksum` may have added. Raises ValueError if the checksum does not match."""
+    """Return the content of a JSON file without its key "crc32". Raises ValueError if the checksum does not match the content."""
     plain = {key: value for key, value in content.items() if key != "crc32"}
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
         raise ValueError("its content does not match its checksum (crc32)")
@@ -53,7 +53,7 @@ def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nonfinite_to_none(value: Any) -> Any:
-    """Replace numbers that are not finite by None, since JSON has no such numbers."""
+    """Return a nested object in which None replaces NaN and infinity, because JSON does not support them."""
     if isinstance(value, dict):
         return {key: nonfinite_to_none(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -62,7 +62,7 @@ def nonfinite_to_none(value: Any) -> Any:
 
 
 def not_writable(folder: Path) -> str | None:
-    """Return the reason why no file can be created in an existing folder; None if files can be created."""
+    """Return the reason why no file can be created in an existing folder, or None if files can be created."""
     if os.access(folder, os.W_OK | os.X_OK):
         return None
     read_only = False
@@ -72,6 +72,6 @@ def not_writable(folder: Path) -> str | None:
 
 
 def display_path(path: Path) -> Path:
-    """Return a path for messages: relative to the working directory if the path is inside it."""
+    """Return a path for messages, which is relative to the working directory if `path` is inside the working directory."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

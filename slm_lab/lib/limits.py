@@ -1,4 +1,4 @@
-"""The processor, and the CPU cores and memory that this process may use under the limits of its control groups (containers, Slurm)."""
+"""Number of CPU cores and memory size that this process may use in its control groups (containers, Slurm), and the processor's name."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _GROUPS = Path("/proc/self/cgroup")
 
 
 def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """Return the number of CPU cores that this process may use, at least 1. A fraction of a core counts as a core.
+    """Return the number of CPU cores that this process may use, at least 1. A limit of a fraction of a core is rounded up.
 
-    Args: root, groups: mount point of the control groups, and the file that lists the groups of this process.
+    Args: root: mount point of the control groups. groups: file that lists the control groups of this process.
     """
     count: float = len(os.sched_getaffinity(0)) if has_feature("affinity") else os.cpu_count() or 1
     for folder in _folders(root, groups, "cpu"):
@@ -29,7 +29,7 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
 
 def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """Return the memory in bytes that this process may use; 2**63 if the system does not report it."""
+    """Return the amount of memory in bytes that this process may use, or 2**63 if the system does not report the amount."""
     size = 2**63
     with suppress(OSError, ValueError):
         if has_feature("sysconf"):
@@ -41,9 +41,11 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
 
 def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's group and of all its parent groups, each of which may set a limit.
+    """Yield the folders of this process's control group and of all parent groups, each of which may set a limit.
 
-    In a container, the listed path may be a path of the host; then the root of the control groups is the container's own group.
+    In a container, `groups` may list a path of the host. The root of the control groups is then the container's own group.
+
+    Args: controller: name of the controller, "cpu" or "memory".
     """
     if not has_feature("proc"):
         return
@@ -64,7 +66,7 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> tuple[int, ...]:
-    """Return the numbers in a file; none if the file contains "max" or is missing."""
+    """Return the integers in a file, or an empty tuple if the file contains "max" (no limit) or is missing."""
     try:
         return tuple(int(word) for word in file.read_text().split())
     except (OSError, ValueError):
@@ -72,7 +74,7 @@ def _numbers(file: Path) -> tuple[int, ...]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the description of the first core: vendor, model and instructions on Linux; platform.processor() on other systems."""
+    """Return a description of the processor: the vendor, model and instructions of the first core on Linux, else platform.processor()."""
     with suppress(OSError):
         if has_feature("proc"):
             return cpuinfo.read_text().split("\n\n")[0]
@@ -80,6 +82,6 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"; "" if the system does not report it."""
+    """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor", or "" if the system does not report a name."""
     lines = (line.partition(":") for line in processor().splitlines())
     return next((name.strip() for key, _, name in lines if key.strip() == "model name"), platform.processor())

@@ -1,4 +1,4 @@
-"""Messages to the user: notices of one line each, and errors that are shown without a traceback."""
+"""Messages to the user: notices, which are single lines, and errors that are shown without a traceback."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ logger = logging.getLogger("slm_lab")
 
 
 def notice(text: str) -> None:
-    """Log one line for the user, on stderr unless the application configures logging otherwise."""
+    """Log a notice, i.e. one line for the user. It is written to stderr unless the application configures logging otherwise."""
     logger.warning(text)
 
 
 class NoticeHandler(logging.Handler):
-    """Logging handler that calls `on_notice` with the text of each notice."""
+    """Logging handler that passes the text of each notice to the function `on_notice`."""
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -27,7 +27,7 @@ class NoticeHandler(logging.Handler):
 
 @contextmanager
 def capture_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
-    """Call `on_notice` with the text of each notice while the block runs."""
+    """Context in which the function `on_notice` is called with the text of each notice."""
     handler = NoticeHandler(on_notice)
     logger.addHandler(handler)
     try:
@@ -37,8 +37,8 @@ def capture_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
 
 
 class PlainError(Exception):
-    """An error that is shown as its message, without a traceback."""
+    """An error of which users see only the message, without a traceback."""
 
 
 class NotWritable(PlainError, OSError):
-    """A file of the run cannot be written: the folder has become read-only."""
+    """Error that a file of a run cannot be written, because the run folder has become read-only."""

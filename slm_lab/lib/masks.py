@@ -1,4 +1,4 @@
-"""Action masks in numpy: bool [N, A], the concatenated masks of all components, true for valid choices."""
+"""Action masks in numpy. A mask is bool [N, A]: for each env, the concatenated masks of all action components, true for valid choices."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import numpy as np
 
 
 def draw_valid(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw uniformly random valid actions, int64 [N, D], for D components with nvec[i] choices each."""
+    """Draw uniformly random valid actions, int64 [N, D]. An action has D components, of which component i has nvec[i] choices."""
     key_NA = np.where(valid_NA, rng.random(valid_NA.shape), -1.0)
     action_ND: np.ndarray = np.stack([part.argmax(axis=1) for part in _components(key_NA, nvec)], axis=1)
     return action_ND
 
 
 def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the log-probability of each action that `draw_valid` draws, float32 [N]."""
+    """Return the log-probabilities of the actions that `draw_valid` draws, float32 [N].
+
+    All valid actions of an env have the same probability.
+    """
     counts_ND = np.stack([part.sum(axis=1) for part in _components(valid_NA, nvec)], axis=1)
     logp_N: np.ndarray = -np.log(np.maximum(counts_ND, 1)).sum(axis=1)
     return logp_N.astype(np.float32)
 
 
 def has_action(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return whether each row has a valid choice for every component, bool [N]."""
+    """Return whether each env has a valid action, bool [N]: at least one valid choice for every action component."""
     if len(nvec) == 1:
         return np.asarray(valid_NA.any(axis=1))
     found_N: np.ndarray = np.logical_and.reduce([part.any(axis=1) for part in _components(valid_NA, nvec)])

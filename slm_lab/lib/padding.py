@@ -1,7 +1,7 @@
-"""Arrays for the rows of agents whose spaces differ: each row is padded with zeros to the size of the widest row.
+"""Padding of observations and actions, so that one array can contain those of several agents whose spaces differ.
 
-In this way, one array contains the observations, or the actions, of all agents of an env (see EnvInfo.groups). The first numbers of a row
-are the agent's own.
+Each row of the array belongs to one agent (see EnvInfo.groups). A row begins with the observation or action of its agent, and is padded
+with zeros to the size of the largest observation or action of all agents.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from slm_lab.lib.records import ActionSpace, ObservationSpace
 
 
 def padded(values_K: np.ndarray, form: ObservationSpace | ActionSpace) -> np.ndarray:
-    """Pad the rows [K, …] of some agents to the common form [K, *form.shape] of all agents."""
+    """Pad the observations or actions [K, …] of K agents with zeros to the common shape [K, *form.shape] of all agents."""
     if values_K.shape[1:] == form.shape:
         return values_K.astype(form.dtype, copy=False)
     result = np.zeros((len(values_K), *form.shape), form.dtype)
@@ -22,7 +22,10 @@ def padded(values_K: np.ndarray, form: ObservationSpace | ActionSpace) -> np.nda
 
 
 def without_padding(values_K: np.ndarray, own: ObservationSpace | ActionSpace) -> np.ndarray:
-    """Return the values [K, *own.shape] of rows, without the padding that `padded` added."""
+    """Return observations or actions [K, *own.shape] without the zeros that `padded` added.
+
+    Args: own: space of the agents to which the values belong.
+    """
     if values_K.shape[1:] == own.shape:
         return values_K.astype(own.dtype, copy=False)
     return np.ascontiguousarray(values_K[:, : own.shape[0]] if own.shape else values_K[:, 0], own.dtype)

@@ -1,9 +1,9 @@
-"""Processes: environment variables, start method, groups, garbage collection, signals, and the state that a child takes from its parent.
+"""Functions for processes: environment variables, start method, process groups, garbage collection, signals, and state for child processes.
 
-Signals: a child must not end on a Ctrl-C that its parent handles. It must also not pass a blocked or ignored signal on to programs that it
-runs, because these programs would then not react to terminate(). Therefore the parent starts the child with these signals blocked
-(`stop_signals_blocked`), and the child installs handlers that do nothing before it unblocks the signals (`discard_stop_signals`). (exec
-resets handlers, but neither masks nor SIG_IGN.)
+Signals are treated as follows. A child process must not end on a Ctrl-C that its parent handles. If the child blocked or ignored the
+signals, programs that the child runs would inherit this, and would not react to terminate(). (exec resets handlers, but neither signal
+masks nor SIG_IGN.) Therefore the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child installs
+handlers that do nothing before it unblocks the signals (`discard_stop_signals`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slm_lab.lib.system import has_feature
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while the block runs."""
+    """Context in which environment variables have the given values. The previous values are restored at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -37,7 +37,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables; remove those whose value is None."""
+    """Set environment variables. A variable whose value is None is removed."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -47,10 +47,11 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def hidden_main() -> Iterator[None]:
-    """Prevent multiprocessing from running the user's script again in a child that is started inside this block.
+    """Context in which multiprocessing starts child processes that do not run the user's script again.
 
-    With the start methods spawn and forkserver, children import the parent's `__main__`. The children of this package do not need it.
-    Without this import, they can be started by a script without `if __name__ == "__main__"`, by a notebook or by `python -c`.
+    With the start methods spawn and forkserver, child processes import the parent's module `__main__`. The child processes of this package
+    do not need this module. Because they do not import it, they can be started by a script without `if __name__ == "__main__"`, by a
+    notebook or by `python -c`.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -62,45 +63,47 @@ def hidden_main() -> Iterator[None]:
 
 Method = Literal["forkserver", "spawn"]
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables for the number of threads. The libraries of numpy and torch read them when they are loaded; children use one
-thread."""
+"""Environment variables that set the number of threads of the libraries of numpy and torch, which read the variables when they are loaded.
+Child processes use one thread."""
 
 
 @dataclass
 class ThisProcess:
-    """Settings with which this process starts other processes, and temporarily changed settings.
+    """State of this process: settings for starting child processes, and temporarily changed settings.
 
-    This is the only module-level state in this package.
+    The instance THIS_PROCESS is the only global state in this package.
     """
 
     choose_start_method: Callable[[], Method] = lambda: "spawn"
     requested_method: Literal["auto", "forkserver", "spawn"] = "auto"
-    """meta.start_method of the spec that this process runs."""
+    """Value of meta.start_method in the spec that this process runs."""
     forkserver_unavailable: bool = False
-    """Whether the fork server cannot run on this machine."""
+    """Whether the fork server of multiprocessing cannot run on this machine."""
     server_users: int = 0
-    """Number of running blocks that need the fork server."""
+    """Number of running contexts that need the fork server."""
     gc_thresholds: tuple[int, int, int] | None = None
-    """Thresholds of garbage collection before it was delayed; None: it is not delayed."""
+    """Thresholds of garbage collection before `delay_garbage_collection`, or None if garbage collection is not delayed."""
 
 
 THIS_PROCESS = ThisProcess()
 
 
 def start_method() -> Method:
-    """Return the start method of multiprocessing for the next child process. Starts the fork server if needed."""
+    """Return the start method of multiprocessing for the next child process. Start the fork server if this method needs it."""
     return THIS_PROCESS.choose_start_method()
 
 
 _GRACE_SECONDS = 3.0
-"""Seconds that a process has to exit after the death of its owner, before it is killed."""
+"""Time in seconds between the death of the owner of a process group and the moment at which the group is killed."""
 _POLL_SECONDS = 0.5
 
 
 def lead_group(owner: int) -> None:
-    """Make this process the leader of a new process group, which is killed soon after `owner`, the process that started it, has died.
+    """Make this process the leader of a new process group, which is killed soon after the death of `owner`.
 
-    A terminal's Ctrl-C does not reach the group. The owner calls `kill_group` when this process has ended.
+    A Ctrl-C in the terminal does not reach the group. The owner must call `kill_group` when this process has ended.
+
+    Args: owner: pid of the process that requested the start of this process.
     """
     if not has_feature("groups"):
         return
@@ -109,7 +112,10 @@ def lead_group(owner: int) -> None:
 
 
 def _follow(owner: int) -> None:
-    """Kill the group after the owner's death. (The parent of a process may be the fork server instead of the owner.)"""
+    """Wait for the death of the process `owner`, then kill the process group of this process.
+
+    The parent of this process may be the fork server instead of `owner`.
+    """
     if has_feature("pidfd"):
         with contextlib.suppress(ProcessLookupError):  # the owner is dead already
             select.select([os.pidfd_open(owner)], [], [])
@@ -121,7 +127,7 @@ def _follow(owner: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill all processes of the group that `leader` leads or has led."""
+    """Kill all processes of the process group whose leader is or was the process `leader`."""
     if has_feature("groups"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
@@ -129,16 +135,17 @@ def kill_group(leader: int) -> None:
 
 @dataclass(frozen=True)
 class ProcessState:
-    """Environment variables, umask, cores and priority of the process that starts a child.
+    """Environment variables, umask, CPU cores and priority of a process that starts a child process.
 
-    A process forked from a fork server has the state of the server, which was started earlier. When this object is unpickled, it restores
-    the state of the starting process. This happens before later arguments are unpickled and the modules that they need are imported.
+    A child process that the fork server creates has the state of the fork server, which was started earlier. Unpickling a ProcessState in
+    the child restores the state of the starting process. If the ProcessState is the first argument of the child, the state is restored
+    before other arguments are unpickled and import modules.
     """
 
     environ: dict[str, str]
     umask: int
     cores: frozenset[int] | None
-    """Cores that the process may use; None if the system does not report them."""
+    """CPU cores that the process may use, or None if the system does not report the cores."""
     priority: int
 
     @classmethod
@@ -153,7 +160,7 @@ class ProcessState:
         return _restored, (self.environ, self.umask, self.cores, self.priority)
 
     def restore(self) -> None:
-        """Apply this state to the current process."""
+        """Apply the environment variables, umask, cores and priority to the current process."""
         os.environ.clear()
         os.environ.update(self.environ)
         os.umask(self.umask)
@@ -171,13 +178,15 @@ def _restored(*fields: Any) -> ProcessState:
 
 
 _OBJECTS = 200_000
-"""Number of new objects between two garbage collections while these are delayed; `import torch` leaves about 250,000 objects."""
+"""Number of new objects between two garbage collections after `delay_garbage_collection`. (`import torch` creates about 250,000 objects
+that stay alive.)"""
 
 
 def delay_garbage_collection() -> None:
-    """Delay garbage collection until `freeze_objects`, while many objects are created.
+    """Make garbage collection less frequent until `freeze_objects` is called, while imports create many objects.
 
-    Most objects that an import creates stay alive. Scanning them repeatedly for garbage takes a tenth of the time of `import torch`.
+    Most objects that an import creates stay alive. Scanning these objects repeatedly for garbage takes a tenth of the time of `import
+    torch`.
     """
     if THIS_PROCESS.gc_thresholds is None and gc.isenabled():
         THIS_PROCESS.gc_thresholds = gc.get_threshold()
@@ -185,7 +194,10 @@ def delay_garbage_collection() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude existing objects from garbage collection, which otherwise takes 1.5 % of A2C's time, and end `delay_garbage_collection`."""
+    """Exclude all existing objects from garbage collection, and restore the thresholds that `delay_garbage_collection` changed.
+
+    Without this exclusion, garbage collection takes 1.5 % of the training time of A2C.
+    """
     gc.freeze()
     if THIS_PROCESS.gc_thresholds is not None:
         gc.set_threshold(*THIS_PROCESS.gc_thresholds)
@@ -193,17 +205,18 @@ def freeze_objects() -> None:
 
 
 STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals of Ctrl-C, kill and a closed terminal."""
+"""The signals that Ctrl-C, the command kill and a closed terminal send."""
 
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Delay STOP_SIGNALS until the end of this block; a process started inside the block starts with these signals blocked.
+    """Context that delays STOP_SIGNALS until its end. A child process that is started in this context begins with STOP_SIGNALS blocked.
 
-    The signal mask alone is not sufficient, because it belongs to this thread: the kernel delivers the signal to another thread (threads of
-    BLAS and OpenMP do not block it), and Python then runs the handler in the main thread, inside the block. If the handler raised an
-    exception between the start of a process and the assignment of its pid, that process would keep running. Also, starting
-    multiprocessing's resource tracker unblocks SIGINT and SIGTERM. Therefore the handlers are replaced too.
+    In addition to the signal mask, the signal handlers are replaced, for two reasons. First, a signal mask applies to one thread only. The
+    kernel delivers a signal to another thread that does not block the signal, such as a thread of BLAS or OpenMP, and Python then runs the
+    handler in the main thread, inside this context. If the handler raised an exception between the start of a child process and the
+    assignment of its pid, the child process would keep running. Second, starting multiprocessing's resource tracker unblocks SIGINT and
+    SIGTERM.
     """
     if not has_feature("signals"):
         yield
@@ -222,7 +235,11 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Install `handler` for STOP_SIGNALS and return the previous handlers. In threads other than the main thread nothing changes."""
+    """Install `handler` for STOP_SIGNALS and return the previous handlers, by signal.
+
+    Signals that are ignored, or whose handler was not installed by Python, keep their handlers. In threads other than the main thread, this
+    function does nothing and returns an empty dict.
+    """
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
@@ -233,7 +250,10 @@ def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[
 
 
 def discard_stop_signals() -> None:
-    """Make STOP_SIGNALS have no effect on this process; programs that it runs get the default actions. Call this in the main thread."""
+    """Make STOP_SIGNALS have no effect on this process. Call this function in the main thread.
+
+    Programs that this process runs react to STOP_SIGNALS by default.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, _discard)
         if has_feature("signals"):

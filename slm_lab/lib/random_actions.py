@@ -1,4 +1,4 @@
-"""Uniformly random actions."""
+"""Uniformly random actions, with which agents explore before they learn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from slm_lab.lib.records import ActionSpace
 def draw_uniform(
     action: ActionSpace, count: int, rng: np.random.Generator, valid_NA: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` uniformly random actions in the agent's form. If a continuous component is unbounded, all of them are standard normal.
+    """Draw `count` uniformly random actions, in the form that ActionSpace describes.
 
-    Args: valid_NA: bool [N, A], whether each discrete choice is valid; None: all are valid.
+    If any continuous component is unbounded, all continuous components are drawn from a standard normal distribution.
 
-    Returns: the actions [N] or [N, dim], and their log-probabilities, float32 [N].
+    Args: valid_NA: bool [N, A], whether each choice of the discrete components is valid, or None if all choices are valid.
+
+    Returns: the actions [N] or [N, dim], and the log-probabilities of the actions, float32 [N].
     """
     if action.kind == "hybrid":
         drawn = [draw_uniform(part, count, rng, valid_NA if part.nvec else None) for part in action.parts]

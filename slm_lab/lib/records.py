@@ -1,4 +1,7 @@
-"""Records that layers exchange. Suffixes of names give the axes: T = time, N = envs, B = batch, K = a sparse subset."""
+"""Data classes that envs, agents and experiments exchange.
+
+The suffix of an array's name gives its axes: T = time, N = envs, B = batch, K = a subset.
+"""
 
 from __future__ import annotations
 
@@ -12,54 +15,56 @@ ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary",
 Dtype = Literal["float32", "uint8"]
 InputKind = Literal["image", "vector"]
 Use = Literal["all", "critic", "mask"]
-"""Use of a part of an observation: "all": actor and critic read it; "critic": only the critic reads it; "mask": it is the action mask."""
+"""Use of one entry of an observation. "all" means that actor and critic read the entry. "critic" means that only the critic reads the
+entry. "mask" means that the entry is the action mask."""
 Channels = Literal["first", "last"]
 
 
 class Ambiguity(NamedTuple):
-    """A property that a space does not determine."""
+    """A property of observations that the env's observation space does not determine, such as the order of image axes."""
 
     key: str
-    """Key of a spec that determines the property."""
+    """Spec key that determines the property."""
     message: str
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """Space of actions, per env.
+    """Space of the actions of one env, as the agent chooses and stores actions.
 
-    discrete: one integer in [0, nvec[0]); action_N is int64 [N].
-    multi_discrete: one integer in [0, nvec[i]) per component; action_N is int64 [N, len(nvec)].
-    multi_binary: 0 or 1 per component; action_N is int64 [N, dim].
-    continuous: action_N is float32 [N, dim]. If both bounds of a component are finite, the env scales [-1, 1] to these bounds. Components
-    are clipped to finite bounds. The Box is flattened to dim components.
-    hybrid: several of these kinds; action_N is float32 [N, dim], with the multi_discrete components first, then multi_binary, then
-    continuous.
+    discrete: an action is one integer in [0, nvec[0]). The actions of N envs are int64 [N].
+    multi_discrete: component i of an action is an integer in [0, nvec[i]). The actions of N envs are int64 [N, len(nvec)].
+    multi_binary: each component is 0 or 1. The actions of N envs are int64 [N, dim].
+    continuous: the actions of N envs are float32 [N, dim], where dim is the number of elements of the Box. If both bounds of a component
+    are finite, the env scales [-1, 1] to these bounds. The env clips components to finite bounds.
+    hybrid: an action has components of several kinds. The actions of N envs are float32 [N, dim], with the multi_discrete components first,
+    then the multi_binary components, then the continuous components.
     """
 
     kind: ActionKind
     nvec: tuple[int, ...] = ()
-    """Number of choices: (n,) for discrete; one number per discrete component for multi_discrete and hybrid; otherwise empty."""
+    """Numbers of choices: (n,) for a discrete space, one number per discrete component for a multi_discrete or hybrid space, otherwise
+    empty."""
     dim: int = 1
-    """Number of components of one action; 1 for discrete."""
+    """Number of components of one action, which is 1 for a discrete space."""
     bounded: bool = True
-    """continuous, hybrid: whether every continuous component has finite bounds."""
+    """Whether every continuous component has finite bounds, for continuous and hybrid spaces."""
     bits: int = 0
-    """hybrid: number of binary components."""
+    """Number of binary components, for hybrid spaces."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one action in the agent's form."""
+        """Shape of one action, as the agent stores actions."""
         return () if self.kind == "discrete" else (self.dim,)
 
     @property
     def dtype(self) -> type[np.float32 | np.int64]:
-        """dtype of actions in the agent's form."""
+        """dtype of actions, as the agent stores actions."""
         return np.float32 if self.kind in ("continuous", "hybrid") else np.int64
 
     @property
     def parts(self) -> tuple[ActionSpace, ...]:
-        """The parts of a hybrid space, in the order of their components; for any other space, the space itself."""
+        """The multi_discrete, multi_binary and continuous parts of a hybrid space, in this order. For any other space, the space itself."""
         if self.kind != "hybrid":
             return (self,)
         choices = ActionSpace("multi_discrete", self.nvec, len(self.nvec))
@@ -73,57 +78,62 @@ def _divisor(dtype: Dtype, high: float | None) -> float:
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """One entry of a packed observation: bytes [begin, end) of the observation contain an array."""
+    """One entry of a packed observation, an array that is stored in the bytes [begin, end) of the observation."""
 
     name: str
-    """Key in the Dict ("0", "1", … in a Tuple); a nested entry is named with its parents: "hand/camera"."""
+    """Key of the entry in the Dict, or "0", "1", … in a Tuple. The name of a nested entry contains its parents, as in "hand/camera"."""
     shape: tuple[int, ...]
-    """[C, H, W] of an image, else [n]."""
+    """Shape of the entry, which is [C, H, W] for an image and [n] for a vector."""
     dtype: Dtype
     begin: int
     end: int
     high: float | None = None
-    """See ObservationSpace."""
+    """See the attribute of the same name in ObservationSpace."""
     text: str = field(default="", compare=False)
-    """See ObservationSpace."""
+    """See the attribute of the same name in ObservationSpace."""
     use: Use = "all"
 
     @property
     def divisor(self) -> float:
-        """Number by which a net divides the array, so that its values are at most 1."""
+        """Number by which a net divides the entry, so that values are at most 1."""
         return _divisor(self.dtype, self.high)
 
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """Space of one env's observations. An observation is always one array.
+    """Space of the observations of one env, as the agent receives observations. An observation is always a single array.
 
-    Discrete and MultiDiscrete observations are one-hot encoded. A Dict or Tuple becomes the concatenation of its flattened entries. If an
-    entry is an image, the Dict or Tuple is packed instead: it becomes one uint8 vector with the bytes of all entries, whose positions are
-    in `parts`. Entries for the critic only come after entries for both nets, and an action mask comes last.
+    Discrete and MultiDiscrete observations of the env are one-hot encoded. A Dict or Tuple without images becomes the concatenation of its
+    flattened entries. A Dict or Tuple with an image is packed: it becomes one uint8 vector that contains the bytes of all entries, and
+    `parts` describes the positions of the entries. Entries that only the critic reads come after the entries that actor and critic read,
+    and an action mask comes last.
     """
 
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
-    """uint8 for images of integers up to 255, else float32."""
+    """dtype of observations: uint8 for packed observations and for images of integers up to 255, otherwise float32."""
     stack: int = 1
-    """Number of frames stacked along the first axis, the newest last. Within an episode, each observation is the previous observation,
-    shifted by one frame."""
+    """Number of frames that are stacked along the first axis, with the newest frame last. Within an episode, each observation is the
+    previous observation shifted by one frame."""
     parts: tuple[ObservationPart, ...] = ()
-    """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
+    """Entries of a packed observation, in the order of the env's space. The float32 entries occupy the first bytes. `parts` is empty if the
+    observation is not packed."""
     high: float | None = None
-    """Upper bound of an image; None: 255 for uint8, 1 for float32."""
+    """Upper bound of the values of an image. None means 255 for uint8 and 1 for float32."""
     critic_begin: int | None = None
-    """First column of the entries for the critic only; None: there are none, or the observation is packed (see ObservationPart.use)."""
+    """First column of the entries that only the critic reads. None if there are no such entries, or if the observation is packed (see
+    ObservationPart.use)."""
     mask: tuple[int, int] | None = None
-    """Columns of the action mask (see ActionMask): numbers, or bytes if the observation is packed; None: every action is always valid."""
+    """First and last + 1 column of the action mask (see ActionMask), or None if every action is always valid. The columns are bytes if the
+    observation is packed."""
     goals: tuple[tuple[int, int], tuple[int, int]] | None = field(default=None, compare=False)
-    """Columns of achieved_goal and of desired_goal, if the observation has these entries with unchanged numbers."""
+    """Columns [begin, end) of the entries achieved_goal and desired_goal, if the observation contains these entries with unchanged values,
+    otherwise None."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
-    """Properties that the env's space does not determine, and that were guessed. They matter only for nets that treat images and vectors
-    differently."""
+    """Properties that the env's space does not determine, and that were guessed. A wrong guess affects only nets that treat images and
+    vectors differently."""
     text: str = field(default="", compare=False)
-    """Readable description: "image 24 × 20, 6 channels last, 0 to 255"."""
+    """Description of the space for messages, such as "image 24 × 20, 6 channels last, 0 to 255"."""
 
     @property
     def divisor(self) -> float:
@@ -132,11 +142,16 @@ class ObservationSpace:
 
     @property
     def has_images(self) -> bool:
-        """Whether the observation is an image, or contains one."""
+        """Whether the observation is an image, or contains an image."""
         return any(len(part.shape) == 3 for part in self.parts or (self,))
 
     def seen_by(self, critic: bool) -> ObservationSpace:
-        """Return the space of the part of observations that the critic, or the actor, reads: the leading columns, without a mask."""
+        """Return the space of the part of an observation that the critic or the actor reads.
+
+        This part consists of the leading columns of the observation, and does not include the action mask.
+
+        Args: critic: whether to return the space for the critic instead of the actor.
+        """
         uses = ("all", "critic") if critic else ("all",)
         if self.parts:
             return replace(self, parts=tuple(part for part in self.parts if part.use in uses), mask=None)
@@ -146,55 +161,57 @@ class ObservationSpace:
 
     @property
     def for_critic_only(self) -> bool:
-        """Whether some entries are for the critic only."""
+        """Whether observations contain entries that only the critic reads."""
         return self.critic_begin is not None or any(part.use == "critic" for part in self.parts)
 
     @property
     def packed_floats(self) -> int:
-        """Number of float32 values at the start of a packed observation."""
+        """Number of float32 values in a packed observation, which are stored at its start."""
         return max((part.end for part in self.parts if part.dtype == "float32"), default=0) // 4
 
 
 @dataclass(frozen=True)
 class EnvInfo:
-    """Description of an env for its agent."""
+    """Description of a vector env for its agent."""
 
     num_envs: int
-    """Number of rows: the number of envs, or with several agents per env the number of agents of all envs."""
+    """N, the number of rows of observations and actions. This is the number of envs, or the number of agents of all envs if each env has
+    several agents."""
     observation: ObservationSpace
     action: ActionSpace
     backend: str = "sync"
-    """The resolved backend."""
+    """Name of the backend that runs the envs."""
     max_frame: int = 2**62
-    """Frames collected in total."""
+    """Total number of frames that the run collects."""
     time_limit: int | None = None
-    """Maximum steps of an episode; None if not limited."""
+    """Maximum number of steps of an episode, or None if the number is not limited."""
     agents: tuple[str, ...] = ()
-    """Names of the agents of each env; the rows of one env's agents are consecutive. Empty: one agent per env."""
+    """Names of the agents of each env. The agents of one env have consecutive rows. The tuple is empty if each env has a single agent."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
-    """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict), with which observations
-    can be encoded and actions decoded without the env."""
+    """The Gymnasium spaces of the env as plain Python objects, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict). With
+    these spaces, observations can be encoded and actions decoded without the env."""
     groups: tuple[EnvInfo, ...] = ()
-    """If the agents' spaces differ: the info of each group of agents with equal spaces. `observation` and `action` then describe arrays for
-    all rows, in which the rows of each group are padded with zeros (see lib.padding). Empty: all agents have the same spaces."""
+    """One EnvInfo for each group of agents with equal spaces, if the spaces of the agents of an env differ. `observation` and `action` then
+    describe arrays for all agents, in which the row of each agent is padded with zeros (see lib.padding). The tuple is empty if all agents
+    have the same spaces."""
 
     @property
     def frames(self) -> int:
-        """Number of frames in a vector step: one per env, regardless of the number of agents."""
+        """Number of frames in one step of the vector env, which is the number of envs, regardless of the number of agents per env."""
         return self.num_envs // max(1, len(self.agents))
 
     def of_envs(self, count: int) -> EnvInfo:
-        """Return the info of `count` envs."""
+        """Return a copy of this EnvInfo for `count` envs."""
         return replace(self, num_envs=count * max(1, len(self.agents)))
 
     def rows_of(self, names: Collection[str]) -> np.ndarray:
-        """Return the rows of the named agents of all envs, int64 [K] ascending."""
+        """Return the indices of the rows that belong to the named agents, in ascending order, int64 [K]."""
         chosen = np.array([i for i, agent in enumerate(self.agents) if agent in names], np.int64)
         rows: np.ndarray = (np.arange(self.frames)[:, None] * len(self.agents) + chosen).ravel()
         return rows
 
     def for_agents(self, names: Collection[str]) -> EnvInfo:
-        """Return the info of the rows of the named agents. Raises ValueError if their spaces differ."""
+        """Return the EnvInfo of the named agents only. Raises ValueError if the spaces of these agents differ."""
         agents = tuple(agent for agent in self.agents if agent in names)
         groups = [group for group in self.groups if not set(agents).isdisjoint(group.agents)] or [self]
         if len(groups) > 1 or groups[0].groups:
@@ -203,67 +220,71 @@ class EnvInfo:
 
     @property
     def max_transitions(self) -> int:
-        """Maximum number of transitions collected in total."""
+        """Maximum total number of transitions that the run collects, from all agents."""
         return self.max_frame * max(1, len(self.agents))
 
 
 class Episode(NamedTuple):
-    """A finished episode (in Atari a complete game)."""
+    """A finished episode. For Atari, an episode is a complete game, not a single life."""
 
     env: int
     total_reward: float
-    """Sum of raw rewards, i.e. before clipping, scaling and normalising."""
+    """Sum of the raw rewards, i.e. of the rewards before clipping, scaling and normalisation."""
     length: int
-    """Number of steps."""
+    """Number of steps of the episode."""
     info: dict[str, float] = {}
-    """Numbers from the env's `info` in the last step, by the names given to `make_env(track_info=…)`."""
+    """Numbers from the env's `info` dict in the last step, for the keys that were passed to `make_env(track_info=…)`."""
     truncated: bool = False
     """Whether the episode was truncated, for example by a time limit, instead of terminated."""
 
 
 class VecStep(NamedTuple):
-    """One step of a vector env. Arrays are new in each step, so they can be kept without copying."""
+    """Result of one step of a vector env. The arrays are new in each step, so that callers can keep the arrays without copying them."""
 
     reward_N: np.ndarray
     """float32 [N]: rewards for training (clipped, scaled and normalised according to the spec)."""
     terminated_N: np.ndarray
-    """bool [N]: whether the episode terminated; its return is not bootstrapped."""
+    """bool [N]: whether the episode terminated. The return of such an episode is not bootstrapped."""
     truncated_N: np.ndarray
-    """bool [N]: whether the episode was truncated; its return is bootstrapped. Never true together with terminated_N."""
+    """bool [N]: whether the episode was truncated. The return of such an episode is bootstrapped. No element is true in both truncated_N
+    and terminated_N."""
     last_obs_N: np.ndarray
-    """[N, *shape]: the true next observation, never the first observation after a reset. The same array as `obs_N` if no episode ended."""
+    """[N, *shape]: the true next observation, never the first observation after a reset. If no episode ended, `last_obs_N` and `obs_N` are
+    the same array."""
     obs_N: np.ndarray
-    """[N, *shape]: observations for the next actions."""
+    """[N, *shape]: observations on which the next actions are based. After the end of an episode, this is the first observation of the next
+    episode."""
     first_N: np.ndarray
-    """bool [N]: whether obs_N begins an episode, so that the hidden state must be reset."""
+    """bool [N]: whether `obs_N` is the first observation of an episode, so that the hidden state must be reset."""
     valid_N: np.ndarray
-    """bool [N]: false if the row is not a transition (e.g. the dummy row of NEXT_STEP autoreset)."""
+    """bool [N]: whether the step is a transition. An example of a step that is none is the reset step of Gymnasium's NEXT_STEP autoreset."""
     episodes: list[Episode]
-    """Episodes that finished in this step; with several agents, one entry for each agent."""
+    """Episodes that finished in this step. If an env has several agents, the list has one entry for each agent."""
     acts_N: np.ndarray | None = None
-    """With several agents, bool [N]: the rows whose action the next step uses; None: all rows. Other rows wait for their turn, or their
-    agent is absent."""
+    """bool [N]: whether the next step uses the action of this agent, for envs with several agents. None means that all actions are used.
+    The other agents wait for their turn, or are absent."""
 
 
 class ActOut(NamedTuple):
     """Actions of a policy for one vector step."""
 
     action_N: np.ndarray
-    """[N] or [N, dim], see ActionSpace: actions as used for learning. `Policy.env_action` converts them to the form that the env takes."""
+    """[N] or [N, dim]: actions as the agent stores them (see ActionSpace). `Policy.env_action` converts these actions to the form that the
+    env accepts."""
     logp_N: np.ndarray
-    """float32 [N]: log-probability of the action under the policy that chose it; NaN unless requested."""
+    """float32 [N]: log-probability of each action under the policy that chose the action, or NaN if log-probabilities were not requested."""
     state_N: np.ndarray | None = None
-    """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
+    """float32 [N, S]: hidden state after the current observation, or None if the net is not recurrent."""
     version: int | np.ndarray = 0
-    """Version of the policy's weights: number of updates so far (int64 [N] if it differs between envs)."""
+    """Version of the policy's weights, i.e. the number of updates so far. An array int64 [N] if the version differs between envs."""
 
 
 @dataclass
 class Metrics:
-    """Report of one update: means over its minibatches. None: not defined for the algorithm."""
+    """Metrics of one update, as means over the minibatches of the update. A metric is None if the algorithm does not define it."""
 
     loss: float
     grad_norm: float | None = None
-    """L2, before clipping."""
+    """L2 norm of the gradient before clipping."""
     entropy: float | None = None
     extra: dict[str, float] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""Random streams. Every consumer of random numbers has its own stream, so that no consumer affects another."""
+"""Seeds and states of random number generators.
+
+Each part of a Session that consumes random numbers has its own generator, so that no part affects the random numbers of another part.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of one Session (31 bits), one for each consumer of random numbers."""
+    """Seeds of one Session, of 31 bits each. Each part of the Session that consumes random numbers has its own seed."""
 
     net: int
     act: int
@@ -20,13 +23,19 @@ class Seeds:
 
 
 def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a Session, from SeedSequence([random_seed, trial, session]). Each restart of its process has different seeds."""
+    """Return the seeds of a Session, derived from SeedSequence([random_seed, trial, session]).
+
+    After each restart of its process (`restart` > 0), the Session has different seeds.
+    """
     words = np.random.SeedSequence([random_seed, trial, session, *([restart] if restart else [])]).generate_state(5)
     return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
 
 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a rollout worker. The first worker has the Session's seeds, so that a single worker collects the same data."""
+    """Return the seeds of a rollout worker. The first worker has the seeds of the Session.
+
+    Therefore a single worker collects the same data as a Session without workers.
+    """
     if worker == 0 and restart == 0:
         return seeds
     env, act = (int(word) & 0x7FFFFFFF for word in np.random.SeedSequence([seeds.env, seeds.act, worker, restart]).generate_state(2))
@@ -34,7 +43,7 @@ def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:
-    """Return the state of a Generator as plain Python numbers and strings."""
+    """Return the state of a numpy Generator, as a dict of Python numbers and strings."""
     return dict(rng.bit_generator.state)
 
 

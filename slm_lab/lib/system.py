@@ -1,6 +1,6 @@
-"""Features of the operating system that this package uses and that some systems lack, each with its replacement.
+"""Features of the operating system that this package uses and that some systems lack, and the replacements of these features.
 
-`FEATURES` lists all of them, and docs/platforms.md shows the list; tools/platforms.py verifies it against the code.
+`FEATURES` lists all such features, and docs/platforms.md shows this list. tools/platforms.py verifies that the code uses no other features.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 VARIABLE = "SLM_LAB_PORTABLE"
-"""Environment variable that makes `has_feature` deny features, in order to run the code for other systems on Linux: "1" denies all features
-that only Linux has; a comma-separated list denies the named features. Child processes inherit the variable."""
+"""Name of the environment variable that makes `has_feature` return False for some features, in order to test the code for other systems on
+Linux. The value "1" denies all features that only Linux has. A comma-separated list denies the named features. Child processes inherit the
+variable."""
 
 Name = Literal[
     "memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver", "fcntl", "groups", "fork", "signals", "priority", "sysconf", "display"
@@ -24,14 +25,14 @@ Name = Literal[
 
 
 class Feature(NamedTuple):
-    """A feature that some systems lack.
+    """A feature of operating systems that some systems lack.
 
     Attributes:
         systems: systems that have the feature.
-        exists: function that returns whether this system has the feature.
+        exists: function that returns whether the current system has the feature.
         purpose: purpose for which this package uses the feature.
-        fallback: behaviour without the feature.
-        symbols: names of the feature in the code: attributes of modules, modules, or folders.
+        fallback: behaviour of this package on a system without the feature.
+        symbols: names by which code uses the feature: attributes of Python modules, Python modules, or folders.
     """
 
     systems: str
@@ -46,7 +47,10 @@ def _attributes(module: object, *names: str) -> Callable[[], bool]:
 
 
 def _permitted(name: str, *args: object) -> bool:
-    """Return whether a function of os that opens a descriptor exists and can be called. (A sandbox or old kernel may refuse the call.)"""
+    """Return whether the function os.`name`, which returns a file descriptor, exists and can be called.
+
+    (A sandbox or an old kernel may refuse the call.)
+    """
     if not hasattr(os, name):
         return False
     try:
@@ -159,7 +163,7 @@ LINUX_ONLY = frozenset(name for name, feature in FEATURES.items() if feature.sys
 
 
 def has_feature(name: Name) -> bool:
-    """Return whether this system has a feature, and SLM_LAB_PORTABLE does not deny it."""
+    """Return whether the current system has a feature, and the environment variable SLM_LAB_PORTABLE does not deny the feature."""
     return name not in _denied() and FEATURES[name].exists()
 
 
@@ -169,7 +173,7 @@ def _denied() -> frozenset[str]:
 
 
 def unknown_feature() -> str | None:
-    """Return a message if the value of SLM_LAB_PORTABLE is invalid, else None."""
+    """Return an error message if the environment variable SLM_LAB_PORTABLE has an invalid value, otherwise None."""
     unknown = sorted(_denied() - FEATURES.keys() - {"", "0"})
     allowed = f"1, or some of {', '.join(FEATURES)}, separated by commas"
     return f"{VARIABLE}: unknown feature {unknown[0]!r}; allowed: {allowed}" if unknown else None

@@ -1,4 +1,4 @@
-"""Text that fits the width of the terminal."""
+"""Functions that format text for the terminal: shortening, tables and wrapping."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
-"""Maximum width of tables, in columns of the terminal."""
+"""Maximum width of tables and paragraphs, in characters."""
 _NAME = 32
-"""Maximum number of letters of cells in the first columns of a table that is too wide."""
+"""Maximum number of characters of cells in the key columns (the first columns) of a table that is too wide."""
 _LEAST = 8
-"""Minimum number of letters to which these cells are shortened; if that is not sufficient, other cells are shortened too."""
+"""Minimum number of characters to which cells in the key columns are shortened. If the table is then still too wide, other cells are
+shortened too."""
 
 
 def shorten(text: str, letters: int) -> str:
-    """Shorten a text to `letters` letters by replacing its middle by "…", because the names of runs differ at their ends."""
+    """Shorten a text to at most `letters` characters by replacing its middle by "…". (The names of runs often differ at their ends.)"""
     if len(text) <= letters:
         return text
     end = (letters - 1) // 2
@@ -22,29 +23,35 @@ def shorten(text: str, letters: int) -> str:
 
 
 def nonblank_lines(text: str) -> list[str]:
-    """Return the lines that are not blank, without spaces around them."""
+    """Return the lines of a text that are not blank, without leading and trailing whitespace."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def first_line(text: str) -> str:
-    """Return the first line that is not blank, without spaces around it. "" if there is none."""
+    """Return the first line of a text that is not blank, stripped of whitespace, or "" if all lines are blank."""
     return next(iter(nonblank_lines(text)), "")
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, without spaces around it: of a traceback, the error. "" if there is none."""
+    """Return the last line of a text that is not blank, stripped of whitespace, or "" if all lines are blank.
+
+    The last line of a traceback contains the error.
+    """
     return next(reversed(nonblank_lines(text)), "")
 
 
 def error_line(error: BaseException) -> str:
-    """Return the first line of an error's message; if it has no message, the name of its type."""
+    """Return the first line of an error's message, or the name of the error's type if the message is empty."""
     return first_line(str(error)) or type(error).__name__
 
 
 def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
-    """Return lines of cells, the first of which is the header, with aligned columns.
+    """Format a table with aligned columns, and return its lines.
 
-    A table that is wider than `width` is divided into blocks of columns, one below the other; each has the first `keys` columns.
+    A table that is wider than `width` is divided into blocks of columns, one below the other. Each block begins with the first `keys`
+    columns of the table.
+
+    Args: lines: cells of each row of the table, beginning with the header.
     """
     columns = list(zip(*lines, strict=True))
     if sum(_width(column) + 2 for column in columns) - 2 <= width:
@@ -63,7 +70,7 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
 
 
 def _shortened(column: Sequence[str], letters: int) -> list[str]:
-    """Return the shortened cells of a column; if different cells would become equal, return the cells unchanged."""
+    """Return the shortened cells of a column. If different cells would become equal, return the cells unchanged."""
     short = [shorten(cell, letters) for cell in column]
     return short if len(set(short)) == len(set(column)) else list(column)
 
@@ -78,5 +85,8 @@ def _rows(columns: Sequence[Sequence[str]]) -> list[str]:
 
 
 def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
-    """Return a paragraph in lines of at most `width` letters; lines after the first are indented. Words and paths are not divided."""
+    """Wrap a paragraph to lines of at most `width` characters, and indent all lines except the first.
+
+    Words and paths are not divided, so that a long word can exceed `width`.
+    """
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -17,14 +17,14 @@ from slm_lab.lib.records import ActOut, VecStep
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Recorded transitions: K transitions of E complete episodes, stored one episode after the other."""
+    """Recorded transitions: K transitions of E complete episodes, stored one episode after another."""
 
     obs_K: np.ndarray
     """[K, *shape]: observations as described by ObservationSpace, before normalisation."""
     action_K: np.ndarray
     """[K] or [K, dim]: actions as passed to the env (see ActionSpace); continuous actions with bounds lie in [-1, 1]."""
     reward_K: np.ndarray
-    """float32 [K]: raw rewards, or the rewards for training (clipped, scaled and normalised) after `with_rewards`."""
+    """float32 [K]: raw rewards in a data set; the scaled and clipped rewards for training in the result of `load_demonstrations`."""
     terminated_K: np.ndarray
     """bool [K]."""
     truncated_K: np.ndarray

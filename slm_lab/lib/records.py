@@ -257,7 +257,8 @@ class VecStep(NamedTuple):
     first_N: np.ndarray
     """bool [N]: whether `obs_N` is the first observation of an episode, so that the hidden state must be reset."""
     valid_N: np.ndarray
-    """bool [N]: whether the step is a transition. An example of a step that is none is the reset step of Gymnasium's NEXT_STEP autoreset."""
+    """bool [N]: whether the step is a transition of the env. It is False, for example, for the reset step of Gymnasium's NEXT_STEP
+    autoreset."""
     episodes: list[Episode]
     """Episodes that finished in this step. If an env has several agents, the list has one entry for each agent."""
     acts_N: np.ndarray | None = None
@@ -272,7 +273,7 @@ class ActOut(NamedTuple):
     """[N] or [N, dim]: actions as the agent stores them (see ActionSpace). `Policy.env_action` converts these actions to the form that the
     env accepts."""
     logp_N: np.ndarray
-    """float32 [N]: log-probability of each action under the policy that chose the action, or NaN if log-probabilities were not requested."""
+    """float32 [N]: log-probability of each action under the policy that chose it, or NaN if log-probabilities were not requested."""
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after the current observation, or None if the net is not recurrent."""
     version: int | np.ndarray = 0

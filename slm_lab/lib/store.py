@@ -1,15 +1,17 @@
-"""Named arrays in memory that several processes share.
+"""Named arrays in memory that several processes share, for Sessions that train one net together.
 
-A part (a trainer, a target network, a normaliser, the clock) has plain arrays. Its method `shared_arrays` returns, by name, the arrays that
-several processes may train together. `SharedArrays` allocates these arrays: every process of a trial passes the same names and gets the
-same memory for them, regardless of the order in which the parts were built. A Session that trains alone has no store.
+A *part* of a Session (a trainer, a target network, a normaliser, the clock) has ordinary arrays. The method `shared_arrays` of a part
+returns, by name, the arrays that several processes may train together. `SharedArrays` allocates these arrays. Every process of a trial
+passes the same names and gets the same memory for each name, regardless of the order in which the parts were built. A Session that trains a
+net alone has no store.
 
-To change an array that other processes change too, a part uses a *section*: one of its methods, passed to `Store.run` with plain
-arguments. In shared memory, `run` calls this method under a lock. If the store is in another process (experiment/cluster), `run` calls the
-method with the same name of the same part in that process, and updates this process's copies of the part's arrays.
+To change an array that other processes also change, a part uses a *section*: one of the part's methods, which is passed to `Store.run` with
+its arguments. If the store is in shared memory, `run` calls the section under a lock. If the store is in another process
+(experiment/session/cluster), `run` calls the method with the same name of the same part in that process, and then updates the copies of the
+part's arrays in the calling process.
 
-The memory is one anonymous file that every process maps. The file has no name, so that it is deleted when the last process ends. The locks
-are record locks of the operating system, which are released when the process that holds them dies.
+The shared memory is one anonymous file that every process maps. The file has no name, so that the operating system deletes the file when
+the last process ends. The locks are record locks of the operating system, which are released when the process that holds them dies.
 """
 
 from __future__ import annotations
@@ -27,55 +29,58 @@ import numpy as np
 from slm_lab.lib.system import has_feature
 
 Combine = Literal["step", "merge", "single", "own"]
-"""How the writes of several processes to one array combine:
-step: each process applies its gradient step in place; only if the store is locked, steps happen one at a time;
-merge: each process reads, adds its own data and writes, under the lock "statistics";
-single: one process writes at a time; if a second process wants to write at the same time, it skips its write;
-own: each process has its own row and writes only this row."""
+"""How several processes write to one array:
+step: each process applies its gradient steps in place, one process at a time if `Store.locked` is true;
+merge: each process reads the array, adds its own data and writes the array, under the lock "statistics";
+single: one process writes at a time; a second process that wants to write at the same time skips its write;
+own: the array has one row per process, and each process writes only its own row."""
 Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
 _LOCK_BYTES: dict[Lock, int] = {lock: number for number, lock in enumerate(get_args(Lock))}
-"""Lock → byte of the file that represents it."""
+"""Mapping from each lock to the byte of the shared file that represents the lock."""
 MOMENT = "_moment"
-"""Suffix of the names of arrays that contain times in seconds of perf_counter. These times are meaningless after a restart of the machine,
-so a snapshot leaves them out."""
+"""Suffix of the names of arrays that contain times in seconds of perf_counter. Such times are meaningless after a restart of the machine,
+so snapshots do not contain these arrays."""
 SectionLock = Literal["update", "statistics", "target"]
-"""Lock of a section. "update" does not lock unless meta.hogwild_lock is true."""
+"""Lock that `Store.run` holds while it calls a section. The lock "update" has an effect only if meta.hogwild_lock is true."""
 Result = TypeVar("Result")
 _SAVED = f"saved{MOMENT}"
-"""Array with the time of the last save."""
+"""Name of the array that contains the time at which the arrays were last saved."""
 _ALIGNMENT = 64
-"""Bytes; a cache line."""
+"""Number of bytes of a cache line, to which arrays are aligned."""
 _RANGE = 2**21
-"""Maximum number of elements of a vector that is not divided among processes. Each additional process needs another message: on two busy
-cores, pushes of 1.7 M parameters to two processes took 1.4 times as long as pushes to one process."""
+"""Number of elements above which a parameter vector is divided among several processes of a parameter server. Each additional process
+requires another message. On two busy cores, pushes of 1.7 M parameters to two processes took 1.4 times as long as pushes to one process."""
 _PROCESSES = 8
-"""Maximum number of processes that a vector is divided among."""
+"""Maximum number of processes among which a parameter vector is divided."""
 _VECTOR = 64
-"""A range begins at a multiple of this number of elements. Vector instructions then work on the same elements as without the division;
-otherwise the last bit of a result could differ."""
+"""Number of elements to whose multiples the boundaries of ranges are aligned. With this alignment, vector instructions work on the same
+groups of elements as without the division; without the alignment, the last bit of a result could differ."""
 
 
 class Division(NamedTuple):
-    """How a parameter server of several processes divides a vector: process k stores the elements bounds[k] to bounds[k + 1]."""
+    """Division of a parameter vector among the processes of a parameter server.
+
+    Process k stores the elements [bounds[k], bounds[k + 1]).
+    """
 
     bounds: tuple[int, ...]
 
     @property
     def processes(self) -> int:
-        """Number of processes that store a range."""
+        """Number of processes that store a range of the vector."""
         return len(self.bounds) - 1
 
     def range(self, process: int) -> slice:
-        """Return the range of a process; empty for a process without a range."""
+        """Return the range of the vector that a process stores, or an empty slice for a process that stores no range."""
         ends = (*self.bounds, *[self.bounds[-1]] * 2)
         return slice(*ends[min(process, self.processes) :][:2])
 
 
 def divided(size: int, starts: Sequence[int] = (0,)) -> Division:
-    """Divide a vector into ranges of about the same size. The number of ranges depends only on the size of the vector.
+    """Divide a vector into ranges of about the same size. The number of ranges depends only on `size`.
 
-    Args: starts: index of the first element of each part that is stepped separately, ascending; ranges are aligned to the start of their
-    part.
+    Args: size: number of elements of the vector. starts: indices of the first elements of the optimizer groups, in ascending order. The
+    boundaries of ranges are aligned relative to the start of their group.
     """
     number = min(max(-(-size // _RANGE), 1), _PROCESSES)
     boundaries = [size * k // number for k in range(1, number)]
@@ -86,19 +91,19 @@ def divided(size: int, starts: Sequence[int] = (0,)) -> Division:
 
 
 class SharedArray(NamedTuple):
-    """An array that several processes may train together."""
+    """An array that several processes may train together, with its initial values and the rule for writing to it."""
 
     values: np.ndarray
-    """Initial values. With `combine="own"`, these are the values of one process; the shared array has an additional first axis for
-    processes."""
+    """Initial values of the array. With `combine="own"`, these are the values of one process, and the shared array has an additional first
+    axis for processes."""
     combine: Combine
     division: Division | None = None
-    """Division of the vector that the array belongs to; None: every process of a parameter server stores the full array."""
+    """Division of the parameter vector that the array belongs to, or None if every process of a parameter server stores the full array."""
     begin: int = 0
-    """Index of the array's first element in that vector."""
+    """Index of the array's first element in the parameter vector."""
 
     def part(self, process: int) -> slice:
-        """Return the part of a divided array that a process of a parameter server stores."""
+        """Return the slice of this array that a process of a parameter server stores. The array must have a `division`."""
         assert self.division is not None
         whole = self.division.range(process)
         return slice(max(whole.start - self.begin, 0), max(whole.stop - self.begin, 0))
@@ -109,95 +114,111 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Shareable(Protocol):
-    """A part that can be trained by several processes."""
+    """Interface of a part of a Session whose arrays several processes can train together."""
 
     def shared_arrays(self) -> Named:
-        """Return the arrays to share, by name."""
+        """Return the arrays that processes may share, by name."""
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the given arrays of `store` from now on. Their names are those that `shared_arrays` returned."""
+        """Use the given shared arrays of `store`, which have the names that `shared_arrays` returned, from now on."""
 
 
 class Store(Protocol):
-    """Interface of a store for parts and Sessions: SharedArrays, or a store in another process."""
+    """Interface of stores, which are SharedArrays or stores in another process, for Sessions and their parts."""
 
     index: int
-    """Index of this process."""
+    """Index of this process among the processes of the trial."""
     workers: int
-    """Number of processes."""
+    """Number of processes that share the arrays."""
     synced: bool
-    """Whether a process refreshes its copy of the parameters only after its own updates (meta.distributed "synced")."""
+    """Whether meta.distributed is "synced": a process refreshes its copy of the parameters only after its own updates."""
     locked: bool
-    """Whether only one process updates at a time (meta.hogwild_lock)."""
+    """Whether only one process at a time updates the parameters (meta.hogwild_lock)."""
     fresh: bool
-    """Whether training has not begun."""
+    """Whether the arrays begin with initial values, i.e. training has not begun."""
     remote: bool
     """Whether the arrays of this process are copies of arrays in another process."""
     serves: int | None
-    """Index of this process among the processes of a parameter server, which only apply updates; None for any other process."""
+    """Index of this process among the processes of a parameter server, or None for other processes. The processes of a parameter server
+    only apply updates."""
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays in the store, by full name."""
+        """All arrays in the store, by name including the prefixes of parts."""
 
     def at(self, name: str, part: Shareable) -> Store:
-        """Return the store for one part. Args: name: name of this part within the part that the present store belongs to."""
+        """Return the store for a part that belongs to the part of this store.
+
+        Args: name: prefix of the inner part's array names within the outer part.
+        """
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        """Allocate the shared arrays of these parts, and attach the parts to them. Raises MemoryError if there is not enough memory."""
+        """Allocate the shared arrays of the given parts, and attach each part to its arrays.
+
+        Raises MemoryError if memory is insufficient.
+        """
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        """Call `section`, a method of an attached part, while holding the lock."""
+        """Call `section`, a method of an attached part, while holding the lock. Return the result of `section`."""
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """Do the same as `run`, but return None without calling `section` if another process holds the lock."""
+        """Call `section` as `run` does, unless another process holds the lock; in this case, return None."""
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
-        """Call `section` in the process that stores the arrays, with the gradient [P] of the part's vector.
+        """Call `section` in the process that stores the arrays, with a gradient [P]. Return the result of `section`.
 
-        If the vector is divided, `section` is called once for each range, in the process that stores the range.
+        If the parameter vector is divided, `section` is called once for each range, in the process that stores the range.
         """
 
     def updating(self) -> AbstractContextManager[None]:
-        """Return the context for one update of the parameters, in the process of the store. It is exclusive if the store is locked."""
+        """Return the context for one update of the shared parameters, which must run in the process of the store.
+
+        If the store is `locked`, only one process at a time can enter this context.
+        """
 
     def pull(self, seconds: float = 0.0) -> bool:
-        """Update this process's copies of the part's arrays if they are older than `seconds`; return whether they were updated."""
+        """If this process's copies of the part's arrays are older than `seconds`, update the copies. Return whether copies were updated."""
 
     def take_traffic(self) -> tuple[int, int]:
-        """Return the number of bytes of arrays sent to the store's process since the last call, and the number received from it."""
+        """Return the numbers of bytes of arrays sent to, and received from, the store's process since the last call of this method."""
 
     def exchange(self) -> None:
-        """Make this process's rows of "own" arrays visible to other processes, and the rows of other processes visible to this process."""
+        """Make this process's rows of "own" arrays visible to other processes, and the rows of other processes visible here."""
 
     def publish(self) -> None:
-        """Make what this process wrote outside of sections visible to other processes. Call this before training begins."""
+        """Make values that this process wrote outside of sections visible to other processes. Call this method before training begins."""
 
     def barrier(self) -> None:
         """Issue a memory barrier: for other processes, all reads and writes before this call precede all reads and writes after it."""
 
     def saving(self, interval: float | None) -> AbstractContextManager[bool]:
-        """Prevent other processes from saving the arrays until the block ends; see SharedArrays."""
+        """Return a context in which no other process saves the arrays. See SharedArrays.saving."""
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays, made while no process changes them. The copies are valid until the next call."""
+        """Return copies of all arrays, made while no process changes the arrays.
+
+        The copies are valid until the next call of this method.
+        """
 
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Overwrite the arrays with the result of `snapshot`. Raises ValueError if names or shapes differ."""
+        """Overwrite the arrays with a result of `snapshot`. Raises ValueError if names or shapes of arrays differ."""
 
 
 def is_shared(store: Store | None) -> bool:
-    """Return whether several processes train the arrays of `store`. Such arrays are saved with the store, not with each part's state."""
+    """Return whether several processes train the arrays of `store`.
+
+    Such arrays are saved together in a snapshot of the store, instead of in the state of each part.
+    """
     return store is not None and store.workers > 1
 
 
 def prefixed(parts: Mapping[str, Shareable]) -> Named:
-    """Return the shared arrays of several parts. The name of the part is the prefix of each name: "critics/params"."""
+    """Return the shared arrays of several parts by name. Each name begins with the name of the part, as in "critics/params"."""
     return {f"{prefix}/{name}": array for prefix, part in parts.items() for name, array in part.shared_arrays().items()}
 
 
 def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -> None:
-    """Attach each part to its arrays, which are selected by the prefixes that `prefixed` adds."""
+    """Attach each part to its arrays in `arrays`, whose names begin with the prefixes that `prefixed` added."""
     for prefix, part in parts.items():
         part.attach(
             store.at(prefix, part),
@@ -206,11 +227,11 @@ def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -
 
 
 class SharedArrays:
-    """Store of one process of a trial. The arrays are in memory that all processes of the trial share.
+    """Store whose arrays are in memory that all processes of a trial share. Each process has its own SharedArrays object.
 
     Args:
-        fd: descriptor of the file (`shared_file`).
-        fresh: whether to write the initial values, which are the same in every process. If False, the arrays are left unchanged.
+        fd: descriptor of the anonymous file that `shared_file` returned.
+        fresh: whether to write the initial values of arrays, which are the same in every process. If False, the arrays keep their values.
     """
 
     remote = False
@@ -221,19 +242,19 @@ class SharedArrays:
     ) -> None:
         self.fd, self.index, self.workers, self.synced, self.locked, self.fresh = fd, index, workers, synced, locked, fresh
         self.arrays: dict[str, np.ndarray] = {}
-        """All arrays in the store, by full name."""
+        """All arrays in the store, by name including the prefixes of parts."""
         self._writing = False
         self._copies: dict[str, np.ndarray] = {}
 
     def at(self, name: str, part: Shareable) -> Self:
-        """Return this store: all parts use the same memory."""
+        """Return this store, because all parts use the same memory."""
         return self
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
         attach_parts(parts, self, self.allocate(prefixed(parts)))
 
     def allocate(self, named: Named) -> dict[str, np.ndarray]:
-        """Map these arrays into memory, in the order of their names. Every process calls this once, with the same names and shapes.
+        """Map the named arrays into shared memory. Every process calls this method once, with the same names and shapes.
 
         Raises MemoryError if this machine does not have enough memory.
         """
@@ -268,7 +289,10 @@ class SharedArrays:
         raise TypeError("updates are applied in this process")
 
     def pull(self, seconds: float = 0.0) -> bool:
-        """Do nothing and return False: shared memory needs no copies. `exchange` and `publish` do nothing for the same reason."""
+        """Return False, because processes use the shared memory without copies.
+
+        For the same reason, `exchange` and `publish` do nothing.
+        """
         return False
 
     def take_traffic(self) -> tuple[int, int]:
@@ -280,7 +304,7 @@ class SharedArrays:
 
     @contextmanager
     def exclusive(self, lock: SectionLock, *, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock until the block ends. With `wait=False`, yield False instead of waiting if another process holds the lock."""
+        """Return a context that holds a lock. With `wait=False`, yield False instead of waiting if another process holds the lock."""
         with self._writes(), self._record_lock(lock, wait=wait) as mine:
             yield mine
 
@@ -291,10 +315,10 @@ class SharedArrays:
 
     @contextmanager
     def saving(self, interval: float | None) -> Iterator[bool]:
-        """Prevent other processes from saving the arrays until the block ends.
+        """Return a context in which no other process saves the arrays. The value that it yields says whether this process may save them.
 
-        Yields False if another process is saving the arrays, or saved them less than `interval` seconds ago. With `interval=None`, waits
-        for the other process and always yields True.
+        The context yields False if another process is saving the arrays, or saved the arrays less than `interval` seconds ago. With
+        `interval=None`, the context waits for the other process and always yields True.
         """
         with self._record_lock("save", wait=interval is None) as mine:
             saved = self.arrays[_SAVED]
@@ -309,7 +333,7 @@ class SharedArrays:
             pass
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Copy the arrays; meanwhile other processes wait only if they want to change an array."""
+        """Return copies of all arrays. While the arrays are copied, other processes wait only if they want to change an array."""
         if not self._copies:  # write to the memory once here: the first access to new memory takes twice as long as the copy
             self._copies = {name: np.ones_like(array) for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         with self._record_lock("gate"), self._record_lock("snapshot"):
@@ -326,7 +350,10 @@ class SharedArrays:
 
     @contextmanager
     def _writes(self) -> Iterator[None]:
-        """Prevent other processes from taking a snapshot until the block ends. If a snapshot is waiting, a new block begins after it."""
+        """Return a context in which no other process takes a snapshot.
+
+        If a process is waiting to take a snapshot, the context begins afterwards.
+        """
         if self._writing:
             yield
             return
@@ -356,7 +383,7 @@ class SharedArrays:
 
 
 def shared_file() -> int:
-    """Return the descriptor of a new anonymous file for `SharedArrays`."""
+    """Create an anonymous file for the memory of `SharedArrays`, and return the file's descriptor."""
     if has_feature("memfd"):
         return os.memfd_create("slm_lab")
     with tempfile.TemporaryFile() as file:

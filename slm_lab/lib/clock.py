@@ -28,9 +28,9 @@ class Clock:
         self._frames_W = np.zeros(1, np.int64)
         """Number of frames of each process that trains the net."""
         self._started_W = np.zeros(1)
-        """Time at which each process first started, in seconds of perf_counter, which is the same clock for all processes of a machine. If
-        a run is continued, the time is the one at which the process would have started if there had been no interruption. The value is 0
-        for a process that has not started."""
+        """Time at which each process first started, in seconds of perf_counter, which is the same clock for all processes of a machine. For
+        a continued run, this is the time at which the process would have started if there had been no interruption. The value is 0 for a
+        process that has not started."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
@@ -65,13 +65,19 @@ class Clock:
 
     @property
     def wall_t(self) -> float:
-        """Wall time in seconds since the start of the run, without interruptions. Before `begin`, the wall time before the interruption."""
+        """Wall time in seconds since the start of the run, without interruptions.
+
+        Before `begin` is called, the value is the wall time before the interruption.
+        """
         started = float(self._started_W[self._index])
         return self.time - started if started else self._wall_before
 
     @property
     def global_frame(self) -> int:
-        """Number of frames of all processes that train the same net. Schedules are functions of this number."""
+        """Number of frames of all processes that train the same net.
+
+        Schedules, for example of the learning rate, are functions of this number.
+        """
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
@@ -85,8 +91,8 @@ class Clock:
     def advance_to(self, wall_t: float) -> None:
         """Increase the wall time to at least `wall_t` seconds.
 
-        This is necessary after a restart if metrics were written to a table after the loaded state was saved, because the wall time in the
-        table must not decrease.
+        After a restart, metrics may have been written to a table after the loaded state was saved. The increase prevents that the wall time
+        in the table decreases.
         """
         missing = max(0.0, wall_t - self.wall_t)
         self._wall_before += missing
@@ -94,7 +100,10 @@ class Clock:
             self._started_W[self._index] -= missing
 
     def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
-        """Load a result of `state_dict`, except the number of frames, which is in shared memory. Missing entries count as 0."""
+        """Load a result of `state_dict`, except the number of frames, which is in shared memory.
+
+        Entries that are missing in `state` count as 0.
+        """
         self.frame = self.prev_frame = int(self._frames_W[self._index])
         self.t, self.epi, self.opt_step = self.frame // num_envs, int(state.get("epi", 0)), int(state.get("opt_step", 0))
         self._wall_before = float(state.get("wall_t", 0.0))

@@ -1,4 +1,6 @@
-"""Recorded episodes for offline learning. `slm-lab enjoy --record` writes them, and the spec key `meta.demonstrations` reads them.
+"""Recorded episodes for offline learning.
+
+The command `slm-lab enjoy --record` writes recorded episodes to a file, which the spec key `meta.demonstrations` names.
 
 Observations and actions have the form in which agents store them (see ObservationSpace and ActionSpace).
 """
@@ -22,7 +24,7 @@ class Demonstrations:
     obs_K: np.ndarray
     """[K, *shape]: observations as described by ObservationSpace, before normalisation."""
     action_K: np.ndarray
-    """[K] or [K, dim]: actions as passed to the env (see ActionSpace); continuous actions with bounds lie in [-1, 1]."""
+    """[K] or [K, dim]: actions as passed to the env (see ActionSpace). Continuous actions with bounds lie in [-1, 1]."""
     reward_K: np.ndarray
     """float32 [K]: raw rewards in a data set; the scaled and clipped rewards for training in the result of `load_demonstrations`."""
     terminated_K: np.ndarray
@@ -48,7 +50,7 @@ class Demonstrations:
 
     @property
     def return_E(self) -> np.ndarray:
-        """float64 [E]: sum of the rewards of each episode."""
+        """float64 [E]: return of each episode, i.e. the sum of its rewards."""
         sums = np.cumsum(self.reward_K, dtype=np.float64)[self.end_E]
         return np.diff(sums, prepend=0.0)
 

@@ -53,7 +53,7 @@ def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nonfinite_to_none(value: Any) -> Any:
-    """Return a nested object in which None replaces NaN and infinity, because JSON does not support them."""
+    """Return a nested object in which None replaces NaN and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: nonfinite_to_none(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

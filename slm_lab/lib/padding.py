@@ -1,4 +1,4 @@
-"""Padding of observations and actions, so that one array can contain those of several agents whose spaces differ.
+"""Padding of observations and actions, so that one array can contain the observations or actions of agents whose spaces differ.
 
 Each row of the array belongs to one agent (see EnvInfo.groups). A row begins with the observation or action of its agent, and is padded
 with zeros to the size of the largest observation or action of all agents.

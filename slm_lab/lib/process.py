@@ -50,8 +50,8 @@ def hidden_main() -> Iterator[None]:
     """Context in which multiprocessing starts child processes that do not run the user's script again.
 
     With the start methods spawn and forkserver, child processes import the parent's module `__main__`. The child processes of this package
-    do not need this module. Because they do not import it, they can be started by a script without `if __name__ == "__main__"`, by a
-    notebook or by `python -c`.
+    do not need this module. Without the import of `__main__`, child processes can be started by a script without `if __name__ ==
+    "__main__"`, by a notebook or by `python -c`.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -89,7 +89,7 @@ THIS_PROCESS = ThisProcess()
 
 
 def start_method() -> Method:
-    """Return the start method of multiprocessing for the next child process. Start the fork server if this method needs it."""
+    """Return the start method of multiprocessing for the next child process. If the method is forkserver, start the fork server."""
     return THIS_PROCESS.choose_start_method()
 
 
@@ -112,7 +112,7 @@ def lead_group(owner: int) -> None:
 
 
 def _follow(owner: int) -> None:
-    """Wait for the death of the process `owner`, then kill the process group of this process.
+    """Wait until the process `owner` has died, and then kill the process group of this process.
 
     The parent of this process may be the fork server instead of `owner`.
     """

@@ -59,12 +59,15 @@ class ActionSpace:
 
     @property
     def dtype(self) -> type[np.float32 | np.int64]:
-        """dtype of actions, as the agent stores actions."""
+        """dtype in which the agent stores actions."""
         return np.float32 if self.kind in ("continuous", "hybrid") else np.int64
 
     @property
     def parts(self) -> tuple[ActionSpace, ...]:
-        """The multi_discrete, multi_binary and continuous parts of a hybrid space, in this order. For any other space, the space itself."""
+        """The multi_discrete, multi_binary and continuous parts of a hybrid space, in this order.
+
+        For any other space, a tuple of the space itself.
+        """
         if self.kind != "hybrid":
             return (self,)
         choices = ActionSpace("multi_discrete", self.nvec, len(self.nvec))
@@ -121,8 +124,8 @@ class ObservationSpace:
     high: float | None = None
     """Upper bound of the values of an image. None means 255 for uint8 and 1 for float32."""
     critic_begin: int | None = None
-    """First column of the entries that only the critic reads. None if there are no such entries, or if the observation is packed (see
-    ObservationPart.use)."""
+    """First column of the entries that only the critic reads. `critic_begin` is None if there are no such entries, or if the observation is
+    packed (see ObservationPart.use)."""
     mask: tuple[int, int] | None = None
     """First and last + 1 column of the action mask (see ActionMask), or None if every action is always valid. The columns are bytes if the
     observation is packed."""
@@ -130,8 +133,8 @@ class ObservationSpace:
     """Columns [begin, end) of the entries achieved_goal and desired_goal, if the observation contains these entries with unchanged values,
     otherwise None."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
-    """Properties that the env's space does not determine, and that were guessed. A wrong guess affects only nets that treat images and
-    vectors differently."""
+    """Properties of observations that the env's space does not determine, and that were guessed. A wrong guess affects only nets that treat
+    images and vectors differently."""
     text: str = field(default="", compare=False)
     """Description of the space for messages, such as "image 24 × 20, 6 channels last, 0 to 255"."""
 
@@ -166,7 +169,7 @@ class ObservationSpace:
 
     @property
     def packed_floats(self) -> int:
-        """Number of float32 values in a packed observation, which are stored at its start."""
+        """Number of float32 values in a packed observation. These values are at the start of the observation."""
         return max((part.end for part in self.parts if part.dtype == "float32"), default=0) // 4
 
 
@@ -175,7 +178,7 @@ class EnvInfo:
     """Description of a vector env for its agent."""
 
     num_envs: int
-    """N, the number of rows of observations and actions. This is the number of envs, or the number of agents of all envs if each env has
+    """N, the number of rows of observations and actions. N is the number of envs, or the number of agents of all envs if each env has
     several agents."""
     observation: ObservationSpace
     action: ActionSpace
@@ -257,13 +260,13 @@ class VecStep(NamedTuple):
     first_N: np.ndarray
     """bool [N]: whether `obs_N` is the first observation of an episode, so that the hidden state must be reset."""
     valid_N: np.ndarray
-    """bool [N]: whether the step is a transition of the env. It is False, for example, for the reset step of Gymnasium's NEXT_STEP
-    autoreset."""
+    """bool [N]: whether the step is a transition of the env. The reset step of Gymnasium's NEXT_STEP autoreset, for example, is no
+    transition."""
     episodes: list[Episode]
     """Episodes that finished in this step. If an env has several agents, the list has one entry for each agent."""
     acts_N: np.ndarray | None = None
     """bool [N]: whether the next step uses the action of this agent, for envs with several agents. None means that all actions are used.
-    The other agents wait for their turn, or are absent."""
+    Agents whose action is not used wait for their turn, or are absent."""
 
 
 class ActOut(NamedTuple):
@@ -277,12 +280,13 @@ class ActOut(NamedTuple):
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after the current observation, or None if the net is not recurrent."""
     version: int | np.ndarray = 0
-    """Version of the policy's weights, i.e. the number of updates so far. An array int64 [N] if the version differs between envs."""
+    """Version of the policy's weights, i.e. the number of updates so far. The version is an array, int64 [N], if envs have different
+    versions."""
 
 
 @dataclass
 class Metrics:
-    """Metrics of one update, as means over the minibatches of the update. A metric is None if the algorithm does not define it."""
+    """Metrics of one update, as means over the minibatches of the update. A metric that the algorithm does not define is None."""
 
     loss: float
     grad_norm: float | None = None

@@ -32,7 +32,7 @@ def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) 
 
 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a rollout worker. The first worker has the seeds of the Session.
+    """Return the seeds of a rollout worker. The first worker of a Session has the seeds of the Session.
 
     Therefore a single worker collects the same data as a Session without workers.
     """

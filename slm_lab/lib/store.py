@@ -32,7 +32,7 @@ Combine = Literal["step", "merge", "single", "own"]
 """How several processes write to one array:
 step: each process applies its gradient steps in place, one process at a time if `Store.locked` is true;
 merge: each process reads the array, adds its own data and writes the array, under the lock "statistics";
-single: one process writes at a time; a second process that wants to write at the same time skips its write;
+single: one process writes at a time, and a second process that wants to write at the same time skips its write;
 own: the array has one row per process, and each process writes only its own row."""
 Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
 _LOCK_BYTES: dict[Lock, int] = {lock: number for number, lock in enumerate(get_args(Lock))}
@@ -124,7 +124,7 @@ class Shareable(Protocol):
 
 
 class Store(Protocol):
-    """Interface of stores, which are SharedArrays or stores in another process, for Sessions and their parts."""
+    """Interface of stores of shared arrays for Sessions and their parts: SharedArrays, or a store in another process."""
 
     index: int
     """Index of this process among the processes of the trial."""
@@ -137,7 +137,7 @@ class Store(Protocol):
     fresh: bool
     """Whether the arrays begin with initial values, i.e. training has not begun."""
     remote: bool
-    """Whether the arrays of this process are copies of arrays in another process."""
+    """Whether the arrays in this process are copies of arrays in another process."""
     serves: int | None
     """Index of this process among the processes of a parameter server, or None for other processes. The processes of a parameter server
     only apply updates."""
@@ -162,7 +162,7 @@ class Store(Protocol):
         """Call `section`, a method of an attached part, while holding the lock. Return the result of `section`."""
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """Call `section` as `run` does, unless another process holds the lock; in this case, return None."""
+        """Call `section` as `run` does. If another process holds the lock, return None instead of waiting."""
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
         """Call `section` in the process that stores the arrays, with a gradient [P]. Return the result of `section`.
@@ -183,7 +183,7 @@ class Store(Protocol):
         """Return the numbers of bytes of arrays sent to, and received from, the store's process since the last call of this method."""
 
     def exchange(self) -> None:
-        """Make this process's rows of "own" arrays visible to other processes, and the rows of other processes visible here."""
+        """Make this process's rows of "own" arrays visible to other processes, and vice versa."""
 
     def publish(self) -> None:
         """Make values that this process wrote outside of sections visible to other processes. Call this method before training begins."""
@@ -231,7 +231,8 @@ class SharedArrays:
 
     Args:
         fd: descriptor of the anonymous file that `shared_file` returned.
-        fresh: whether to write the initial values of arrays, which are the same in every process. If False, the arrays keep their values.
+        fresh: whether to write the initial values of arrays, which are the same in every process. If `fresh` is False, the arrays keep
+            their values.
     """
 
     remote = False
@@ -315,7 +316,7 @@ class SharedArrays:
 
     @contextmanager
     def saving(self, interval: float | None) -> Iterator[bool]:
-        """Return a context in which no other process saves the arrays. The value that it yields says whether this process may save them.
+        """Return a context in which no other process saves the arrays. The yielded value says whether this process may save the arrays.
 
         The context yields False if another process is saving the arrays, or saved the arrays less than `interval` seconds ago. With
         `interval=None`, the context waits for the other process and always yields True.

@@ -28,9 +28,9 @@ class Feature(NamedTuple):
     """A feature of operating systems that some systems lack.
 
     Attributes:
-        systems: systems that have the feature.
+        systems: operating systems that have the feature.
         exists: function that returns whether the current system has the feature.
-        purpose: purpose for which this package uses the feature.
+        purpose: what this package uses the feature for.
         fallback: behaviour of this package on a system without the feature.
         symbols: names by which code uses the feature: attributes of Python modules, Python modules, or folders.
     """

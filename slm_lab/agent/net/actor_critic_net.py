@@ -22,7 +22,7 @@ class ActorHead(nn.Module):
     """Output layer of the actor, which maps features to the parameters of the action distribution.
 
     Args: features: number of inputs. params: number of outputs. log_std: learned log standard deviations of the action distribution, if
-    these do not depend on the state. tail: hidden layers before the output layer.
+    these do not depend on the state. tail: hidden layers of the actor before its output layer.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class ActorCriticNet(PassNet):
         return None if critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Compute a forward pass of a feed-forward net; its `values` are distribution parameters [B, P] and state values [B].
+        """Compute a forward pass with the outputs distribution parameters [B, P] and state values [B]. The net must be feed-forward.
 
-        Args: learn: whether gradients are needed.
+        Args: learn: whether gradients of the parameters are needed.
         """
         chains = self.direct.get(learn)
         if chains is None:

@@ -3,9 +3,9 @@
     {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": null}]}},
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
-`modules` defines named modules. `graph` lists the inputs of each module and names the module whose output is the net's output. The inputs
-of a module are the net's input or outputs of other modules; the graph must not contain cycles. If `modules` contains a single module,
-`graph` is not needed. The names and the structure are checked when the spec is loaded (spec/rules/torch_check.py).
+The key `modules` defines modules by name. The key `graph` lists the inputs of each module, and names the module whose output is the net's
+output. The inputs of a module are the net's input or outputs of other modules, without cycles. If `modules` contains a single module,
+`graph` is not needed. The names and the structure of such a graph are checked when the spec is loaded (spec/rules/torch_check.py).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LAYERS: dict[str, type[nn.Module]] = {
 def build_module(description: Any, path: str) -> nn.Module:
     """Build a module from a description {ClassName: arguments}.
 
-    The arguments are a dict of keyword arguments, a list of positional arguments, or null. For Sequential, they are a list of descriptions
-    of layers.
+    The arguments are a dict of keyword arguments, a list of positional arguments, or null. The arguments of Sequential are a list of
+    descriptions of layers.
 
     Args: path: path of the description in the spec, for error messages.
     """

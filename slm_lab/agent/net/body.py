@@ -32,7 +32,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class Body(nn.Module):
-    """Map observations [B, *shape] to features [B, features]."""
+    """Network that maps observations [B, *shape] to features [B, features]."""
 
     features: int
     """Number of output features."""
@@ -44,9 +44,9 @@ class Body(nn.Module):
         self.layers = layers
         self.features = features
         self.matmul_mode = MatmulMode()
-        """How matrix products are computed."""
+        """How the matrix products of linear layers are computed."""
         self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
-        """Maximum over the linear layers of min(number of inputs, number of outputs)."""
+        """Maximum of min(number of inputs, number of outputs) over all linear layers."""
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.run_layers(obs_B)
@@ -153,7 +153,7 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
-    """Build the tail, i.e. the hidden layers that only the actor or only the critic uses.
+    """Build the tail of a net: the hidden layers that only the actor or only the critic uses.
 
     Only HydraMLPNet has tails. The first tail in the spec is for the actor (or for action values), the second tail for the critic. If the
     spec lists only one tail, actor and critic have tails with the same layer sizes and separate weights. With `role="shared"`, the result
@@ -161,7 +161,7 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
 
     Args: features: number of inputs of the tail.
 
-    Returns the layers and their number of outputs.
+    Returns the layers of the tail, and the number of outputs of the tail.
     """
     if not isinstance(spec, HydraMLPNetSpec) or role == "shared":
         return [], features
@@ -287,7 +287,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
-    """Raise SpecError if the observation space contradicts `spec.input`, or if it has ambiguities that affect the net."""
+    """Raise SpecError if the observation space contradicts `spec.input`, or has ambiguities that affect the net."""
     if spec.input == "image" and not obs.has_images:
         raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
     if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):

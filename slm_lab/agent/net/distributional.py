@@ -24,10 +24,10 @@ from slm_lab.spec.models.net import NetSpec
 class DistributionalHead(ActorHead):
     """Head that learns a distribution of returns for each action.
 
-    `forward` returns the means of the distributions, the action values [B, A].
+    The method `forward` returns the means of the distributions, which are the action values [B, A].
 
-    `atoms` returns the parameters of the distributions. A dueling head has Z outputs for the state and A × Z advantages, which are combined
-    separately for each of the Z atoms (as in Rainbow, arXiv:1710.02298).
+    The method `atoms` returns the parameters of the distributions. A dueling head has Z outputs for the state and A × Z advantages, which
+    are combined separately for each of the Z atoms (as in Rainbow, arXiv:1710.02298).
 
     Args: number: Z, the number of outputs per action.
     """
@@ -53,7 +53,7 @@ class DistributionalHead(ActorHead):
         return (self.state(features_BF).unsqueeze(1) + centred_BAZ).flatten(1)
 
     def means(self, atoms: A) -> A:
-        """Return the mean of each distribution: [..., A · Z] → [..., A]."""
+        """Return the means of the distributions [..., A], given their parameters [..., A · Z]."""
         raise NotImplementedError
 
     def _per_action(self, atoms: A) -> A:
@@ -93,7 +93,7 @@ class DistributionalQNet(QNet):
     The action values [..., A] are the means of the distributions. An action mask replaces the action values of invalid actions, but does
     not change their distributions.
 
-    Args: kind, keys: the result of `AlgorithmSpec.value_distribution`.
+    Args: kind: key of HEADS. keys: additional arguments of the head. (`AlgorithmSpec.value_distribution` returns both.)
     """
 
     actor_head: DistributionalHead
@@ -111,9 +111,9 @@ class DistributionalQNet(QNet):
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Compute a forward pass of a feed-forward net; its only output is the parameters of the distributions [B, A · Z].
+        """Compute a forward pass whose output is the parameters of the distributions [B, A · Z]. The net must be feed-forward.
 
-        Args: learn: whether gradients are needed.
+        Args: learn: whether gradients of the parameters are needed.
         """
         if (chains := self.direct.get(learn)) is not None:
             return DirectPass(chains, array(obs_B))
@@ -149,8 +149,8 @@ class DistributionalQNet(QNet):
 
 
 def build_q_net(spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], distribution: tuple[str, dict[str, Any]] | None) -> QNet:
-    """Build the net of an algorithm that acts on action values.
+    """Build the net of a value-based algorithm, a QNet or DistributionalQNet.
 
-    Args: distribution: result of `AlgorithmSpec.value_distribution`; None for a net without distributions.
+    Args: distribution: result of `AlgorithmSpec.value_distribution`, which is None for algorithms that learn only the means of returns.
     """
     return QNet(spec, obs, nvec) if distribution is None else DistributionalQNet(spec, obs, nvec, *distribution)

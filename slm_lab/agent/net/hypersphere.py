@@ -16,7 +16,7 @@ from slm_lab.agent.ops.linear import scale_rows
 EXPANSION = 4
 """Number of hidden units of a UnitBlock, divided by the number of its inputs."""
 SHIFT = 3.0
-"""Constant that is appended to an input vector before it is scaled to norm 1, so that the norm of the input is not lost."""
+"""Constant that is appended to an input vector before it is scaled to norm 1, so that the information about the norm is not lost."""
 
 
 def unit(x_BF: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def unit(x_BF: Tensor) -> Tensor:
 
 
 def keep_on_sphere(weight: Tensor) -> None:
-    """Scale the rows of a weight to norm 1, and set its attribute `unit_rows`, so that each optimizer step scales the rows again."""
+    """Scale the rows of a weight to norm 1, and set `weight.unit_rows`, so that each optimizer step scales the rows again."""
     weight.unit_rows = True  # type: ignore[attr-defined]
     scale_rows(weight)
 
@@ -60,10 +60,10 @@ def _scaler(size: int) -> Scaler:
 
 
 class UnitEmbedding(nn.Module):
-    """First layer of SimbaV2, which computes ℓ2(s ⊙ W ℓ2([x; 3])) for inputs x [B, D].
+    """First layer of SimbaV2, which computes ℓ2(s ⊙ W ℓ2([x, 3])) for inputs x [B, D].
 
-    [x; 3] is x with the constant SHIFT appended, ℓ2 scales a vector to norm 1, W is the weight matrix of a UnitLinear, and s is the
-    learnable vector of a Scaler.
+    In this formula, 3 is the constant SHIFT that is appended to x, ℓ2 scales a vector to norm 1, W is the weight matrix of a UnitLinear,
+    and s is the learnable vector of a Scaler.
     """
 
     def __init__(self, n_in: int, width: int) -> None:

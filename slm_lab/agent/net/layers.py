@@ -35,8 +35,8 @@ def activation(name: str) -> nn.Module:
 def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None = None, gain: float | None = None) -> None:
     """Initialise a Linear or Conv layer in place: the weights by `init_fn`, the biases with 0. `init_fn=None` keeps torch's defaults.
 
-    The weights are scaled by `gain`. If `gain` is None, they are scaled by torch's recommended gain for `nonlinearity`, or by 1 if torch
-    recommends none.
+    The weights are scaled by `gain`. If `gain` is None, the weights are scaled by torch's recommended gain for `nonlinearity`, or by 1 if
+    torch recommends none.
     """
     weight = getattr(layer, "weight", None)
     if init_fn is None or weight is None or weight.dim() < 2:
@@ -92,7 +92,7 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 
 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
-    """Initialise an output layer, and set the attribute `is_output` of its weight, which excludes the weight from Muon.
+    """Initialise an output layer, and mark its weight by the attribute `is_output`. (Muon is used only for unmarked weights.)
 
     Args: std: gain of an orthogonal initialisation. If `std` is None, the output layer is initialised like hidden layers.
     """
@@ -129,7 +129,7 @@ class CriticDropout(nn.Module):
 def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int], dropout: float = 0.0) -> list[nn.Module]:
     """Build linear layers, each followed by dropout if `dropout` > 0, by the normalisation layers of the spec, and by its activation.
 
-    Args: sizes: size of the input, followed by the size of each layer.
+    Args: sizes: number of inputs, followed by the number of outputs of each layer.
     """
     layers: list[nn.Module] = []
     batch_norm = spec.batch_norm == "before" if isinstance(spec, ConvNetSpec) else spec.batch_norm
@@ -176,7 +176,7 @@ def conv_memory_format(images_B: Tensor) -> torch.memory_format:
 
 
 class Pixels(nn.Module):
-    """Convert images to float32. If `normalize` is true, divide the images by their upper bound."""
+    """Layer that converts images to float32. If `normalize` is true, the images are divided by their upper bound."""
 
     def __init__(self, obs: ObservationSpace, normalize: bool) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class Leading(nn.Module):
 
 
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
-    """Split packed observations, uint8 [B, bytes], into a list of their entries, float32 [B, *shape] each.
+    """Split packed observations, uint8 [B, bytes], into their entries. Return a list of entries, float32 [B, *shape] each.
 
     With `normalize=True`, images are divided by their upper bound.
     """
@@ -216,9 +216,9 @@ def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = Tr
 
 
 class Unpack(nn.Module):
-    """Convert packed observations [B, bytes] to vectors [B, F].
+    """Layer that converts packed observations [B, bytes] to vectors [B, F].
 
-    A vector is the concatenation of all entries of an observation. An encoder maps each image to a vector; if `encoders` is empty, images
+    The vectors are concatenations of all entries of an observation. An encoder maps each image to a vector. If `encoders` is empty, images
     are flattened.
 
     Args: encoders: one module for each image.
@@ -233,7 +233,7 @@ class Unpack(nn.Module):
         return self.join(unpack(obs_B, self.parts, self.normalize))
 
     def join(self, entries: Sequence[Tensor]) -> Tensor:
-        """Encode images, flatten other entries, and return the concatenation [B, F].
+        """Encode images, flatten other entries, and return the concatenation of all entries [B, F].
 
         Args: entries: the entries of an observation, float32 [B, *shape] each.
         """

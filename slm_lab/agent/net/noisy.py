@@ -1,4 +1,4 @@
-"""Noisy nets (arXiv:1706.10295): linear layers with noise in the weights. The scale of the noise is learned."""
+"""Noisy nets (arXiv:1706.10295): linear layers with noise in their weights. The scale of the noise is learned."""
 
 from __future__ import annotations
 

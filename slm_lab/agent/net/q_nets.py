@@ -34,8 +34,9 @@ class QNet(PassNet):
     For multi-discrete actions, the outputs are the concatenated values of all components, with `nvec[i]` values for component i.
 
     In a dueling net (arXiv:1511.06581, eq. 9), one head outputs advantages and another head outputs the state value. Actions are chosen by
-    the advantages alone. The state value is the same for all actions, so it affects neither the greedy action nor a Boltzmann distribution.
-    For multi-discrete actions, each component has its own advantages, and all components share the state value (arXiv:1711.08946, eq. 1).
+    the advantages alone. The state value is the same for all actions, so that the state value affects neither the greedy action nor a
+    Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the state value
+    (arXiv:1711.08946, eq. 1).
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
@@ -74,9 +75,9 @@ class QNet(PassNet):
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Compute a forward pass of a feed-forward net; its only output is the action values [B, A].
+        """Compute a forward pass whose output is the action values [B, A]. The net must be feed-forward.
 
-        Args: learn: whether gradients are needed.
+        Args: learn: whether gradients of the parameters are needed.
         """
         chains = self.direct.get(learn)
         if chains is not None:
@@ -131,7 +132,7 @@ class QNet(PassNet):
 
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
-"""Element-wise activations. StackedCritics can apply them to tensors [C, B, F]."""
+"""Element-wise activations. StackedCritics can apply element-wise activations to tensors [C, B, F]."""
 
 
 class QCritic(nn.Module):
@@ -212,11 +213,11 @@ class QCritics(PassNet):
     def forward_pass(
         self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False, number: int | None = None
     ) -> CriticsPass | GraphPass:
-        """Compute a forward pass of the critics; its only output is Q [C, B], [C, B, O] or [C, B, A].
+        """Compute a forward pass of the critics, whose output is Q [C, B], [C, B, O] or [C, B, A].
 
-        Args: learn: whether gradients are needed. for_action_grad: whether the only gradient that is needed is the gradient with respect to
-        the actions, which `input_grad` of the returned pass computes. number: number of critics to compute, beginning with the first
-        critic, or None to compute all.
+        Args: learn: whether gradients of the parameters are needed. for_action_grad: whether the only gradient that is needed is the
+        gradient with respect to the actions, which `input_grad` of the returned pass computes. number: number of critics to compute,
+        beginning with the first critic, or None to compute all.
         """
         chains = self.direct.get(learn)
         if chains is not None:
@@ -267,9 +268,9 @@ class SeparateCritics(QCritics):
 
 
 class RecurrentCritics(SeparateCritics):
-    """C recurrent critics, each with its own hidden state.
+    """C recurrent critics, each of which has its own hidden state.
 
-    `unroll` maps sequences of observations to features, and `forward` maps these features and an action to Q.
+    The method `unroll` maps sequences of observations to features. The method `forward` maps such features and an action to Q.
     """
 
     def __init__(self, critics: Sequence[QCritic]) -> None:

@@ -1,1 +1,4 @@
-"""Formulas as pure functions. T = time, N = envs, B = batch, A = actions, P = distribution parameters."""
+"""Formulas of the algorithms as pure functions.
+
+The suffix of an array's name gives its axes: T = time, N = envs, B = batch, A = actions, P = distribution parameters.
+"""

@@ -45,7 +45,7 @@ def full_like(x: A, value: float) -> A:
 
 
 def where(condition: A, x: A | float, y: A | float) -> A:
-    """Return the elements of x where the condition is true, and the elements of y where it is false."""
+    """Return the elements of x where `condition` is true, and the elements of y where `condition` is false."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, x, y)
     return torch.where(condition, x, y)
@@ -60,7 +60,7 @@ def tanh(x: A) -> A:
 
 
 def stack(xs: Sequence[A], axis: int) -> A:
-    """Return arrays or tensors stacked along a new axis."""
+    """Return a stack of arrays or tensors along a new axis."""
     if isinstance(xs[0], np.ndarray):
         return np.stack(xs, axis)
     return torch.stack(list(xs), axis)
@@ -74,7 +74,7 @@ def clip(x: A, low: Any, high: Any) -> A:
 
 
 def flat(x_TN: A) -> A:
-    """Reshape [T, N, …] to [T · N, …]."""
+    """Return an array or tensor [T, N, …], reshaped to [T · N, …]."""
     return x_TN.reshape((-1, *x_TN.shape[2:]))
 
 

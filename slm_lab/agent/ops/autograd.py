@@ -21,7 +21,7 @@ class Pass(Protocol):
     def select(self, rows: Any, /) -> Pass:
         """Return a pass whose outputs are the given rows of this pass's outputs. The gradients of other rows are 0.
 
-        Args: rows: a slice, or indices [K].
+        Args: rows: rows to select, as a slice or as indices [K].
         """
 
     def backward(self, *grads: Any) -> None:
@@ -61,7 +61,7 @@ class GraphPass:
 
 
 def _scalar(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-    """Return a scalar whose gradients with respect to `outputs` are `grads`.
+    """Return a scalar tensor whose gradients with respect to `outputs` are `grads`.
 
     `torch.autograd.backward(outputs, grads)` would have the same effect as `backward()` of this scalar, but makes torch import sympy, which
     takes 0.5 s.

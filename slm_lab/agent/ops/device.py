@@ -14,13 +14,13 @@ ON_CPU = False
 def is_asynchronous(on: Tensor | torch.device) -> bool:
     """Return whether a device, or the device of a tensor, runs asynchronously, as CUDA devices do.
 
-    The results of an update then stay on the device until the update ends.
+    On such a device, the results of an update stay on the device until the update ends.
     """
     return ON_CPU or (on.is_cuda if isinstance(on, Tensor) else on.type == "cuda")
 
 
 def upload(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """Return the tensor on `device`. Copies from the CPU to a CUDA device use pinned memory and do not block."""
+    """Return the tensor on `device`. A copy from the CPU to a CUDA device uses pinned memory and does not block."""
     if tensor.device.type != "cpu" or torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -28,9 +28,9 @@ class ActionDistribution(ABC):
     """Base class of action distributions π(·|s) over the actions of an ActionSpace, with parameters params_BP [B, P]."""
 
     kinds: tuple[ActionKind, ...]
-    """Supported kinds of action spaces."""
+    """Kinds of action spaces that the distribution supports."""
     needs_bounds = False
-    """Whether all components of the actions must be bounded."""
+    """Whether the distribution requires that all components of the actions are bounded."""
 
     def __init__(self, action: ActionSpace) -> None:
         self.action = action
@@ -70,7 +70,7 @@ class ActionDistribution(ABC):
         """Return actions [B] whose components are the modes of their distributions."""
 
     def env_action(self, action_B: A) -> A:
-        """Convert actions [B] from the form in which they are sampled and stored to the form that `env.step` accepts."""
+        """Convert actions [B], as sampled and stored, to the form that `env.step` accepts."""
         return action_B
 
     @abstractmethod
@@ -79,7 +79,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def entropy(self, params_BP: Tensor) -> Tensor:
-        """Return the entropy [B] in nats."""
+        """Return the entropy of the distribution [B] in nats."""
 
     def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the results of `log_prob` and `entropy`, [B] each."""
@@ -337,7 +337,7 @@ class SquashedSample(NamedTuple):
     shift_BD: Any
     """Scaled noise σ ε."""
     log_std_BD: Any
-    """Clipped log σ, which has the shape [1, D] if it does not depend on the state."""
+    """Clipped log σ [B, D], or [1, D] for a state-independent log σ."""
     state_dependent: bool
     """Whether log σ depends on the state."""
 
@@ -364,8 +364,8 @@ class SquashedNormal(NormalTanh):
     """Distribution of tanh(u) for independent Gaussian variables u (arXiv:1812.05905, appendix C). Rollouts store tanh(u), in [-1, 1]."""
 
     MARGIN = 1e-6
-    """Minimum distance of actions from ±1 to which they are clamped before atanh, which is infinite at ±1. If the epsilon of the actions'
-    dtype is greater than MARGIN, the epsilon is used."""
+    """Minimum distance from ±1 to which actions are clamped before atanh is computed, because atanh is infinite at ±1. If the epsilon of
+    the actions' dtype is greater than MARGIN, the epsilon is used."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)

@@ -30,7 +30,8 @@ class MatmulMode:
 
     Args:
         onednn: minimum size of all three dimensions of a float32 product that oneDNN computes. torch's default library computes smaller
-            products. If `onednn` is 0, oneDNN is not used. The value may be changed later, for all layers that share this object.
+            products. If `onednn` is 0, oneDNN is not used. The attribute `onednn` may be changed later, for all layers that share this
+            object.
         bfloat16: whether the factors and the results of products are rounded to bfloat16.
     """
 
@@ -70,7 +71,7 @@ class MatmulMode:
         return self._product(grad, weight)
 
     def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Call function(*args) so that linear layers inside it compute their products with this MatmulMode. Return a float32 tensor.
+        """Call function(*args), in which linear layers compute their products with this MatmulMode. Return a float32 tensor.
 
         With `bfloat16=True`, torch.autocast converts convolutions and the products of other modules to bfloat16.
         """
@@ -95,7 +96,7 @@ FLOAT32 = MatmulMode()
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weightᵀ + bias, computed by oneDNN. (oneDNN copies x if x is transposed. It does not copy a transposed weight.)"""
+    """Return x weightᵀ + bias, computed by oneDNN. (oneDNN copies a transposed x, but does not copy a transposed weight.)"""
     if x.dim() == 3:
         return torch.stack([_onednn(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -132,7 +133,7 @@ class LinearFunction(torch.autograd.Function):
 
 
 class _LinearLayers(TorchFunctionMode):
-    """Context in which F.linear calls LinearFunction if its input has shape [B, I] and it has a bias."""
+    """Context in which F.linear calls LinearFunction, provided that a bias is given and that the input has shape [B, I]."""
 
     def __init__(self, matmul_mode: MatmulMode) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def masked(outputs: A, valid: A) -> A:
 
 
 def valid_outputs(outputs_NA: np.ndarray) -> np.ndarray:
-    """Return whether each action is valid, bool [N, A], given outputs in which those of invalid actions are MASKED."""
+    """Return whether each action is valid, bool [N, A], given outputs [N, A] that are MASKED for invalid actions."""
     return outputs_NA > MASKED / 2
 
 

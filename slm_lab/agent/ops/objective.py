@@ -41,7 +41,7 @@ class Terms(NamedTuple):
     """An objective, which is a loss to minimise, and the terms of its sum."""
 
     loss: Tensor | float
-    """The objective, to be minimised. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""
+    """Value of the objective, which is to be minimised. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
@@ -65,7 +65,7 @@ class Coefs(NamedTuple):
     """ε of the clipped surrogate loss, or None to use the policy gradient loss."""
     value_std: float | None = None
     """Standard deviation by which values and targets are divided in the value loss before they are clipped to ±VALUE_LIMIT, or None to use
-    them unchanged."""
+    unchanged values and targets."""
     dual_clip: float | None = None
     """c in the lower bound c Â of the clipped surrogate objective for Â < 0 (dual-clip PPO), or None for no lower bound."""
     bounds: float = 0.0
@@ -73,9 +73,9 @@ class Coefs(NamedTuple):
 
 
 Gradient = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None]]
-"""Function that backpropagates derivatives of a loss to the distribution parameters. Its arguments are the derivatives with respect to log
-π(a|s) [B], and the derivative with respect to each entropy (one number for all samples). It returns the gradient with respect to the
-parameters [B, P], and the gradient with respect to a state-independent log_std [D] or None."""
+"""Function that backpropagates derivatives of a loss to the distribution parameters. The arguments of a Gradient function are the
+derivatives with respect to log π(a|s) [B], and the derivative with respect to each entropy (one number for all samples). The function
+returns the gradient with respect to the parameters [B, P], and the gradient with respect to a state-independent log_std [D] or None."""
 
 
 def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
@@ -288,7 +288,7 @@ def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.nd
 def _value_error(value_B: np.ndarray, target_B: np.ndarray, std: float | None) -> tuple[np.ndarray, np.ndarray | float]:
     """Return the differences between values and targets [B], and the derivatives of the differences with respect to the values.
 
-    If `std` is given, values and targets are first divided by `std` and clipped to ±VALUE_LIMIT.
+    If `std` is not None, values and targets are first divided by `std` and clipped to ±VALUE_LIMIT.
     """
     if std is None:
         return value_B - target_B, 1.0
@@ -363,7 +363,7 @@ class DiscreteActorLoss(NamedTuple):
 
     loss: Tensor
     entropy: Tensor
-    """Mean entropy of the policy."""
+    """Mean entropy of the policy over the batch."""
     grad_params_BA: Tensor
     mean_entropy: Tensor | None
     """Moving average of the policy's entropy over updates. If the penalty is 0, the previous average is returned."""

@@ -31,9 +31,9 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
 
 
 def lower_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
-    """Return, for each sample of the batch, the distribution with the lowest mean among those of C critics: [C, B, Z] → [B, Z].
+    """Return, for each sample of the batch, the distribution with the lowest mean among C critics: [C, B, Z] → [B, Z].
 
-    This is clipped double Q-learning (arXiv:1802.09477) for distributions.
+    Selecting the lowest mean is clipped double Q-learning (arXiv:1802.09477) for distributions.
 
     Args: atom_Z: the returns to which the probabilities belong.
     """

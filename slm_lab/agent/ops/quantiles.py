@@ -22,8 +22,8 @@ def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None)
     ρ_τ(u) = |τ − 1{u < 0}| L(u) with the Huber loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ otherwise (eq. 9 and 10 with κ = 1). The sum
     runs over the N quantiles θ. The expectation is the mean over M samples of the target distribution, in any order.
 
-    The targets are sorted once, and sums over all targets in an interval are computed as differences of prefix sums. This method takes N
-    log M operations per sample of the batch instead of N × M. The loss is NaN if a target is not finite.
+    The targets are sorted once, and sums over all targets in an interval are computed as differences of prefix sums. This computation takes
+    N log M instead of N × M operations per sample of the batch. The loss is NaN if a target is not finite.
 
     Args: quantile_BN: quantiles θ, float32. target_BM: targets, float32. weight_B: weight of each sample in the mean, or None for equal
     weights of 1. The arguments must not have an autograd graph. Returns the loss, and the gradient of the loss with respect to quantile_BN.
@@ -48,7 +48,7 @@ def _loss_of_rows(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tenso
     low, mid, high = (torch.searchsorted(y_BM, theta_BN + shift) for shift in (-1.0, 0.0, 1.0))
 
     def inside(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-        """Return Σ u and Σ ½ u² over the targets between two indices [B, N], where |u| ≤ 1."""
+        """Return Σ u and Σ ½ u² over the targets with indices from `begin` to `end` [B, N], for which |u| ≤ 1."""
         n, s, q = (x.gather(1, end) - x.gather(1, begin) for x in (number_BK, sum_BK, square_BK))
         return s - n * theta_BN, 0.5 * (q - 2.0 * theta_BN * s + n * theta_BN**2)
 

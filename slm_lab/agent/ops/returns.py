@@ -1,8 +1,8 @@
 """Returns and advantages over rollouts [T, N].
 
-Most functions use the backward recursion y_t = x_t + c_t · y_{t+1}. In all functions, `terminated` prevents bootstrapping, and `done`
-(terminated or truncated) ends the episode. `next_value_TN` is the value V of the true next observation (not of the first observation after
-a reset), so that truncated episodes are bootstrapped correctly. All functions accept tensors or numpy arrays.
+Most functions of this module compute the backward recursion y_t = x_t + c_t · y_{t+1}. In all functions, `terminated_TN` prevents
+bootstrapping, and `done_TN` (terminated or truncated) ends the episode. `next_value_TN` is the value V of the true next observation (not of
+the first observation after a reset), so that truncated episodes are bootstrapped correctly. All functions accept tensors or numpy arrays.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
 
 
 def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
-    """Return the λ-returns of Q-learning (Peng & Williams 1994; arXiv:2407.04811, section 4),
+    """Return the λ-returns of Q-learning (Peng & Williams 1994, and arXiv:2407.04811, section 4),
 
         R_t = r_t + γ [(1 − λ) max_a Q(s_{t+1}, a) + λ R_{t+1}],
 

@@ -112,7 +112,7 @@ def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def max_value(q_BA: A) -> A:
-    """Return max_a Q(s, a) [...] for action values [..., A]. It is the value of the next state in Q-learning (Mnih et al. 2015)."""
+    """Return max_a Q(s, a) [...], the value of a state in Q-learning (Mnih et al. 2015), for action values [..., A]."""
     return np.maximum.reduce(q_BA, axis=-1) if isinstance(q_BA, np.ndarray) else q_BA.amax(-1)
 
 

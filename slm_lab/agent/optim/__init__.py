@@ -1,1 +1,1 @@
-"""Flat parameters, optimizers and learning rate schedules."""
+"""Training of parameters: flat parameter vectors, optimizers, learning rate schedules and the Trainer."""

@@ -30,7 +30,7 @@ UPDATES_BETWEEN_CHECKS = 32
 """Number of updates between two checks for changes of the parameters by a user, if `FlatParams.check_rarely` is true. A check takes 10 to
 20 µs. Refilling the processor's caches after a check takes about as long."""
 _ALIGNMENT = 4
-"""Number of floats in 16 bytes."""
+"""Number of float32 values in 16 bytes."""
 _requires_grad = attrgetter("requires_grad")
 
 
@@ -50,8 +50,9 @@ class FlatParams:
     number of parameters without padding. `param_indices` [size] contains the indices of these parameters in `param`, or is None if `param`
     has no padding. `division` describes how the processes of a parameter server divide the vector, or is None if each process has the full
     vector. `update` is 0 between updates; during an update, `update` is the number of the last update at whose beginning the parameters
-    were checked for changes by a user. This is the current update unless `check_rarely` is true. For `check_rarely`, see Agent. `frozen`
-    contains the indices (in `params`) of the parameters that did not require a gradient at the last call of `inspect`.
+    were checked for changes by a user. Unless `check_rarely` is true, this is the current update. For the attribute `check_rarely`, see
+    `Agent.check_rarely`. `frozen` contains the indices (in `params`) of the parameters that did not require a gradient at the last call of
+    `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -71,7 +72,7 @@ class FlatParams:
         buffers = [b for b in module.buffers() if b.is_floating_point()]
         self.buffer = self.master_buffer = _flatten(buffers, list(_slices(buffers)), where)
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
-        """Integer buffers, such as `num_batches_tracked` of batch norm."""
+        """Integer buffers of the module, such as `num_batches_tracked` of batch norm."""
         for p, part in zip(ordered, self._parts, strict=True):
             p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
         for b, part in zip(buffers, _slices(buffers), strict=True):
@@ -106,7 +107,7 @@ class FlatParams:
 
         The new data are copied to the flat vectors.
 
-        Raises ValueError if the new data have another size, type or device.
+        Raises ValueError if the new data of a tensor have another size, type or device.
         """
         if list(map(Tensor.data_ptr, self._tensors)) != self._addresses or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
@@ -221,7 +222,7 @@ class FlatParams:
     def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
         """Return the slices of the given parameters relative to the start of a group's slice of `master`. Empty slices are omitted.
 
-        Args: index: index of the group. params: indices of the parameters in `self.params`.
+        Args: index: index of the optimizer group. params: indices of the parameters in `self.params`.
         """
         group = self.master_slice(index)
         inside = [_intersection(self._master_parts[param], group) for param in params]
@@ -326,7 +327,7 @@ def _intersection(own: slice, part: slice) -> slice:
 
 
 def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
-    """Return the parameters of all groups without duplicates, and the slice of each group in this list.
+    """Return a list of the parameters of all groups without duplicates, and the slice of each group in this list.
 
     Raises ValueError if a parameter of the module is in no group.
     """
@@ -355,7 +356,7 @@ def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
 
 
 def _join(parts: Sequence[slice]) -> slice:
-    """Return the slice that spans consecutive slices."""
+    """Return the slice from the start of the first slice to the stop of the last slice."""
     return slice(parts[0].start, parts[-1].stop) if parts else slice(0, 0)
 
 

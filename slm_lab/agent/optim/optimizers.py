@@ -1,8 +1,8 @@
 """Optimizers, selected by their names in a spec.
 
 This module's Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. Their statistics are
-vectors that processes can share. Unlike torch.optim, they do not load torch's compiler, which takes one second. All other optimizers,
-except Lookahead, use torch.optim.
+vectors that processes can share. Unlike torch.optim, these classes do not load torch's compiler, which takes one second. All other
+optimizers, except Lookahead, use torch.optim.
 """
 
 from __future__ import annotations
@@ -209,11 +209,11 @@ class FlatRMSprop(_KernelOptimizer):
 
 
 class Lookahead(FlatOptimizer):
-    """Lookahead optimizer (arXiv:1907.08610, Algorithm 1): after k steps of an inner optimizer, step slow weights towards its weights.
+    """Lookahead optimizer (arXiv:1907.08610, Algorithm 1): after k steps of an inner optimizer, step slow weights towards the weights.
 
     Args: optimizer: name of the inner optimizer. k: number of inner steps per step of the slow weights. alpha: step size of the slow
     weights.
-    Other arguments are passed to the inner optimizer.
+    Additional keyword arguments are passed to the inner optimizer.
     """
 
     def __init__(
@@ -426,7 +426,7 @@ TORCH: dict[str, type[torch.optim.Optimizer]] = {
     for name in ("Adafactor", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
-"""Optimizers of torch.optim that have a fused kernel for a complete step."""
+"""Names of the optimizers of torch.optim that have a fused kernel for a complete step."""
 
 
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:

@@ -13,7 +13,7 @@ from slm_lab.lib.store import Store
 
 _FRESH_SECONDS = 0.02
 """Maximum age in seconds of the copied parameters if meta.distributed is "shared" and the store is in another process. (Each check for
-newer parameters then requires a message to this process.)"""
+newer parameters requires a message to the process of the store.)"""
 
 
 class SharedParams:
@@ -30,10 +30,10 @@ class SharedParams:
     number of updates that began from the same buffers. The resulting buffers are the mean over all processes, and change as fast as with
     one process. Without this division, several stale changes of a variance could make the variance negative.
 
-    If the store is in another process, `push` sends gradients to that process, where `receive` applies them. The answer contains the newest
-    parameters.
+    If the store is in another process, `push` sends gradients to that process, where `receive` applies them. The answer of that process
+    contains the newest parameters.
 
-    Args: updates_W: number of updates by each process.
+    Args: updates_W: shared array with the number of updates by each process.
     """
 
     def __init__(self, flat: FlatParams, store: Store, updates_W: np.ndarray) -> None:
@@ -48,7 +48,7 @@ class SharedParams:
 
     @property
     def version(self) -> int:
-        """Number of updates of the shared parameters so far, by all processes."""
+        """Number of updates of the shared parameters by all processes so far."""
         return int(self.updates_W.sum())
 
     def refresh(self) -> None:
@@ -95,7 +95,7 @@ class SharedParams:
                 self._copy()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
-        """Send the gradient to the process of the store, which calls `section` to apply the gradient; then copy the new parameters.
+        """Send the gradient to the process of the store, which calls `section` to apply the gradient. Copy the new parameters afterwards.
 
         Args: section: method of the trainer that calls `receive`. lr_G: learning rate of each optimizer group. frozen: indices of the
         parameters that are not stepped.
@@ -114,8 +114,8 @@ class SharedParams:
 
         Args:
             pulled: version of the parameters for which the gradient was computed.
-            buffers: the sender's buffers after its forward pass, and the buffers that the sender had pulled; empty for nets without
-                buffers.
+            buffers: the sender's buffers after its forward pass, and the buffers that the sender had pulled. The sequence is empty for nets
+                without buffers.
         """
         flat = self.flat
         if buffers:

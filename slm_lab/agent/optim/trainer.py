@@ -77,7 +77,7 @@ class Group:
             self._partitioned().freeze(parts)
 
     def _partitioned(self) -> PartitionedOptimizer:
-        """Return the optimizer as a PartitionedOptimizer. If it is another optimizer, wrap it first."""
+        """Return the optimizer as a PartitionedOptimizer, which replaces an optimizer of another class."""
         if not isinstance(self.optimizer, PartitionedOptimizer):
             self.optimizer = PartitionedOptimizer(self.optimizer, self._shares)
         return self.optimizer
@@ -190,7 +190,7 @@ class Trainer:
         self.shared: SharedParams | None = None
         """Synchronisation of the parameters with other processes, or None if only this process trains the net."""
         self.skipped = 0
-        """Number of gradient steps that were skipped because the loss or gradient was not finite."""
+        """Number of gradient steps that were skipped because a loss or gradient was not finite."""
         flat.module.eval()
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
         """Modules that may behave differently in training mode."""

@@ -1,1 +1,1 @@
-"""Forward and backward passes of nets: through modules and autograd, or without a graph."""
+"""Forward and backward passes of nets, computed by modules and autograd, or without an autograd graph."""

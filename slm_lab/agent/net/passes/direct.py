@@ -52,8 +52,8 @@ class DirectChain:
         """Function that maps inputs, float32 [B, I], to outputs [B, O]."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
         self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
-        """Whether `backward` can be called. This requires that FlatParams holds the parameters, and that the derivative of each activation
-        is a function of its output."""
+        """Whether `backward` can be called. `backward` requires that FlatParams holds the parameters, and that the derivative of each
+        activation is a function of its output."""
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> DirectChain | None:
@@ -122,8 +122,8 @@ class DirectChain:
 
         `grad` is modified in place.
 
-        Args: values: result of `forward`. weights: whether to accumulate the gradients of the parameters. columns: columns of x whose
-        gradient is returned, or None to return None.
+        Args: values: result of `DirectChain.forward`. weights: whether to accumulate the gradients of the parameters. columns: columns of x
+        whose gradient is returned, or None to return None.
         """
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
@@ -135,7 +135,10 @@ class DirectChain:
 
 
 class DirectPass:
-    """Forward pass of several DirectChains on the same inputs, with one output per chain. Implements `ops.autograd.Pass` with arrays."""
+    """Forward pass of several DirectChains on the same inputs, with one output per chain.
+
+    This class implements `ops.autograd.Pass` with numpy arrays.
+    """
 
     def __init__(self, chains: Sequence[DirectChain], x: np.ndarray) -> None:
         self._chains = chains
@@ -168,7 +171,7 @@ class DirectPass:
 class PassNet(nn.Module):
     """Base class of nets that can learn without an autograd graph.
 
-    A net uses autograd if it does not consist of DirectChains, or if a user has modified it.
+    A net that does not consist of DirectChains, or that a user has modified, uses autograd.
     """
 
     def __init__(self) -> None:
@@ -193,8 +196,8 @@ class PassNet(nn.Module):
 
 SEPARATE_CRITICS_SIZE = 2**22
 """If the number of rows × the number of weights of the largest layer reaches this number, critics are computed one after the other instead
-of as a stack (one batched product per layer). At this size, the overhead of additional calls no longer matters, and the backward pass of a
-separate critic skips the rows whose gradient is 0."""
+of as a stack (one batched product per layer). For nets of this size, the overhead of additional calls no longer matters, and the backward
+pass of a separate critic skips the rows whose gradient is 0."""
 
 
 class CriticsPass(DirectPass):

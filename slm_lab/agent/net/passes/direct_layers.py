@@ -131,8 +131,8 @@ class DirectLayer:
 
     The shapes are x [B, I], weight [O, I] and bias [O], or for a stack x [C, B, I], weight [C, O, I] and bias [C, 1, O].
 
-    Args: params: weight and bias. grads: the gradients of weight and bias; `backward` requires them. matmul_mode: how torch computes matrix
-    products that are too large for numpy.
+    Args: params: weight and bias. grads: the gradients of weight and bias, without which `backward` cannot be called. matmul_mode: how
+    torch computes matrix products that are too large for numpy.
     """
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
@@ -233,7 +233,7 @@ class BatchPass(NamedTuple):
     x: np.ndarray
     mean: Tensor
     inverse_std: Tensor
-    """1 / standard deviation [F]."""
+    """Reciprocal of the batch's standard deviation [F]."""
     r: np.ndarray
     d: np.ndarray
 
@@ -241,8 +241,8 @@ class BatchPass(NamedTuple):
 class DirectRenorm:
     """Forward and backward pass of batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
 
-    In training mode, each output row depends on all rows of the batch. In training mode, `backward` therefore requires the complete batch
-    of the last call of `forward`.
+    In training mode, each output row depends on all rows of the batch, so that `backward` requires the complete batch of the last call of
+    `forward`.
     """
 
     def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
@@ -375,6 +375,6 @@ def _direct_block(module: ResidualBlock, matmul_mode: MatmulMode) -> DirectBlock
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of all parameters, or an empty list if a parameter has no gradient because FlatParams does not hold it."""
+    """Return the gradients of all parameters, or an empty list if FlatParams does not hold the parameters."""
     grads = [parameter.grad for parameter in params if parameter.grad is not None]
     return grads if len(grads) == len(params) else []

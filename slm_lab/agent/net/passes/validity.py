@@ -1,8 +1,8 @@
 """Choice between a fast pass, which computes a net without calling its modules, and a pass that calls the modules.
 
 There are two fast passes: passes without an autograd graph (direct.py), and actions computed in numpy (policy/policy.py). A fast pass is
-built once from the modules of a net, and reproduces what these modules computed when it was built. A user may add hooks, freeze parameters,
-or tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a fast pass
+built once from the modules of a net, and reproduces what these modules computed at that time. A user may add hooks, freeze parameters, or
+tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a fast pass
 still gives the same results as the net's modules. If the results may differ, the modules are called, and autograd computes the gradients.
 """
 
@@ -127,11 +127,11 @@ class Vector(Protocol):
 
 
 class FastPass(Generic[F]):
-    """Holder of a fast pass, which computes a net without its modules and is used as long as it gives the same results as the modules.
+    """Holder of a fast pass, which computes a net without calling its modules, as long as the results are the same as those of the modules.
 
     `get` checks the modules for changes once for each value of `Vector.update`, and at each call between updates.
 
-    Args: fast: the fast pass, or None if the net has none. vector: the trained parameters. modules, data: see ModuleMonitor.
+    Args: fast: the fast pass, or None if the net has none. vector: the parameters of the net. modules, data: see ModuleMonitor.
     """
 
     def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:
@@ -139,9 +139,9 @@ class FastPass(Generic[F]):
         self._update, self._held = -1, False
 
     def get(self, learn: bool = True) -> F | None:
-        """Return the fast pass if it is valid, otherwise None; the caller must then call the modules.
+        """Return the fast pass if it gives the same results as the modules. If None is returned, the caller must call the modules.
 
-        Args: learn: whether gradients of all parameters are needed. A fast pass is then valid only if no parameter is frozen.
+        Args: learn: whether gradients of all parameters are needed. With `learn=True`, the result is None if any parameter is frozen.
         """
         vector = self._vector
         if self.fast is None or vector is None:

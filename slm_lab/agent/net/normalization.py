@@ -22,7 +22,7 @@ class BatchRenorm1d(nn.Module):
         num_features: F, the number of features of inputs [B, F] or [B, F, …].
         eps: constant added to a variance before its square root is taken.
         momentum: weight of the newest batch in the moving statistics.
-        r_max, d_max: bounds of the correction after the warm-up: r lies in [1 / r_max, r_max], d in [−d_max, d_max].
+        r_max, d_max: bounds of the corrections r and d after the warm-up. r lies in [1 / r_max, r_max], and d lies in [−d_max, d_max].
         warmup_steps: number of training batches in which the bounds increase linearly, from 1 to r_max and from 0 to d_max. Bounds of 1 and
             0 mean plain batch normalisation.
 
@@ -88,7 +88,7 @@ class BatchRenorm1d(nn.Module):
 def corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: tuple[Any, Any], eps: float) -> tuple[A, A]:
     """Return the corrections r and d of batch renormalisation [F] (arXiv:1702.03275, Algorithm 1).
 
-    The statistics are either all tensors or all arrays.
+    Mean and variance of the batch, and the moving mean and variance, are either all tensors or all arrays.
 
     Args: bounds: r_max and d_max.
     """

@@ -99,15 +99,15 @@ class QNet(PassNet):
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a tuple of twice the action values [B, A], as the actor's outputs and as the critic's values.
-
-        The net must be feed-forward.
-        """
+        """Return the action values [B, A], both as the actor's outputs and as the critic's values. The net must be feed-forward."""
         q_BA = self.critic(obs_B)
         return q_BA, q_BA
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a recurrent net over T steps. Return the action values [T, N, A] twice, and the hidden state [N, S] after the last step."""
+        """Run a recurrent net over T steps.
+
+        Return the action values [T, N, A], both as the actor's outputs and as the critic's values, and the final hidden state [N, S].
+        """
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
         q_TNA = self._values(features_TN.flatten(0, 1), obs_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
@@ -286,7 +286,8 @@ class RecurrentCritics(SeparateCritics):
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the bodies of the critics over T steps. Return features [T, N, C × F] twice, and the hidden state [N, S] after the last step.
 
-        The features and the hidden state are concatenated over all critics.
+        The features are returned in place of both outputs of ActorCriticNet.unroll. Features and hidden states are concatenated over all
+        critics.
         """
         states = state_NS.split(self._sizes, dim=1)
         found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._each, states, strict=True)]
@@ -294,7 +295,7 @@ class RecurrentCritics(SeparateCritics):
         return features, features, torch.cat([state for _, state in found], dim=1)
 
     def forward(self, features_BF: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
-        """Return Q, in the shapes that QCritics describes.
+        """Return Q in the shapes that the class QCritics describes.
 
         Args: features_BF: concatenated features of all critics [B, C × F], as returned by `unroll`.
         """

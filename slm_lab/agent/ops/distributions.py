@@ -63,11 +63,11 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Sample actions [N] without their log-probabilities."""
+        """Sample actions [N] without computing log-probabilities."""
 
     @abstractmethod
     def mode(self, params_BP: A) -> A:
-        """Return actions [B] whose components are the modes of their distributions."""
+        """Return actions [B], in which each component is the mode of its distribution."""
 
     def env_action(self, action_B: A) -> A:
         """Convert actions [B], as sampled and stored, to the form that `env.step` accepts."""
@@ -75,7 +75,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        """Return the log-probability log π(a|s) [B] of the action with all its components."""
+        """Return the log-probabilities of actions, log π(a|s) [B], summed over the action components."""
 
     @abstractmethod
     def entropy(self, params_BP: Tensor) -> Tensor:
@@ -213,16 +213,16 @@ def _bounded(log_std: A) -> A:
 class Normal(_LocationScale):
     """Independent Gaussian distributions, one per action component. The env clips actions to its bounds.
 
-    Args: log_std: learned log standard deviations that do not depend on the state, float32 [D]. The actor then outputs only the means. If
-    `log_std` is None, the actor outputs means and log standard deviations. (If a learned `log_std` were concatenated with the actor's
-    outputs, a gradient step on HalfCheetah would take 5 % longer.)
+    Args: log_std: learned log standard deviations that do not depend on the state, float32 [D]. With `log_std`, the actor outputs only
+    means. If `log_std` is None, the actor outputs means and log standard deviations. (If a learned `log_std` were concatenated with the
+    actor's outputs, a gradient step on HalfCheetah would take 5 % longer.)
     """
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
         super().__init__(action)
         self.log_std = log_std
         self._view: tuple[int, np.ndarray] | None = None
-        """Memory address of `log_std`, and an array that is a view of `log_std`; None if no view exists."""
+        """Tuple of the memory address of `log_std` and an array that is a view of `log_std`, or None if no view exists."""
         if log_std is not None:
             self.param_dim = action.dim
 
@@ -344,7 +344,7 @@ class SquashedSample(NamedTuple):
     def gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
         """Return the gradient of a loss with respect to the distribution parameters [B, P], and with respect to log σ [D].
 
-        The second gradient is None if log σ depends on the state and is therefore contained in the parameters.
+        The gradient with respect to log σ is None if log σ depends on the state, because the parameters then contain log σ.
 
         Args: grad_action_BD: gradient with respect to the actions. grad_logp: gradient with respect to log π(a|s), the same number for all
         samples of the batch.
@@ -416,7 +416,7 @@ class Deterministic(ActionDistribution):
         return tanh(params_BP)
 
     def gradient(self, action_BD: A, grad_action_BD: A) -> A:
-        """Return the gradient of the loss with respect to the parameters [B, P], given its gradient with respect to the actions.
+        """Return the gradient of a loss with respect to the parameters [B, P], given the loss's gradient with respect to the actions.
 
         The derivative of tanh is ∂ tanh(u) / ∂ u = 1 − tanh²(u).
         """

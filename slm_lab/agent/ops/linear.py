@@ -2,7 +2,8 @@
 
 The shapes are x [B, I], weight [O, I] and bias [O], or for a stack x [C, B, I], weight [C, O, I] and bias [C, 1, O]. If the result of a
 product has many more rows than columns, the transpose of the result is computed instead, because BLAS kernels are optimised for wide
-results. (The gradient of a layer with 23 inputs and 256 outputs for a batch of 256 then takes 55 µs instead of 100.)
+results. (For a batch of 256, computing the transpose reduces the time of a gradient of a layer with 23 inputs and 256 outputs from 100 to
+55 µs.)
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] 
     "HuberLoss": (F.huber_loss, _huber),
     "L1Loss": (F.l1_loss, _absolute),
 }
-"""Regression losses for values, by the names of modules in torch.nn. Each entry is a pair of functions. The first function maps
+"""Regression losses for values, by the names of modules in torch.nn. Each value of LOSSES is a pair of functions. The first function maps
 (prediction, target) to the mean loss with an autograd graph. The second function maps errors (prediction − target) to the loss of each
 element and its derivative."""
 

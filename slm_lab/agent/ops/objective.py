@@ -34,7 +34,7 @@ from slm_lab.agent.ops.distributions import (
 from slm_lab.agent.ops.losses import SOFT_BOUND
 
 CLOSED_FORM = True
-"""Whether to compute gradients of objectives in closed form where this is supported. If False, autograd is always used."""
+"""Whether to compute gradients of objectives in closed form where this is supported. If CLOSED_FORM is False, autograd is always used."""
 
 
 class Terms(NamedTuple):
@@ -208,9 +208,10 @@ class TermsAndGradients(NamedTuple):
 
 
 def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
-    """Return the terms of objective(*outputs), and `weight` times its gradients with respect to the outputs, computed by autograd.
+    """Return the terms of objective(*outputs), and `weight` times the gradients with respect to the outputs, computed by autograd.
 
-    If the objective depends directly on parameters, such as a state-independent log_std, their gradients are added to `Parameter.grad`.
+    If the objective depends directly on parameters, such as a state-independent log_std, the gradients of these parameters are added to
+    `Parameter.grad`.
     """
     leaves = [out.detach().requires_grad_() for out in outputs]
     terms = objective(*leaves)
@@ -226,8 +227,8 @@ def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], we
 class Objective:
     """Objective of the on-policy algorithms: weighted sum of policy loss, mean squared error of the value, entropy bonus and bounds loss.
 
-    `Coefs` contains the weights. The policy loss is `losses.clipped_surrogate_loss`, or `losses.policy_gradient_loss` if `clip_eps` is
-    None. The bounds loss is `losses.bounds_loss`.
+    The class `Coefs` contains the weights of the terms. The policy loss is `losses.clipped_surrogate_loss`, or
+    `losses.policy_gradient_loss` if `clip_eps` is None. The bounds loss is `losses.bounds_loss`.
     """
 
     def __init__(self, distribution: ActionDistribution) -> None:
@@ -235,7 +236,7 @@ class Objective:
 
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
-        """Return whether Objective supports this distribution and this device. Only the CPU is supported."""
+        """Return whether Objective supports this distribution and this device. Of the devices, only the CPU is supported."""
         parts = distribution.parts if isinstance(distribution, Product) else (distribution,)
         closed = all(type(part) in EVALUATE for part in (distribution, *parts))
         return CLOSED_FORM and closed and not is_asynchronous(torch.device(device))
@@ -329,8 +330,9 @@ REDUCTIONS: dict[str, Reduction] = {
     "mean": lambda q_CX: q_CX.mean(0),
     "quantiles": lambda q_CXM: q_CXM.mean((0, -1)),
 }
-"""Functions that combine the values of several critics into one value, by the names that the spec key `critic_reduction` uses. "min"
-requires two critics [2, …]; "mean" accepts [C, …]; "quantiles" computes the mean […] of M quantiles of C critics [C, …, M]."""
+"""Functions that combine the values of several critics into one value, by the names that the spec key `critic_reduction` uses. The function
+"min" requires the values of two critics [2, …]. The function "mean" accepts the values of C critics [C, …]. The function "quantiles"
+computes the mean […] of M quantiles of C critics [C, …, M]."""
 
 REDUCTION_GRADIENTS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),

@@ -62,7 +62,7 @@ def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN
     The return is R_t = r_t + γ R_{t+1}, where R_{t+1} is replaced by V(s_{t+1}) at a truncation and in the last step of the rollout, and by
     0 at a termination (arXiv:1602.01783, Algorithm S3).
 
-    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]. Returns float32 [T, N].
+    Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. Returns float32 [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma)
@@ -75,9 +75,10 @@ def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN
 def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, n: int) -> A:
     """Return n-step returns Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}).
 
-    The sum has fewer than n steps if the episode or the rollout ends earlier (arXiv:1602.01783, section 4).
+    A return contains fewer than n steps if the episode or the rollout ends earlier (arXiv:1602.01783, section 4).
 
-    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; n: at least 1. Returns float32 [T, N].
+    Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. The number of steps `n` must be at
+    least 1. Returns float32 [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     if n >= len(reward_TN):
@@ -94,7 +95,8 @@ def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, 
 def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
     """Return generalised advantage estimates [T, N] (arXiv:1506.02438, eq. 16).
 
-    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; `next_value_TN`: V of the true next observation.
+    Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `next_value_TN` is V of the true next
+    observation.
     """
     _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     advantage_TN, decay_TN = gamma * next_value_TN, full_like(reward_TN, gamma * lam)
@@ -117,8 +119,8 @@ def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
 
     where R_{t+1} is replaced by max_a Q(s_{t+1}, a) at a truncation and in the last step of the rollout. At a termination, R_t = r_t.
 
-    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; `next_value_TN`: max_a Q of the true next observation. Returns
-    float32 [T, N].
+    Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `next_value_TN` is max_a Q of the true
+    next observation. Returns float32 [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma * lam)
@@ -158,15 +160,15 @@ def vtrace(
 
         δ_t = r_t + γ V(s_{t+1}) − V(s_t)
         vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        eq. 1, by the recursion of remark 1; λ: remark 2
-        Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, there with λ = 1
+        Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, which has λ = 1
 
     where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both vs_{t+1} and V(s_{t+1}) are 0 at a
     termination. If π = μ and
     ρ̄, c̄ ≥ 1, then Â equals the result of `gae`. If also λ = 1, then vs equals the result of `discounted_returns`.
 
-    Args: float32 [T, N] each; `terminated_TN` and `done_TN`: bool [T, N]; `log_ratio_TN`: log π(a|s) − log μ(a|s); `next_value_TN`: V of
-    the true next observation; `rho_bar`, `c_bar`: ρ̄ and c̄. A log ratio of +inf is clipped like any great ratio. NaN in an argument makes
-    the results of earlier steps NaN too.
+    Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `log_ratio_TN` is log π(a|s) − log
+    μ(a|s), `next_value_TN` is V of the true next observation, and `rho_bar` and `c_bar` are ρ̄ and c̄. A log ratio of +inf is clipped like
+    any great ratio. NaN in an argument makes the results of earlier steps NaN too.
     """
     _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     ratio, reward, value, next_value = tensor(log_ratio_TN).exp(), tensor(reward_TN), tensor(value_TN), tensor(next_value_TN)

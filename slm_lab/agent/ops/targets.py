@@ -35,10 +35,10 @@ def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -
 def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
     """Return the sum R = Σ_{j<k} γ^j r_{t+j} [B] and the factor γ^k [B] (Sutton 1988).
 
-    With these results, the n-step target is R + γ^k (1 − terminated) V(s_{t+k}).
+    The n-step target is R + γ^k (1 − terminated) V(s_{t+k}).
 
-    Args: reward_KB: rewards, float32 [n, B]; the rewards after the first k steps must be 0. steps_B: number k of steps, float32 [B]; k is
-    n, or less than n at the end of an episode.
+    Args: reward_KB: rewards, float32 [n, B], which must be 0 after the first k steps. steps_B: number k of steps, float32 [B], which is n,
+    or less than n at the end of an episode.
     """
     weight_K = gamma ** np.arange(len(reward_KB), dtype=np.float64)
     if isinstance(reward_KB, np.ndarray):
@@ -67,7 +67,8 @@ def truncated_mixture(quantile_CBM: Tensor, dropped: int) -> Tensor:
 def action_value(q_BA: A, action_B: A) -> A:
     """Return the values Q(s, a) of the actions taken.
 
-    Args: q_BA: [..., A]. action_B: int64 [...]. Arrays must have the shapes [B, A] and [B]. Returns values [...].
+    Args: q_BA: values of all actions [..., A]. action_B: indices of the actions taken, int64 [...]. numpy arrays must have the shapes [B,
+    A] and [B]. Returns values [...].
     """
     if isinstance(q_BA, np.ndarray):
         return q_BA[np.arange(len(q_BA)), action_B]
@@ -75,7 +76,7 @@ def action_value(q_BA: A, action_B: A) -> A:
 
 
 def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
-    """Return the gradient of a loss with respect to q_BA, given its gradient `grad_B` with respect to the result of `action_value`."""
+    """Return the gradient of a loss with respect to q_BA, given the loss's gradient with respect to the result of `action_value`."""
     if isinstance(q_BA, np.ndarray):
         grad_BA = np.zeros_like(q_BA)
         grad_BA[np.arange(len(q_BA)), action_B] = grad_B
@@ -89,7 +90,7 @@ def action_atoms(atoms_BAZ: Tensor, action_B: Tensor) -> Tensor:
 
 
 def action_atoms_gradient(atoms_BAZ: Tensor, action_B: Tensor, grad_BZ: Tensor) -> Tensor:
-    """Return the gradient of a loss with respect to atoms_BAZ, given its gradient with respect to the result of `action_atoms`."""
+    """Return the gradient of a loss with respect to atoms_BAZ, given the loss's gradient with respect to the result of `action_atoms`."""
     grad_BAZ = torch.zeros_like(atoms_BAZ)
     grad_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B] = grad_BZ
     return grad_BAZ
@@ -98,7 +99,7 @@ def action_atoms_gradient(atoms_BAZ: Tensor, action_B: Tensor, grad_BZ: Tensor) 
 def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """Split the values of a multi-discrete action by its D components: [..., Σ nvec] → [..., D, max nvec]. Unused entries are −∞.
 
-    For an argument of this shape, `max_value` and `double_q_value` return one value for each component.
+    For an argument of shape [..., D, max nvec], `max_value` and `double_q_value` return one value for each component.
     """
     if len(set(nvec)) == 1:
         return q_BA.unflatten(-1, (len(nvec), nvec[0]))
@@ -107,7 +108,7 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given its gradient with respect to the result of `by_component`."""
+    """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of `by_component`."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 
@@ -117,5 +118,5 @@ def max_value(q_BA: A) -> A:
 
 
 def double_q_value(selector_q_BA: A, evaluator_q_BA: A) -> A:
-    """Return Q_evaluator(s, argmax_a Q_selector(s, a)) [...], as in double Q-learning (arXiv:1509.06461, eq. 4). Args: [..., A] each."""
+    """Return Q_evaluator(s, argmax_a Q_selector(s, a)) [...], as in double Q-learning (arXiv:1509.06461, eq. 4). Args: both [..., A]."""
     return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

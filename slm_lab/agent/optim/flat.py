@@ -27,8 +27,8 @@ from slm_lab.agent.ops.linear import scale_rows
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 UPDATES_BETWEEN_CHECKS = 32
-"""Number of updates between two checks for changes of the parameters by a user, if `FlatParams.check_rarely` is true. A check takes 10 to
-20 µs. Refilling the processor's caches after a check takes about as long."""
+"""Number of updates between two checks whether a user has changed parameters, if `FlatParams.check_rarely` is true. A check takes 10 to 20
+µs. Refilling the processor's caches after a check takes about as long."""
 _ALIGNMENT = 4
 """Number of float32 values in 16 bytes."""
 _requires_grad = attrgetter("requires_grad")
@@ -44,15 +44,15 @@ class FlatParams:
         device: device to which the module is moved.
 
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module, which are never reallocated, so
-    that numpy views of these vectors stay valid. `slices` contains the slice of each group. Optimizers step `master` by the gradient
-    `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. Otherwise `master` is the shared
-    array on the CPU (see `use_master`), and `param` is a copy of `master`; likewise, `buffer` is a copy of `master_buffer`. `size` is the
-    number of parameters without padding. `param_indices` [size] contains the indices of these parameters in `param`, or is None if `param`
-    has no padding. `division` describes how the processes of a parameter server divide the vector, or is None if each process has the full
-    vector. `update` is 0 between updates; during an update, `update` is the number of the last update at whose beginning the parameters
-    were checked for changes by a user. Unless `check_rarely` is true, this is the current update. For the attribute `check_rarely`, see
-    `Agent.check_rarely`. `frozen` contains the indices (in `params`) of the parameters that did not require a gradient at the last call of
-    `inspect`.
+    that numpy views of these vectors stay valid. `slices` contains the slice of each optimizer group. Optimizers step the vector `master`
+    with the gradient `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. If several
+    Sessions train the net, `master` is the shared array on the CPU (see `use_master`), `param` is a copy of `master`, and `buffer` is a
+    copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices of these
+    parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide the
+    vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of the
+    last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, this is the number of the
+    current update. For the attribute `check_rarely`, see `Agent.check_rarely`. `frozen` contains the indices (in `params`) of the
+    parameters that did not require a gradient at the last call of `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -103,9 +103,9 @@ class FlatParams:
         self.update = self._checked
 
     def inspect(self) -> None:
-        """Set `frozen`, and restore the views of tensors whose `data` attribute was replaced, with the new data.
+        """Set `frozen`, and make tensors whose `data` attribute was replaced views of the flat vectors again.
 
-        The new data are copied to the flat vectors.
+        The new data of such tensors are copied to the flat vectors.
 
         Raises ValueError if the new data of a tensor have another size, type or device.
         """
@@ -275,7 +275,7 @@ class FlatParams:
             counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """If `bad` is true, restore the buffers that `keep_buffers` saved; otherwise save the current buffers.
+        """Restore the buffers that `keep_buffers` saved if `bad` is true. Save the current buffers if `bad` is false.
 
         This method does not wait for the device.
 
@@ -291,7 +291,10 @@ class FlatParams:
         return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
-        """Load a parameter vector and a buffer vector that `clone` returned. Raises ValueError if their sizes do not match this net."""
+        """Load a parameter vector and a buffer vector that `clone` returned.
+
+        Raises ValueError if the sizes of the vectors do not match this net.
+        """
         if param.shape != (self.size,) or buffer.shape != self.buffer.shape:
             raise ValueError(
                 f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {self.size}, {len(self.buffer)}"
@@ -308,7 +311,7 @@ class FlatParams:
         return {"param": param, "buffer": buffer, "counters": [counter.to("cpu", copy=True) for counter in self.counters]}
 
     def load_state_dict(self, state: dict[str, Tensor | list[Tensor]]) -> None:
-        """Load a result of `state_dict`. Raises ValueError if the sizes of its vectors do not match this net."""
+        """Load a result of `state_dict`. Raises ValueError if the sizes of the vectors in `state` do not match this net."""
         param, buffer = state["param"], state["buffer"]
         assert isinstance(param, Tensor)
         assert isinstance(buffer, Tensor)
@@ -347,7 +350,7 @@ def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tup
 
 
 def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
-    """Yield, for each tensor, its slice of a flat vector. Each slice begins at a multiple of `alignment`."""
+    """Yield the slice of a flat vector that each tensor occupies. Each slice begins at a multiple of `alignment`."""
     end = 0
     for tensor in tensors:
         begin = -(-end // alignment) * alignment

@@ -1,8 +1,8 @@
 """Optimizers, selected by their names in a spec.
 
-This module's Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. Their statistics are
-vectors that processes can share. Unlike torch.optim, these classes do not load torch's compiler, which takes one second. All other
-optimizers, except Lookahead, use torch.optim.
+This module's Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. The statistics of these
+three optimizers are vectors that processes can share. Unlike torch.optim, the three classes do not load torch's compiler, which takes one
+second. All other optimizers, except Lookahead, use torch.optim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FlatOptimizer(ABC):
         self.param, self.grad, self.lr = param, grad, lr
         """`lr` is the learning rate, which may be changed between steps."""
         self.statistics: dict[str, Tensor] = {}
-        """Statistics of the optimizer, such as moving averages, by name. Processes can share these tensors."""
+        """Statistics of the optimizer, such as moving averages, by name. Several processes can share the statistics."""
 
     @abstractmethod
     def step(self) -> None:
@@ -49,7 +49,7 @@ class FlatOptimizer(ABC):
     def step_unless(self, bad: Tensor) -> None:
         """Take one optimizer step unless `bad`, a bool tensor [] on the device, is true.
 
-        FlatAdam and FlatRMSprop do not wait for the device; other optimizers do.
+        Optimizers other than FlatAdam and FlatRMSprop wait for the device.
         """
         if not bad.item():
             self.step()
@@ -57,7 +57,8 @@ class FlatOptimizer(ABC):
     def part(self, where: slice) -> FlatOptimizer:
         """Return an optimizer for a slice of the parameter vector.
 
-        The statistics of the returned optimizer are views of this optimizer's statistics. Its step count is a copy.
+        The statistics of the returned optimizer are views of this optimizer's statistics. The step count of the returned optimizer is a
+        copy.
         """
         one = copy(self)
         one.param, one.grad = self.param[where], self.grad[where]
@@ -91,8 +92,8 @@ class _KernelOptimizer(FlatOptimizer):
 class FlatAdam(_KernelOptimizer):
     """Adam (arXiv:1412.6980, Algorithm 1), with the same results as torch.optim.Adam(fused=True).
 
-    Args: weight_decay: factor of the parameters that is added to the gradient (L2 penalty). Raises ValueError if an argument is out of
-    range.
+    Args: weight_decay: factor of the L2 penalty (`weight_decay` times the parameters is added to the gradient). Raises ValueError if an
+    argument is out of range.
     """
 
     kernel: Callable[..., Any] = staticmethod(torch._fused_adam_)
@@ -121,7 +122,8 @@ class FlatAdam(_KernelOptimizer):
     def _run_kernel(self, found_inf: Tensor | None) -> None:
         """Take one step by torch's fused kernel.
 
-        Args: found_inf: tensor, or None to always step. If the tensor is 1, the kernel changes neither parameters nor statistics.
+        Args: found_inf: if this tensor is 1, the kernel changes neither parameters nor statistics. If `found_inf` is None, the kernel
+        always takes a step.
         """
         statistics = self.statistics
         self.kernel(
@@ -209,7 +211,7 @@ class FlatRMSprop(_KernelOptimizer):
 
 
 class Lookahead(FlatOptimizer):
-    """Lookahead optimizer (arXiv:1907.08610, Algorithm 1): after k steps of an inner optimizer, step slow weights towards the weights.
+    """Lookahead optimizer (arXiv:1907.08610, Algorithm 1): after each k steps of an inner optimizer, slow weights are updated.
 
     Args: optimizer: name of the inner optimizer. k: number of inner steps per step of the slow weights. alpha: step size of the slow
     weights.

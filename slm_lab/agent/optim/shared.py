@@ -19,16 +19,16 @@ newer parameters requires a message to the process of the store.)"""
 class SharedParams:
     """Synchronises the copy of the parameters in this process with the shared parameters.
 
-    A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls, i.e. copies
-    the newest shared parameters. In "shared" mode (meta.distributed), a process also pulls before each gradient and each action. If
-    processes computed directly on the shared parameters, other processes would change the parameters between forward and backward pass, and
-    the gradient would not belong to any version of the parameters. In an experiment in which processes did so, async SAC learned
-    HalfCheetah more slowly (see docs/hogwild.md). Processes do not wait for each other, unless meta.hogwild_lock allows only one update at
-    a time.
+    A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls (copies the
+    newest shared parameters). In "shared" mode (meta.distributed), a process also pulls before each gradient and each action. If processes
+    computed directly on the shared parameters, other processes would change the parameters between forward and backward pass, and the
+    gradient would not belong to any version of the parameters. In an experiment in which processes computed on the shared parameters, async
+    SAC learned HalfCheetah more slowly (see docs/hogwild.md). Processes do not wait for each other, unless meta.hogwild_lock allows only
+    one update at a time.
 
-    Buffers (batch statistics) are pulled like parameters. An update adds the change that the update made to the buffers, divided by the
-    number of updates that began from the same buffers. The resulting buffers are the mean over all processes, and change as fast as with
-    one process. Without this division, several stale changes of a variance could make the variance negative.
+    Buffers (batch statistics) are pulled like parameters. An update adds its change of the buffers to the shared buffers, divided by the
+    number of updates that began from the same buffers. The resulting shared buffers are the mean over all processes, and change as fast as
+    with one process. Without this division, several stale changes of a variance could make the variance negative.
 
     If the store is in another process, `push` sends gradients to that process, where `receive` applies them. The answer of that process
     contains the newest parameters.
@@ -95,10 +95,12 @@ class SharedParams:
                 self._copy()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
-        """Send the gradient to the process of the store, which calls `section` to apply the gradient. Copy the new parameters afterwards.
+        """Send the gradient to the process of the store, which calls `section` to apply the gradient.
 
-        Args: section: method of the trainer that calls `receive`. lr_G: learning rate of each optimizer group. frozen: indices of the
-        parameters that are not stepped.
+        Copy the new parameters to this process afterwards.
+
+        Args: section: method of the Trainer that calls `SharedParams.receive`. lr_G: learning rate of each optimizer group. frozen: indices
+        of the parameters that are not stepped.
         """
         flat, asked = self.flat, perf_counter()
         grad = flat.packed(flat.grad).cpu().numpy()

@@ -105,7 +105,7 @@ class Group:
     def _packed(self, state: Any, part: slice | None = None) -> Any:
         """Return optimizer statistics without the padding between parameters.
 
-        Args: part: slice of the group's vector to which the statistics belong. Default: the full vector.
+        Args: part: slice of the group's vector to which the statistics belong. By default, the statistics belong to the full vector.
         """
         part = part or slice(0, len(self.grad))
         if (indices := self._indices_in(part)) is None:
@@ -196,7 +196,7 @@ class Trainer:
         """Modules that may behave differently in training mode."""
         self._finite = True
         self.deferred = is_asynchronous(flat.param)
-        """Whether losses, gradient norms and the check for finite values stay on the CUDA device until the update ends. The value is False
+        """Whether losses, gradient norms and the check for finite values stay on the CUDA device until the update ends. `deferred` is False
         for shared parameters, which are on the CPU."""
         self._losses: list[Tensor] = []
         self._skipped_on_device = torch.zeros((), device=flat.param.device)
@@ -441,7 +441,7 @@ class Trainer:
         return self.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`. Raises ValueError if the sizes of its vectors do not match this net."""
+        """Load a result of `state_dict`. Raises ValueError if the sizes of the vectors in `state` do not match this net."""
         if (store := self._remote_optimizer_store) is not None:
             store.run("update", self.load_state_dict, state)
         if self._is_shared:

@@ -1,8 +1,8 @@
 """Forward and backward pass of fully connected nets without an autograd graph.
 
 Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small matrix products
-and small activations are computed in numpy, which has less overhead per call than torch; large matrix products and activations are computed
-in torch.
+and small activations are computed in numpy, which has less overhead per call than torch; large matrix products and large activations are
+computed in torch.
 
 This module supports only sequences of linear layers, normalisation layers and activations. Other nets, and nets that a user has modified
 (see validity.py), compute gradients by autograd, through the same interface (see ops/autograd.py).
@@ -25,7 +25,7 @@ from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 
 DIRECT = True
-"""Whether fully connected nets compute gradients without an autograd graph. If False, autograd is always used."""
+"""Whether fully connected nets compute gradients without an autograd graph. If `DIRECT` is False, autograd is always used."""
 
 
 def chain(module: nn.Module) -> list[nn.Module]:
@@ -118,12 +118,14 @@ class DirectChain:
     def backward(
         self, values: Sequence[np.ndarray], grad: np.ndarray, weights: bool = True, columns: slice | None = None
     ) -> np.ndarray | None:
-        """Backpropagate `grad`, the gradient with respect to the outputs [B, O]. Return the gradient with respect to input `columns`.
+        """Backpropagate `grad`, the gradient with respect to the outputs [B, O].
+
+        Return the gradient with respect to the columns of x that `columns` selects.
 
         `grad` is modified in place.
 
         Args: values: result of `DirectChain.forward`. weights: whether to accumulate the gradients of the parameters. columns: columns of x
-        whose gradient is returned, or None to return None.
+        whose gradient is returned, or None if no gradient is to be returned.
         """
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):

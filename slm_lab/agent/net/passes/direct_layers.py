@@ -25,7 +25,7 @@ class Activation(NamedTuple):
     """An activation function of float32 arrays, and the derivative of the function in terms of the function's output."""
 
     forward: Callable[[np.ndarray, np.ndarray], object]
-    """`forward(x, x)` applies the activation to x in place. The signature is that of a numpy ufunc."""
+    """`forward(x, x)` applies the activation to x in place. The signature of `forward` is that of a numpy ufunc."""
     backward: Callable[[np.ndarray, np.ndarray], object] | None = None
     """`backward(grad, out)` multiplies `grad` in place by the derivative, given the output `out`. The field `backward` is None if the
     derivative cannot be computed from the output."""
@@ -165,12 +165,14 @@ class DirectLayer:
         return out
 
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        """Backpropagate `grad`, the gradient with respect to the outputs. Return the gradient with respect to input `columns`.
+        """Backpropagate `grad`, the gradient with respect to the outputs.
+
+        Return the gradient with respect to the columns of x that `columns` selects.
 
         `grad` may be modified in place.
 
         Args: x: input of the forward pass. weights: whether to accumulate the gradients of weight and bias. columns: columns of x whose
-        gradient is returned, or None to return None.
+        gradient is returned, or None if no gradient is to be returned.
         """
         if grad.shape[-2] <= self.numpy_rows:
             if weights:

@@ -90,7 +90,7 @@ class ModuleMonitor:
     def __reduce__(self) -> tuple[type[ModuleMonitor], tuple[tuple[()]]]:
         """Make each copy of this object an empty ModuleMonitor, whose `is_unchanged` returns False.
 
-        (A copy would belong to other modules.)
+        (The modules of a copied net are other objects than the monitored modules.)
         """
         return ModuleMonitor, ((),)
 
@@ -118,18 +118,18 @@ class Vector(Protocol):
     """Interface of FlatParams, which holds the parameters of a net in one vector."""
 
     update: int
-    """Number of the last update at whose beginning the parameters were checked for changes by a user, or 0 between updates."""
+    """Number of the last update that began with a check whether a user has changed parameters, or 0 between updates."""
     frozen: tuple[int, ...]
     """Indices of the frozen parameters, i.e. the parameters that do not require a gradient."""
 
     def inspect(self) -> None:
-        """Set `frozen`, and restore the views of the vector for parameters whose `data` attribute was replaced, with the new data."""
+        """Set `frozen`, and make parameters whose `data` attribute was replaced views of the vector again, with the new data."""
 
 
 class FastPass(Generic[F]):
     """Holder of a fast pass, which computes a net without calling its modules, as long as the results are the same as those of the modules.
 
-    `get` checks the modules for changes once for each value of `Vector.update`, and at each call between updates.
+    The method `get` checks the modules for changes once for each value of `Vector.update`, and at each call between updates.
 
     Args: fast: the fast pass, or None if the net has none. vector: the parameters of the net. modules, data: see ModuleMonitor.
     """

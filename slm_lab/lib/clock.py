@@ -13,12 +13,12 @@ _COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
 
 
 class Clock:
-    """Counts frames, episodes, vector steps and optimizer steps, and measures wall time in seconds.
+    """Clock that counts frames, episodes, vector steps and optimizer steps, and that measures wall time in seconds.
 
     The wall time of a resumed run includes the time before the interruption, but not the interruption itself.
 
     After `attach`, the frames of each process that trains the same net are counted in shared memory. A restarted process continues with its
-    previous count.
+    previous number of frames.
     """
 
     __slots__ = ("_frames_W", "_index", "_started_W", "_time", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")

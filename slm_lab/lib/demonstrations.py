@@ -26,9 +26,9 @@ class Demonstrations:
     action_K: np.ndarray
     """[K] or [K, dim]: actions as passed to the env (see ActionSpace). Continuous actions with bounds lie in [-1, 1]."""
     reward_K: np.ndarray
-    """float32 [K]: raw rewards in a data set; the scaled and clipped rewards for training in the result of `load_demonstrations`."""
+    """float32 [K]: raw rewards in a data set, or scaled and clipped rewards for training in the result of `load_demonstrations`."""
     terminated_K: np.ndarray
-    """bool [K]."""
+    """bool [K]: whether the transition terminated the episode."""
     truncated_K: np.ndarray
     """bool [K]: whether the episode was truncated after the transition. Exactly the last transition of each episode is terminated or
     truncated."""
@@ -50,7 +50,7 @@ class Demonstrations:
 
     @property
     def return_E(self) -> np.ndarray:
-        """float64 [E]: return of each episode, i.e. the sum of its rewards."""
+        """float64 [E]: sum of the rewards of each episode."""
         sums = np.cumsum(self.reward_K, dtype=np.float64)[self.end_E]
         return np.diff(sums, prepend=0.0)
 
@@ -100,7 +100,7 @@ def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
 
 
 class EpisodeRecorder:
-    """Records the steps of a vector env. Episodes that have ended are in the attribute `episodes`.
+    """Recorder of the steps of a vector env. Episodes that have ended are in the attribute `episodes`.
 
     Args: num_envs: number of envs. bounded: whether to clip the recorded actions to [-1, 1], as the env does with continuous actions.
     """

@@ -37,7 +37,7 @@ class CurrentReturn(NamedTuple):
     def of(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
         """Return the mean of returns that are assumed to be independent, with the standard error of the mean.
 
-        Return None for no returns.
+        If there are no returns, return None.
         """
         if not len(returns):
             return None
@@ -68,10 +68,10 @@ class CurrentReturn(NamedTuple):
 
 
 class EpisodeWindow:
-    """Stores the returns of the last EPISODES episodes, in the order of global frames, and counts the episodes since metrics were written.
+    """Returns of the last EPISODES episodes, in the order of global frames, and number of episodes since metrics were written.
 
     After `attach`, the episodes of all processes that train the same net are in shared memory. Each process writes only to its own ring
-    buffer, first the entry of an episode and then the number of episodes. Therefore no lock is needed. A reader merges the ring buffers of
+    buffer, first the entry of an episode and then the number of episodes, so that no lock is needed. A reader merges the ring buffers of
     all processes. A process that replaces a dead process continues the ring buffer of the dead process.
     """
 
@@ -114,7 +114,9 @@ class EpisodeWindow:
         return list(map(float, self._entries()[:, _RETURN]))
 
     def current(self, frame: int) -> CurrentReturn | None:
-        """Return the current return at the global frame `frame`, or None if no episode ended recently enough. See RECENT_SHARE.
+        """Return the current return at the global frame `frame`, or None if no episode ended recently enough.
+
+        See RECENT_SHARE for the definition of the current return.
 
         If the store is in another process, episodes of other processes are included up to the last use of `returns` or `new`.
         """

@@ -43,7 +43,7 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of all parent groups, each of which may set a limit.
 
-    In a container, `groups` may list a path of the host. The root of the control groups is then the container's own group.
+    In a container, `groups` may list a path of the host, and the root of the control groups is the container's own group.
 
     Args: controller: name of the controller, "cpu" or "memory".
     """

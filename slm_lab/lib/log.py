@@ -10,7 +10,7 @@ logger = logging.getLogger("slm_lab")
 
 
 def notice(text: str) -> None:
-    """Log a notice, i.e. one line for the user. Notices are written to stderr unless the application configures logging otherwise."""
+    """Log a notice, which is one line for the user. Notices are written to stderr unless the application configures logging otherwise."""
     logger.warning(text)
 
 

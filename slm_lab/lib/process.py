@@ -1,9 +1,9 @@
 """Functions for processes: environment variables, start method, process groups, garbage collection, signals, and state for child processes.
 
-Signals are treated as follows. A child process must not end on a Ctrl-C that its parent handles. If the child blocked or ignored the
-signals, programs that the child runs would inherit this, and would not react to terminate(). (exec resets handlers, but neither signal
-masks nor SIG_IGN.) Therefore the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child installs
-handlers that do nothing before it unblocks the signals (`discard_stop_signals`).
+A child process must not end on a Ctrl-C that its parent handles. If the child blocked or ignored STOP_SIGNALS, the programs that the child
+runs would also block or ignore these signals, and would not react to terminate(). (The system call exec resets signal handlers, but resets
+neither signal masks nor SIG_IGN.) Therefore, the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child
+installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Child processes use one thread."""
 class ThisProcess:
     """State of this process: settings for starting child processes, and temporarily changed settings.
 
-    The instance THIS_PROCESS is the only global state in this package.
+    The instance THIS_PROCESS is the only module-level state of this package.
     """
 
     choose_start_method: Callable[[], Method] = lambda: "spawn"

@@ -169,7 +169,7 @@ class ObservationSpace:
 
     @property
     def packed_floats(self) -> int:
-        """Number of float32 values in a packed observation. These values are at the start of the observation."""
+        """Number of float32 values in a packed observation. The float32 values are at the start of the observation."""
         return max((part.end for part in self.parts if part.dtype == "float32"), default=0) // 4
 
 
@@ -192,7 +192,7 @@ class EnvInfo:
     """Names of the agents of each env. The agents of one env have consecutive rows. The tuple is empty if each env has a single agent."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
     """The Gymnasium spaces of the env as plain Python objects, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict). With
-    these spaces, observations can be encoded and actions decoded without the env."""
+    the spaces of the env, observations can be encoded and actions decoded without the env."""
     groups: tuple[EnvInfo, ...] = ()
     """One EnvInfo for each group of agents with equal spaces, if the spaces of the agents of an env differ. `observation` and `action` then
     describe arrays for all agents, in which the row of each agent is padded with zeros (see lib.padding). The tuple is empty if all agents
@@ -232,7 +232,7 @@ class Episode(NamedTuple):
 
     env: int
     total_reward: float
-    """Sum of the raw rewards, i.e. of the rewards before clipping, scaling and normalisation."""
+    """Sum of the raw rewards, before clipping, scaling and normalisation."""
     length: int
     """Number of steps of the episode."""
     info: dict[str, float] = {}
@@ -255,8 +255,8 @@ class VecStep(NamedTuple):
     """[N, *shape]: the true next observation, never the first observation after a reset. If no episode ended, `last_obs_N` and `obs_N` are
     the same array."""
     obs_N: np.ndarray
-    """[N, *shape]: observations on which the next actions are based. After the end of an episode, this is the first observation of the next
-    episode."""
+    """[N, *shape]: observations on which the next actions are based. After the end of an episode, `obs_N` contains the first observation of
+    the next episode."""
     first_N: np.ndarray
     """bool [N]: whether `obs_N` is the first observation of an episode, so that the hidden state must be reset."""
     valid_N: np.ndarray
@@ -280,7 +280,7 @@ class ActOut(NamedTuple):
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after the current observation, or None if the net is not recurrent."""
     version: int | np.ndarray = 0
-    """Version of the policy's weights, i.e. the number of updates so far. The version is an array, int64 [N], if envs have different
+    """Version of the policy's weights, which is the number of updates so far. The version is an array, int64 [N], if envs have different
     versions."""
 
 

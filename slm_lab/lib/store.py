@@ -135,7 +135,7 @@ class Store(Protocol):
     locked: bool
     """Whether only one process at a time updates the parameters (meta.hogwild_lock)."""
     fresh: bool
-    """Whether the arrays begin with initial values, i.e. training has not begun."""
+    """Whether the arrays begin with initial values, because training has not begun."""
     remote: bool
     """Whether the arrays in this process are copies of arrays in another process."""
     serves: int | None

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 VARIABLE = "SLM_LAB_PORTABLE"
 """Name of the environment variable that makes `has_feature` return False for some features, in order to test the code for other systems on
-Linux. The value "1" denies all features that only Linux has. A comma-separated list denies the named features. Child processes inherit the
-variable."""
+Linux. The value "1" denies all features that only Linux has. A comma-separated list denies the named features. Child processes inherit this
+environment variable."""
 
 Name = Literal[
     "memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver", "fcntl", "groups", "fork", "signals", "priority", "sysconf", "display"

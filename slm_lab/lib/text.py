@@ -10,8 +10,8 @@ WIDTH = 80
 _NAME = 32
 """Maximum number of characters of cells in the key columns (the first columns) of a table that is too wide."""
 _LEAST = 8
-"""Minimum number of characters to which cells in the key columns are shortened. If the table is then still too wide, other cells are
-shortened too."""
+"""Minimum number of characters to which cells in the key columns are shortened. If a table with such shortened cells is still too wide,
+other cells are shortened too."""
 
 
 def shorten(text: str, letters: int) -> str:

@@ -21,7 +21,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class NormalTanh(nn.Module):
-    """Normalise each input vector to zero mean and unit standard deviation, then apply tanh."""
+    """Layer that normalises each input vector to zero mean and unit standard deviation, and then applies tanh."""
 
     def forward(self, x_BF: Tensor) -> Tensor:
         return torch.tanh((x_BF - x_BF.mean(-1, keepdim=True)) / (x_BF.std(-1, keepdim=True) + 1e-6))

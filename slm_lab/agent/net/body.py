@@ -128,7 +128,7 @@ def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Bo
 
 
 class Heads(nn.Module):
-    """Run several nets on the same input x [B, D] and concatenate their outputs to [B, F]."""
+    """Module that runs several nets on the same input x [B, D] and concatenates the outputs to [B, F]."""
 
     def __init__(self, heads: list[nn.Sequential]) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None =
 def init_weight(weight: Tensor, init_fn: str, nonlinearity: str | None = None, gain: float | None = None) -> None:
     """Initialise a weight in place by `init_fn`.
 
-    If this function accepts a gain or a nonlinearity, the weight is scaled as described in `init_layer`.
+    If `init_fn` accepts a gain or a nonlinearity, the weight is scaled as described in `init_layer`.
     """
     function = INITS[init_fn]
     accepted = inspect.signature(function).parameters

@@ -17,7 +17,7 @@ newer parameters requires a message to the process of the store.)"""
 
 
 class SharedParams:
-    """Synchronises the copy of the parameters in this process with the shared parameters.
+    """Synchronisation of this process's copy of the parameters with the parameters that several processes share.
 
     A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls (copies the
     newest shared parameters). In "shared" mode (meta.distributed), a process also pulls before each gradient and each action. If processes

@@ -172,7 +172,7 @@ class Group:
 
 
 class Trainer:
-    """Takes gradient steps on the parameters of a net, with gradient clipping, optimizers and learning rate schedules.
+    """Trainer that takes gradient steps on the parameters of a net, with gradient clipping, optimizers and learning rate schedules.
 
     If a gradient or loss is not finite, the gradient step is skipped, and the attribute `skipped` is incremented.
 

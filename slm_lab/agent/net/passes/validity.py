@@ -26,7 +26,7 @@ _children = itemgetter("_modules")
 
 
 class ModuleMonitor:
-    """Checks whether modules are unchanged since construction, have no hooks, and use the `forward` of their class.
+    """Monitor that checks whether modules are unchanged since construction, have no hooks, and use the `forward` of their class.
 
     Args: modules: all modules that a fast pass replaces, and their parents. If `modules` is empty, `is_unchanged` always returns False.
     data: whether `is_unchanged` also requires that the parameters and buffers keep their memory addresses, because the fast pass has views

@@ -85,7 +85,7 @@ class EpisodeWindow:
         self._ring_WRX = np.zeros((1, _RING, 3))
 
     def shared_arrays(self) -> Named:
-        # a snapshot copies them in the order of their names: `count` before the entries that it counts
+        # a snapshot copies these arrays in the order of their names: `count` before the entries that it counts
         return {
             "count": SharedArray(self._count_W[[self._index]], "own"),
             "mark": SharedArray(self._mark_WX[self._index], "own"),
@@ -124,7 +124,7 @@ class EpisodeWindow:
         if not len(entries):
             return None
         frames = entries[:, _FRAME]
-        # with all episodes that ended at that frame: a subset of them would not be a random sample of the envs
+        # include all episodes that ended at the frame of the oldest one: a subset would not be a random sample of the envs
         begin = min((1.0 - RECENT_SHARE) * frame, frames[-MIN_EPISODES:][0] - 1)
         return CurrentReturn.of_training(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
 

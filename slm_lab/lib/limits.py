@@ -52,7 +52,7 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
     with suppress(OSError):
         for line in groups.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):  # version 1
+            if controller in controllers.split(","):  # control groups version 1
                 mounts = [root / controllers, root / controller]
             elif number == "0":
                 mounts = [root, root / "unified"]

@@ -84,7 +84,8 @@ class ObservationPart:
     """One entry of a packed observation, an array that is stored in the bytes [begin, end) of the observation."""
 
     name: str
-    """Key of the entry in the Dict, or "0", "1", … in a Tuple. The name of a nested entry contains its parents, as in "hand/camera"."""
+    """Key of the entry in the Dict space, or "0", "1", … in a Tuple space. The name of a nested entry contains its parents, as in
+    "hand/camera"."""
     shape: tuple[int, ...]
     """Shape of the entry, which is [C, H, W] for an image and [n] for a vector."""
     dtype: Dtype
@@ -108,8 +109,8 @@ class ObservationSpace:
 
     Discrete and MultiDiscrete observations of the env are one-hot encoded. A Dict or Tuple without images becomes the concatenation of its
     flattened entries. A Dict or Tuple with an image is packed: it becomes one uint8 vector that contains the bytes of all entries, and
-    `parts` describes the positions of the entries. Entries that only the critic reads come after the entries that actor and critic read,
-    and an action mask comes last.
+    `parts` describes the positions of the entries. Entries that only the critic reads follow the entries that actor and critic read, and an
+    action mask comes last.
     """
 
     shape: tuple[int, ...]
@@ -127,8 +128,8 @@ class ObservationSpace:
     """First column of the entries that only the critic reads. `critic_begin` is None if there are no such entries, or if the observation is
     packed (see ObservationPart.use)."""
     mask: tuple[int, int] | None = None
-    """First and last + 1 column of the action mask (see ActionMask), or None if every action is always valid. The columns are bytes if the
-    observation is packed."""
+    """Columns [begin, end) of the action mask (see ActionMask), or None if every action is always valid. The columns of a packed
+    observation are bytes."""
     goals: tuple[tuple[int, int], tuple[int, int]] | None = field(default=None, compare=False)
     """Columns [begin, end) of the entries achieved_goal and desired_goal, if the observation contains these entries with unchanged values,
     otherwise None."""
@@ -194,9 +195,9 @@ class EnvInfo:
     """The Gymnasium spaces of the env as plain Python objects, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict). With
     the spaces of the env, observations can be encoded and actions decoded without the env."""
     groups: tuple[EnvInfo, ...] = ()
-    """One EnvInfo for each group of agents with equal spaces, if the spaces of the agents of an env differ. `observation` and `action` then
-    describe arrays for all agents, in which the row of each agent is padded with zeros (see lib.padding). The tuple is empty if all agents
-    have the same spaces."""
+    """One EnvInfo for each group of agents with equal spaces, if the spaces of the agents of an env differ. If `groups` is not empty,
+    `observation` and `action` describe arrays for all agents, in which the row of each agent is padded with zeros (see lib.padding). The
+    tuple is empty if all agents have the same spaces."""
 
     @property
     def frames(self) -> int:

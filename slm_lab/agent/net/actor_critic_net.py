@@ -109,7 +109,7 @@ class ActorCriticNet(PassNet):
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]
         if self.critic_body is None:
-            return None  # a shared body has two outputs, so it is not a chain
+            return None  # a net with a shared body has two outputs, so that the modules form no chain
         modules = [*chain(self.critic_body.layers), *chain(self.critic_head)]
         critic = DirectChain.from_modules(modules, self.critic_body.matmul_mode, single=True)
         return None if critic is None else [actor, critic]

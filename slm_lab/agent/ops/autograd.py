@@ -48,7 +48,7 @@ class GraphPass:
 
     def backward(self, *grads: Tensor | np.ndarray | None) -> None:
         pairs = [(out, tensor(grad)) for out, grad in zip(self.outputs, grads, strict=True) if grad is not None and out.requires_grad]
-        if pairs:  # else all parameters are frozen
+        if pairs:  # there are no pairs if all parameters are frozen
             _scalar(*zip(*pairs, strict=True)).backward()
 
     def input_grad(self, grad: Tensor) -> Tensor:

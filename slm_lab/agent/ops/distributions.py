@@ -116,7 +116,7 @@ class Categorical(ActionDistribution):
         return -(logp_BP.exp() * logp_BP).sum(dim=1)
 
     def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        logp_BP = F.log_softmax(params_BP, dim=1)  # computed once for both
+        logp_BP = F.log_softmax(params_BP, dim=1)  # computed once for both results
         return logp_BP.gather(1, action_B.unsqueeze(1)).squeeze(1), -(logp_BP.exp() * logp_BP).sum(dim=1)
 
 

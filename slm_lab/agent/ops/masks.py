@@ -1,7 +1,7 @@
 """Action masks: columns of observations that say which actions are valid.
 
-The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. The probability of an invalid action and the
-gradient of this probability are then exactly 0, and an invalid action never has the greatest value. Formulas for logits or action values
+The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. Therefore the probability of an invalid action and
+the gradient of this probability are exactly 0, and an invalid action never has the greatest value. Formulas for logits or action values
 remain correct with masked outputs, because π(a|s) log π(a|s) is 0 · MASKED = 0 (Huang & Ontañón 2020, arXiv:2006.14171).
 """
 
@@ -59,7 +59,7 @@ def masked(outputs: A, valid: A) -> A:
 
 
 def valid_outputs(outputs_NA: np.ndarray) -> np.ndarray:
-    """Return whether each action is valid, bool [N, A], given outputs [N, A] that are MASKED for invalid actions."""
+    """Return whether each action is valid, bool [N, A], given outputs [N, A], which are MASKED for invalid actions."""
     return outputs_NA > MASKED / 2
 
 

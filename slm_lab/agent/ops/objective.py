@@ -314,7 +314,7 @@ def _clipped_surrogate(
     bound_B = np.abs(advantage_B)
     bound_B *= clip_eps
     bound_B += advantage_B
-    inside_B &= unclipped_B <= bound_B  # they are equal only if both are 0
+    inside_B &= unclipped_B <= bound_B  # both are equal only if both are 0
     surrogate_B = np.minimum(unclipped_B, bound_B)
     if dual_clip is not None:
         lowest_B = np.where(advantage_B < 0.0, np.float32(dual_clip) * advantage_B, -np.inf)
@@ -435,7 +435,7 @@ def value_diagnostics(q: Tensor | np.ndarray, target: Tensor | np.ndarray) -> tu
     """Return the mean absolute temporal-difference error, |target − q|, and the mean value q."""
     if isinstance(q, Tensor) and isinstance(target, Tensor) and is_asynchronous(q):
         return (target - q.detach()).abs().mean(), q.detach().mean()
-    q_B, target_B = array(q.detach() if isinstance(q, Tensor) else q), array(target)  # numpy's calls cost less
+    q_B, target_B = array(q.detach() if isinstance(q, Tensor) else q), array(target)  # a numpy call has less overhead than a torch call
     if q_B.ndim > 1:
         q_B, target_B = q_B.reshape(-1), target_B.reshape(-1)
     return float(np.add.reduce(np.abs(target_B - q_B))) / len(q_B), float(np.add.reduce(q_B)) / len(q_B)

@@ -15,7 +15,7 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
     X is a random return that has the probabilities `p_BZ` on Z atoms.
 
     Each atom z moves to r + γ z, clipped to [low, high]. The probability of the moved atom is divided between the two nearest fixed atoms,
-    in proportion to its distance from the other fixed atom.
+    of which the nearer atom gets the greater share.
 
     Args: p_BZ: probabilities of Z equidistant atoms from `low` to `high`. return_B: r, the discounted sum of rewards. discount_B: γ as a
     number or [B], with 0 for steps that terminated the episode.

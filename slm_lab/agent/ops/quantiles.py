@@ -39,7 +39,7 @@ def _loss_of_rows(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tenso
     """Return the loss of each sample [B], and the gradient of each loss with respect to the quantiles [B, N], float32."""
     M, tau_N = target_BM.shape[1], midpoints(quantile_BN.shape[1]).to(quantile_BN.device)
     target_BM = target_BM.sort(dim=1).values
-    # float64: sums of squares cancel out
+    # float64, because differences of large sums of squares lose precision
     theta_BN, y_BM = quantile_BN.double(), target_BM.double()
     number_BK = torch.arange(M + 1, device=y_BM.device).expand(len(y_BM), -1)
     sum_BK = torch.nn.functional.pad(y_BM.cumsum(1), (1, 0))

@@ -42,7 +42,7 @@ class ActorHead(nn.Module):
 
 
 def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
-    """Return the DirectChain from observations to the outputs of `head`, or None if the body is recurrent or a module is not supported."""
+    """Return the graph-free pass (DirectChain) from observations to the outputs of `head`, or None if a module is not supported."""
     if isinstance(body, RecurrentBody):
         return None
     tail = chain(head.tail) if head.tail is not None else []
@@ -104,7 +104,7 @@ class ActorCriticNet(PassNet):
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the DirectChains of actor and critic, or None if a module is not supported or the body is shared."""
+        """Return the graph-free passes (DirectChains) of actor and critic, or None if a module is not supported or the body is shared."""
         actor = actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]

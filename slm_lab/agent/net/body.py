@@ -155,9 +155,9 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
     """Build the tail of a net: the hidden layers that only the actor or only the critic uses.
 
-    Only HydraMLPNet has tails. The first tail in the spec is for the actor (or for action values), the second tail for the critic. If the
-    spec lists only one tail, actor and critic have tails with the same layer sizes and separate weights. With `role="shared"`, the result
-    has no layers, because a body that actor and critic share contains no tail.
+    Of all nets, only HydraMLPNet has tails. The first tail in the spec is for the actor (or for action values), the second tail for the
+    critic. If the spec lists only one tail, actor and critic have tails with the same layer sizes and separate weights. With
+    `role="shared"`, the result has no layers, because a body that actor and critic share contains no tail.
 
     Args: features: number of inputs of the tail.
 
@@ -184,7 +184,7 @@ def _pixels(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
 
 
 NATURE_CONVS: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
-"""Default convolutions for images of at least 36 × 36 pixels, as in Mnih et al. 2015."""
+"""Default convolutions for images of at least 36 × 36 pixels, as in DQN (Mnih et al., 2015)."""
 SMALL_IMAGE_CONVS: list[list[int | list[int]]] = [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]
 """Default convolutions for images with a side of fewer than 36 pixels."""
 

@@ -93,7 +93,8 @@ class DistributionalQNet(QNet):
     The action values [..., A] are the means of the distributions. An action mask replaces the action values of invalid actions, but does
     not change their distributions.
 
-    Args: kind: key of HEADS. keys: additional arguments of the head. (`AlgorithmSpec.value_distribution` returns both.)
+    Args: kind: kind of distribution, a key of HEADS. keys: additional arguments of the head. (`AlgorithmSpec.value_distribution` returns
+    both.)
     """
 
     actor_head: DistributionalHead
@@ -106,7 +107,7 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the DirectChain that computes the distributions, or None if the net is dueling or a module is not supported."""
+        """Return the graph-free pass (DirectChain) of the distributions, or None if the net is dueling or a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 

@@ -13,7 +13,7 @@ from slm_lab.agent.ops.device import upload
 
 
 class NoisyLinear(nn.Linear):
-    """Linear layer with noise in its weights: y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, eq. 9).
+    """Linear layer with noise in its weights: y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, equation 9).
 
     The noise is factorised: ε_w = ε_out ε_inᵀ and ε_b = ε_out. `weight` and `bias` are the means μ_w and μ_b. If `noise` is None, the layer
     is an ordinary linear layer with `weight` and `bias`.
@@ -50,7 +50,7 @@ class NoiseSource:
         return bool(self.layers)
 
     def draw(self, rng: np.random.Generator) -> None:
-        """Draw new noise for all noisy layers: sgn(x) √|x| with standard normal x (arXiv:1706.10295, eq. 10 and 11)."""
+        """Draw new noise for all noisy layers: sgn(x) √|x| with standard normal x (arXiv:1706.10295, equations 10 and 11)."""
         if not self.layers:
             return
         x = rng.standard_normal(sum(self.sizes), dtype=np.float32)

@@ -121,7 +121,7 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
 
 
 class WeightNormLinear(nn.Module):
-    """Linear layer with weight normalisation (arXiv:1602.07868, eq. 2): the weight vector of each output is w = g v / ‖v‖.
+    """Linear layer with weight normalisation (arXiv:1602.07868, equation 2): the weight vector of each output is w = g v / ‖v‖.
 
     The parameters v [O, I] (`direction`) and g [O, 1] (`length`) are learned. The layer is initialised like nn.Linear: v is the initial
     weight of nn.Linear, and g contains the norms of its rows.

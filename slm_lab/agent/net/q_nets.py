@@ -33,10 +33,10 @@ class QNet(PassNet):
 
     For multi-discrete actions, the outputs are the concatenated values of all components, with `nvec[i]` values for component i.
 
-    In a dueling net (arXiv:1511.06581, eq. 9), one head outputs advantages and another head outputs the state value. Actions are chosen by
-    the advantages alone. The state value is the same for all actions, so that the state value affects neither the greedy action nor a
-    Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the state value
-    (arXiv:1711.08946, eq. 1).
+    In a dueling net (arXiv:1511.06581, equation 9), one head outputs advantages and another head outputs the state value. Actions are
+    chosen by the advantages alone. The state value is the same for all actions, so that the state value affects neither the greedy action
+    nor a Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the state
+    value (arXiv:1711.08946, equation 1).
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
@@ -70,7 +70,7 @@ class QNet(PassNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the DirectChain that computes action values, or None if the net is dueling or a module is not supported."""
+        """Return the graph-free pass (DirectChain) of the action values, or None if the net is dueling or a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
@@ -188,7 +188,7 @@ class QCritic(nn.Module):
         return self.head(features_BF)
 
     def chain(self) -> DirectChain | None:
-        """Return the DirectChain of all layers of this critic, or None if a module is not supported."""
+        """Return the graph-free pass (DirectChain) of this critic, or None if a module is not supported."""
         if self.action_after_body or isinstance(self.body, RecurrentBody):
             return None
         return DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
@@ -336,7 +336,10 @@ class StackedCritics(QCritics):
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return a DirectChain of all critics together, followed by one DirectChain per critic, or None if a module is not supported."""
+        """Return graph-free passes (DirectChains): one of all critics together, followed by one per critic.
+
+        Return None if a module is not supported.
+        """
         params, activations = self.layers, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None

@@ -12,7 +12,7 @@ EXPANSION = 4
 class ResidualBlock(nn.Module):
     """Block of SimBa, which computes x + W₂ ReLU(W₁ LayerNorm(x) + b₁) + b₂ for x [B, F] (arXiv:2410.09754, section 4.1).
 
-    The hidden layer has 4 F units. The weights are initialised as by He et al. (arXiv:1502.01852), the biases with 0.
+    The hidden layer has 4 F units. The weights have He initialisation (arXiv:1502.01852), and the initial biases are 0.
     """
 
     def __init__(self, width: int) -> None:

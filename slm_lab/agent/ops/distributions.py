@@ -472,7 +472,7 @@ class Gumbel(_LocationScale):
 
 
 class Beta(ActionDistribution):
-    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017). α and β are above 1, so that each component has one mode."""
+    """Independent Beta distributions scaled to [-1, 1] (Chou et al., 2017). α and β are above 1, so that each component has one mode."""
 
     kinds = ("continuous",)
     needs_bounds = True

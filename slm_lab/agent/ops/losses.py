@@ -31,7 +31,7 @@ def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
 def clipped_surrogate_loss(
     logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tensor, clip_eps: float, dual_clip: float | None = None
 ) -> Tensor:
-    """Clipped surrogate loss of PPO: −E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old (arXiv:1707.06347, eq. 7).
+    """Clipped surrogate loss of PPO: −E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old (arXiv:1707.06347, equation 7).
 
     With `dual_clip` = c, the minimum is at least c Â where Â < 0, so that a large ratio r has no gradient (arXiv:1912.09729, dual-clip
     PPO).
@@ -69,7 +69,7 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
 
 
 def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Policy loss of self-imitation learning: −E[w log π(a|s) · (R − V(s))₊] (arXiv:1806.05635, eq. 2).
+    """Policy loss of self-imitation learning: −E[w log π(a|s) · (R − V(s))₊] (arXiv:1806.05635, equation 2).
 
     Minimising this loss increases the probability of actions whose return R exceeded V. No gradient flows into V.
 
@@ -80,7 +80,7 @@ def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor
 
 
 def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tensor) -> Tensor:
-    """Value loss of self-imitation learning: E[w ½ ((R − V(s))₊)²] (arXiv:1806.05635, eq. 3).
+    """Value loss of self-imitation learning: E[w ½ ((R − V(s))₊)²] (arXiv:1806.05635, equation 3).
 
     The loss only raises V, towards returns above V.
     """
@@ -89,7 +89,7 @@ def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tenso
 
 
 def expectile_loss(error: A, tau: float) -> tuple[A, A]:
-    """Return the expectile loss |τ − 1(u < 0)| u² of each error u, and its derivative with respect to u (arXiv:2110.06169, eq. 5).
+    """Return the expectile loss |τ − 1(u < 0)| u² of each error u, and its derivative with respect to u (arXiv:2110.06169, equation 5).
 
     The prediction y that minimises the mean loss of the errors x − y is the τ-expectile of x, which is the mean for τ = 0.5 and the maximum
     for τ → 1.
@@ -101,7 +101,7 @@ def expectile_loss(error: A, tau: float) -> tuple[A, A]:
 
 
 def symlog(x: Tensor) -> Tensor:
-    """Return sign(x) · ln(|x| + 1) for x of any shape (arXiv:2301.04104, eq. 9)."""
+    """Return sign(x) · ln(|x| + 1) for x of any shape (arXiv:2301.04104, equation 9)."""
     return torch.sign(x) * torch.log1p(torch.abs(x))
 
 
@@ -180,7 +180,7 @@ class ValueLoss:
     def symlog_with_gradient(self, prediction: Tensor, target: Tensor, count: int, weight: Tensor | None = None) -> LossAndGradient:
         """Return the loss between symlog(prediction) and symlog(target), and its gradient with respect to `prediction`.
 
-        See `with_gradient`.
+        See `with_gradient` for the arguments.
         """
         loss, grad = self.with_gradient(symlog(prediction), symlog(target), count, weight)
         return LossAndGradient(loss, grad / (1.0 + prediction.abs()))  # the derivative of symlog

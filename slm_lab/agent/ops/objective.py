@@ -314,7 +314,7 @@ def _clipped_surrogate(
     bound_B = np.abs(advantage_B)
     bound_B *= clip_eps
     bound_B += advantage_B
-    inside_B &= unclipped_B <= bound_B  # both are equal only if both are 0
+    inside_B &= unclipped_B <= bound_B  # unclipped_B and bound_B are equal only if both are 0
     surrogate_B = np.minimum(unclipped_B, bound_B)
     if dual_clip is not None:
         lowest_B = np.where(advantage_B < 0.0, np.float32(dual_clip) * advantage_B, -np.inf)
@@ -355,7 +355,7 @@ def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
 
 
 def discrete_soft_value(params_BA: Tensor, q_BA: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return V(s) = Σ π(a|s) (Q(s, a) − α log π(a|s)) [B] for a categorical policy with logits [B, A] (arXiv:1910.07207, eq. 10)."""
+    """Return V(s) = Σ π(a|s) (Q(s, a) − α log π(a|s)) [B] for a categorical policy with logits [B, A] (arXiv:1910.07207, equation 10)."""
     logp_BA = F.log_softmax(params_BA, dim=1)
     return (logp_BA.exp() * (q_BA - alpha * logp_BA)).sum(1)
 
@@ -374,10 +374,10 @@ class DiscreteActorLoss(NamedTuple):
 def discrete_actor_loss(
     params_BA: Tensor, q_BA: Tensor, alpha: Tensor | float, penalty: float = 0.0, mean_entropy: Tensor | None = None
 ) -> DiscreteActorLoss:
-    """Return the actor loss of discrete soft actor-critic, E[Σ π(a|s) (α log π(a|s) − Q(s, a))] (arXiv:1910.07207, eq. 12).
+    """Return the actor loss of discrete soft actor-critic, E[Σ π(a|s) (α log π(a|s) − Q(s, a))] (arXiv:1910.07207, equation 12).
 
     The loss also contains `penalty` / 2 times the squared difference of the mean entropy and its moving average over previous updates
-    (adapted from arXiv:2209.10081, eq. 11).
+    (adapted from arXiv:2209.10081, equation 11).
 
     Args: params_BA: logits of the policy. mean_entropy: moving average that the previous call returned, or None in the first call.
     """

@@ -93,7 +93,7 @@ def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, 
 
 
 def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
-    """Return generalised advantage estimates [T, N] (arXiv:1506.02438, eq. 16).
+    """Return generalised advantage estimates [T, N] (arXiv:1506.02438, equation 16).
 
     Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `next_value_TN` is V of the true next
     observation.
@@ -159,7 +159,7 @@ def vtrace(
     With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ),
 
         δ_t = r_t + γ V(s_{t+1}) − V(s_t)
-        vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        eq. 1, by the recursion of remark 1; λ: remark 2
+        vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        equation 1, by the recursion of remark 1; λ: remark 2
         Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, which has λ = 1
 
     where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both vs_{t+1} and V(s_{t+1}) are 0 at a

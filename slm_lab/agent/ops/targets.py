@@ -55,7 +55,7 @@ def smoothed_action(action_BD: A, noise_BD: A, largest: float) -> A:
 
 
 def truncated_mixture(quantile_CBM: Tensor, dropped: int) -> Tensor:
-    """Return the smallest quantiles of the pooled quantiles of C critics, in ascending order [B, K] (arXiv:2005.04269, eq. 10).
+    """Return the smallest quantiles of the pooled quantiles of C critics, in ascending order [B, K] (arXiv:2005.04269, equation 10).
 
     Of the C × M pooled quantiles, the K = C (M − `dropped`) smallest are returned.
     """
@@ -113,10 +113,13 @@ def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def max_value(q_BA: A) -> A:
-    """Return max_a Q(s, a) [...], the value of a state in Q-learning (Mnih et al. 2015), for action values [..., A]."""
+    """Return max_a Q(s, a) [...], the value of a state in Q-learning (Mnih et al., 2015), for action values [..., A]."""
     return np.maximum.reduce(q_BA, axis=-1) if isinstance(q_BA, np.ndarray) else q_BA.amax(-1)
 
 
 def double_q_value(selector_q_BA: A, evaluator_q_BA: A) -> A:
-    """Return Q_evaluator(s, argmax_a Q_selector(s, a)) [...], as in double Q-learning (arXiv:1509.06461, eq. 4). Args: both [..., A]."""
+    """Return Q_evaluator(s, argmax_a Q_selector(s, a)) [...], as in double Q-learning (arXiv:1509.06461, equation 4).
+
+    Args: values of all actions, both [..., A].
+    """
     return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

@@ -392,4 +392,4 @@ def _disable_flatten_parameters(module: nn.Module) -> None:
 
 
 def _do_nothing() -> None:
-    """Do nothing. This function replaces `flatten_parameters` of recurrent layers."""
+    """Replace `flatten_parameters` of recurrent layers by a function without effect."""

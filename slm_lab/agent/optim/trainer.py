@@ -352,7 +352,10 @@ class Trainer:
         return math.sqrt(squares)
 
     def _step_on_device(self) -> Tensor:
-        """Take a gradient step on a CUDA device as `step` does, without waiting for the device. Return the norm as a tensor."""
+        """Take a gradient step on a CUDA device as `step` does, without waiting for the device.
+
+        Return the norm of the gradient as a tensor.
+        """
         norms = [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads])) for grads in self._nets]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
         self._losses.clear()
@@ -387,8 +390,8 @@ class Trainer:
 
         Return the staleness of this gradient, as a number of updates.
 
-        Args: grad: read-only array. frozen: indices of the parameters that are frozen in the other process. pulled, buffers: see
-        SharedParams.receive.
+        Args: grad: gradient of the other process, a read-only array. frozen: indices of the parameters that are frozen in the other
+        process. pulled, buffers: see SharedParams.receive.
         """
         assert self.shared is not None
         received = torch.from_numpy(grad)

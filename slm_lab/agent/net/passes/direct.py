@@ -38,9 +38,9 @@ def chain(module: nn.Module) -> list[nn.Module]:
 
 
 class DirectChain:
-    """Forward and backward pass of linear and normalisation layers that run in sequence, each optionally followed by an activation.
+    """Graph-free forward and backward pass of linear and normalisation layers in sequence, each optionally followed by an activation.
 
-    Call the methods of a DirectChain inside `ignore_float_errors()`.
+    Graph-free passes compute gradients without autograd. Call the methods of a DirectChain inside `ignore_float_errors()`.
     Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use, or None to use
     all columns.
     """
@@ -57,7 +57,7 @@ class DirectChain:
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> DirectChain | None:
-        """Build a DirectChain from modules that run in sequence. Return None if one of the modules is not supported.
+        """Build a DirectChain from modules that run in sequence. Return None if DirectChain does not support one of the modules.
 
         Args: matmul_mode: how the matrix products of the hidden layers are computed. The output layer always uses float32.
         """
@@ -104,7 +104,10 @@ class DirectChain:
         return outputs
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return a list of the inputs of all layers and, as the last element, the outputs [B, O]. Args: x: float32 [B, I]."""
+        """Return a list of the inputs of all layers and, as the last element, the outputs [B, O].
+
+        Args: x: inputs of the first layer, float32 [B, I].
+        """
         if self.inputs is not None:
             x = x[:, : self.inputs]
         values = [x]
@@ -173,7 +176,7 @@ class DirectPass:
 class PassNet(nn.Module):
     """Base class of nets that can learn without an autograd graph.
 
-    A net that does not consist of DirectChains, or that a user has modified, uses autograd.
+    A net uses autograd if it contains modules that DirectChain does not support, or if a user has modified the net.
     """
 
     def __init__(self) -> None:
@@ -181,11 +184,11 @@ class PassNet(nn.Module):
         self.direct: FastPass[Sequence[DirectChain]] = FastPass()
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the DirectChains that compute the outputs of the net, or None if the net does not consist of DirectChains."""
+        """Return the graph-free passes (DirectChains) of the net's outputs, or None if a module of the net is not supported."""
         return None
 
     def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Compute passes by the DirectChains of `chains` from now on, as long as the user does not modify the modules.
+        """Use the graph-free passes that `chains` returns from now on, as long as the user does not modify the modules.
 
         Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the DirectChains replace and that `modules()`
         does not list.

@@ -120,7 +120,7 @@ class Vector(Protocol):
     update: int
     """Number of the last update that began with a check whether a user has changed parameters, or 0 between updates."""
     frozen: tuple[int, ...]
-    """Indices of the frozen parameters, i.e. the parameters that do not require a gradient."""
+    """Indices of the frozen parameters, which do not require a gradient."""
 
     def inspect(self) -> None:
         """Set `frozen`, and make parameters whose `data` attribute was replaced views of the vector again, with the new data."""

@@ -1,8 +1,8 @@
 """Functions for processes: environment variables, start method, process groups, garbage collection, signals, and state for child processes.
 
 A child process must not end on a Ctrl-C that its parent handles. If the child blocked or ignored STOP_SIGNALS, the programs that the child
-runs would also block or ignore these signals, and would not react to terminate(). (The system call exec resets signal handlers, but resets
-neither signal masks nor SIG_IGN.) Therefore, the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child
+runs would also block or ignore these signals, and would not react to terminate(). The system call exec resets signal handlers, but resets
+neither signal masks nor SIG_IGN. Therefore, the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child
 installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
 """
 

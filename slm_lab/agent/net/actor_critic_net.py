@@ -42,7 +42,10 @@ class ActorHead(nn.Module):
 
 
 def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
-    """Return the graph-free pass (DirectChain) from observations to the outputs of `head`, or None if a module is not supported."""
+    """Return the graph-free pass (DirectChain) from observations to the outputs of `head`.
+
+    Returns None if the body is recurrent, or if a module is not supported.
+    """
     if isinstance(body, RecurrentBody):
         return None
     tail = chain(head.tail) if head.tail is not None else []

@@ -159,7 +159,7 @@ def vtrace(
     With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ),
 
         δ_t = r_t + γ V(s_{t+1}) − V(s_t)
-        vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        equation 1, by the recursion of remark 1; λ: remark 2
+        vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        equation 1, with the recursion of remark 1 and λ of remark 2
         Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, which has λ = 1
 
     where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both vs_{t+1} and V(s_{t+1}) are 0 at a

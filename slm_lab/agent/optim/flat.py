@@ -103,11 +103,10 @@ class FlatParams:
         self.update = self._checked
 
     def inspect(self) -> None:
-        """Set `frozen`, and make tensors whose `data` attribute was replaced views of the flat vectors again.
+        """Set `frozen`. If the `data` attribute of a tensor was replaced, make the tensor a view of its flat vector again.
 
-        The new data of such tensors are copied to the flat vectors.
-
-        Raises ValueError if the new data of a tensor have another size, type or device.
+        The new data of such tensors are copied to the flat vectors. Raises ValueError if the new data of a tensor have another size, type
+        or device.
         """
         if list(map(Tensor.data_ptr, self._tensors)) != self._addresses or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
@@ -392,4 +391,4 @@ def _disable_flatten_parameters(module: nn.Module) -> None:
 
 
 def _do_nothing() -> None:
-    """Replace `flatten_parameters` of recurrent layers by a function without effect."""
+    """Do nothing, as the replacement of `flatten_parameters` in recurrent layers."""

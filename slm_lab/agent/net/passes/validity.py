@@ -123,7 +123,7 @@ class Vector(Protocol):
     """Indices of the frozen parameters, which do not require a gradient."""
 
     def inspect(self) -> None:
-        """Set `frozen`, and make parameters whose `data` attribute was replaced views of the vector again, with the new data."""
+        """Set `frozen`. If the `data` attribute of a parameter was replaced, copy the new data to the vector and restore the view."""
 
 
 class FastPass(Generic[F]):

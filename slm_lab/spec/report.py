@@ -1,4 +1,4 @@
-"""Problems and notes found while loading a spec, each with its path in the user's file."""
+"""Collect the problems and notes of a spec while it is loaded, with the path of each affected key in the user's file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 KeyPath = tuple[str | int, ...]
-"""Keys and list indices from the root of a spec."""
+"""Path of a value in a spec: the keys and list indices from the root of the spec to the value."""
 _DOT = re.compile(r"(?<!\\)\.")
 _INDEXED = re.compile(r"(.*?)((?:\[-?\d+\])*)", re.DOTALL)
-"""Matches a key and the list indices that follow it."""
+"""Regular expression for a key that may be followed by list indices."""
 
 
 def to_path(text: str) -> KeyPath:
-    r"""Parse a dotted path: `a.b[0].c` is ("a", "b", 0, "c"); a dot inside a key is written `\.`."""
+    r"""Parse a dotted path into keys and list indices: `a.b[0].c` becomes ("a", "b", 0, "c"). A dot inside a key is written `\.`."""
     path: list[str | int] = []
     for part in _DOT.split(text):
         key, indices = _INDEXED.fullmatch(part).groups()  # type: ignore[union-attr]  # it matches any text
@@ -32,22 +32,22 @@ CRITIC_NET: KeyPath = ("agent", "critic_net")
 
 
 def without_v4_index(path: KeyPath) -> KeyPath:
-    """Return a path without the index of the v4 form, in which agent and env are lists: agent[0].net is agent.net."""
+    """Remove the list index after `agent` or `env`, which are lists in SLM Lab v4, from a path: agent[0].net becomes agent.net."""
     return (path[0], *path[2:]) if path[:1] in (("agent",), ("env",)) and path[1:2] in ((0,), ("0",)) else path
 
 
 def with_name(path: KeyPath) -> KeyPath:
-    """Return a path in which the `type` of a net is replaced by `name`, the key in the models."""
+    """Replace the key `type` of a net by the current key `name` in a path: agent.net.type becomes agent.net.name."""
     return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
 def show_path(path: KeyPath) -> str:
-    """Format a path: `agent.net.hid_layers[0]`."""
+    """Format a path as text, such as `agent.net.hid_layers[0]`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 def value_at(raw: Any, path: KeyPath) -> Any:
-    """Return the value at `path`; None if the path does not exist."""
+    """Return the value at `path` in nested dicts and lists, or None if the path does not exist."""
     for key in path:
         try:
             raw = raw[key]
@@ -57,7 +57,7 @@ def value_at(raw: Any, path: KeyPath) -> Any:
 
 
 def flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted path and value of each leaf of nested dicts; an empty dict counts as a value."""
+    """Yield the dotted path and the value of each leaf of nested dicts. An empty dict counts as a leaf."""
     for key, value in body.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -66,7 +66,10 @@ def flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the entries that differ: key → (before, after), first the keys of `before`; None stands for an absent key."""
+    """Return the entries in which two dicts differ, as {key: (value before, value after)}. The value of an absent key is None.
+
+    The keys of `before` come first.
+    """
     pairs = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -78,20 +81,20 @@ def show(value: Any) -> str:
 
 
 def nearest_hint(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `words`; "" if no word is similar."""
+    """Return the hint `; did you mean 'x'?` with the word of `words` that is most similar to `word`, or "" if no word is similar."""
     known = closest(word, words, cutoff)
     return "" if known is None else f"; did you mean '{known}'?"
 
 
 def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the nearest of `words`, ignoring case; None if no word is similar."""
+    """Return the word of `words` that is most similar to `word`, or None if no word is similar. Case is ignored."""
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
     return lower[match[0]] if match else None
 
 
 ProblemCode = Literal["unknown", "missing", "invalid"]
-"""Kind of error: an unknown key, a missing required key, a value that is not allowed."""
+"""Kind of a problem: an unknown key, a missing required key, or a value that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +102,9 @@ class Problem:
     """One error in a spec."""
 
     path: str
-    """JSON path in the user's file ("agent.algorithm.gama"); "" for the complete file."""
+    """JSON path of the key in the user's file ("agent.algorithm.gama"), or "" if the problem concerns the complete file."""
     message: str
-    """The given value, the allowed values, and the nearest allowed value."""
+    """Text that names the given value, the allowed values, and the most similar allowed value."""
     code: ProblemCode = "invalid"
 
     def __str__(self) -> str:
@@ -109,7 +112,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """Raised if a spec is invalid. `problems` contains every error found, with its path."""
+    """Raised if a spec is invalid. The attribute `problems` contains all problems of the spec."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self.source = source
@@ -119,12 +122,12 @@ class SpecError(ValueError):
         super().__init__("\n".join(lines).encode("utf-8", "backslashreplace").decode())
 
     def __reduce__(self) -> tuple[type[SpecError], tuple[str, list[Problem]]]:
-        """Pickle the problems too."""
+        """Return the class and its arguments for pickle, so that an unpickled SpecError keeps its attribute `problems`."""
         return SpecError, (self.source, self.problems)
 
 
 class Report:
-    """Problems and notes of one spec, and the original paths of keys that were moved."""
+    """Collects the problems and notes of one spec, and the original path of each key that loading has moved or renamed."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -132,75 +135,85 @@ class Report:
         self.for_slm_lab = False
         """Whether the spec was written for SLM Lab (see differences.py)."""
         self.differences: list[str] = []
-        """Differences from SLM Lab, a few words each, if the spec was written for it."""
+        """Short descriptions of the differences from SLM Lab that affect the spec, if the spec was written for SLM Lab."""
         self.replaced: dict[KeyPath, str] = {}
-        """Path → outdated value in the file, which migrate.py has replaced by its current form."""
+        """Path of a value → outdated value in the file, which migrate.py has replaced by the current one."""
         self._origin: dict[KeyPath, KeyPath] = {}
         self._set: list[KeyPath] = []
 
     def comes_from_set(self, path: KeyPath) -> None:
-        """Record that the current value at `path`, and everything below it, was given by --set."""
+        """Record that a --set argument gave the current value at `path` and all values below this path."""
         self._set.append(self.origin(path))
 
     def moved(self, now: KeyPath, was: KeyPath) -> None:
-        """Record that the value at `now` was moved there from `was` (a current path)."""
+        """Record that the value at the path `now` was moved from the path `was`, which may be the result of an earlier move."""
         self._origin[now] = self.origin(was)
 
     def origin(self, path: KeyPath) -> KeyPath:
-        """Return the path in the user's file that corresponds to a current path."""
+        """Return the path that the value now at `path` has in the user's file."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
                 return self._origin[path[:end]] + path[end:]
         return path
 
     def child(self) -> Report:
-        """Return an empty report on the same file, to be merged later."""
+        """Return a report on the same file, without problems and notes, which can be merged into this report later."""
         child = Report()
         child._origin, child._set, child.for_slm_lab = self._origin, self._set, self.for_slm_lab
         return child
 
     def merge(self, found: Report) -> None:
-        """Merge another report, without problems at, above or below the path of an existing problem, which are consequences of it."""
+        """Add the problems, notes and differences of another report to this report.
+
+        A problem is omitted if this report already has a problem at the same path, or at a path above or below it, because the second
+        problem is then a consequence of the first.
+        """
         known = [problem.path for problem in self.problems]
         self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]
         self.notes += [note for note in found.notes if note not in self.notes]
         self.differences += [topic for topic in found.differences if topic not in self.differences]
 
     def fail(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
-        """Add a problem, unless it is already in the report."""
+        """Add a problem with the key at `path`, unless the report already contains the same problem."""
         location = self.origin(path)
         problem = Problem(show_path(location), mark_if_set(message, location, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
     def ineffective(self, path: KeyPath, message: str) -> None:
-        """Add a note on a key without effect (SLM Lab ignores such keys too); add a problem instead if the key was given by --set."""
+        """Add a note that the key at `path` has no effect (SLM Lab ignores such keys too).
+
+        If a --set argument gave the key, add a problem instead of the note.
+        """
         if self.is_set(path):
             self.fail(path, message.replace("; ignored", ""))
         else:
             self.note(path, message)
 
     def is_set(self, path: KeyPath) -> bool:
-        """Return whether the value at `path` was given by --set."""
+        """Return whether a --set argument gave the value at `path`."""
         location = self.origin(path)
         return any(_at_or_below(location, given) for given in self._set)
 
     def differs(self, path: KeyPath, topic: str, message: str) -> None:
-        """If the spec was written for SLM Lab, add a note on the different meaning of a key. Args: topic: the difference in a few words."""
+        """If the spec was written for SLM Lab, add a note that the key at `path` has another meaning in SLM Lab.
+
+        Args: topic: short description of the difference.
+        """
         if self.for_slm_lab:
             self.note(path, message)
             if topic not in self.differences:
                 self.differences.append(topic)
 
     def note(self, path: KeyPath, message: str) -> None:
-        """Add a note, unless it is already in the report."""
+        """Add a note on the key at `path`, unless the report already contains the same note."""
         text = f"{show_path(self.origin(path))}: {message}"
         if text not in self.notes:
             self.notes.append(text)
 
 
 def mark_if_set(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
-    """Return the message of a problem; "(from --set)" is appended if the problem is at or below a path given by --set."""
+    """Return `message`, with "(from --set)" appended if `location` is at or below one of the paths `sets` of --set arguments."""
     is_set = any(_at_or_below(location, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
@@ -210,7 +223,7 @@ def _at_or_below(location: KeyPath, given: KeyPath) -> bool:
 
 
 def _as_text(path: KeyPath) -> KeyPath:
-    """Return the path with indices as text, so that `[0]` and `.0` are equal."""
+    """Convert the list indices of a path to strings, so that the paths `a[0]` and `a.0` compare equal."""
     return tuple(map(str, path))
 
 
@@ -220,7 +233,10 @@ def _related(one: str, other: str) -> bool:
 
 
 def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, source: str = "--set ") -> None:
-    """Set the key at `path`, and create missing sections (validation checks them). Args: source: origin of the key, for problems."""
+    """Set the key at `path` of a raw spec to `value`, in place. Missing sections are created (they are validated later).
+
+    Args: source: text before the path in the messages of problems.
+    """
     path = without_v4_index(path)
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
     report.comes_from_set(new)

@@ -1,1 +1,1 @@
-"""Load the text of a spec file as a Spec, or report all its problems."""
+"""Load spec files as Spec objects, or report all problems of a spec file."""

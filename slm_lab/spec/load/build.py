@@ -1,7 +1,8 @@
-"""Build a Spec from one raw spec, or report all its problems.
+"""Build a Spec from one raw spec (the parsed JSON of the spec), or report all problems of the raw spec.
 
-A raw spec is converted to the current form in several stages (`_current_form`) and validated; if it is invalid, its valid parts are
-used in the next step. Then the rules that concern several sections are checked, and default values are resolved.
+`_current_form` converts the raw spec to the form that the pydantic models expect, and `validate` validates the result. If the raw spec is
+invalid, all checks after the validation use only its valid keys, so that one run reports all problems. After the validation, `check_rules`
+checks the rules that concern several sections. If the spec is valid, `resolve` fills in default values.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ class Request:
     """Options for loading a raw spec."""
 
     overrides: Mapping[KeyPath, Any] = field(default_factory=dict)
-    """Values given by --set, by path."""
+    """Values from --set arguments, by path of the key."""
     folder: Path | None = None
-    """Folder of the spec file; None: the spec is not in a file."""
+    """Folder of the spec file, or None if the spec is not in a file."""
     for_search: bool = True
-    """See `load_spec`."""
+    """Whether the spec is used for a hyperparameter search (see `load_spec`)."""
 
 
 def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> Spec | None:
-    """Return the Spec of `raw`, or None if `raw` is invalid. Problems are added to `report`; `raw` is not modified."""
+    """Return the Spec that `raw` describes, or None if `raw` is invalid. Problems are added to `report`, and `raw` is not modified."""
     report.for_slm_lab = is_for_slm_lab(raw)
     body = _current_form(raw, request, report) | {"name": name}
     found = report.child()
@@ -71,9 +72,9 @@ def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> S
 
 
 def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict[str, Any]:
-    """Return a copy of a raw spec with the values of --set, in the form that the models expect.
+    """Return a copy of a raw spec, with --set arguments applied, in the form that the pydantic models expect.
 
-    Each stage modifies its argument and returns it.
+    Each function that is called here modifies the copy in place, and returns the copy.
     """
     raw = migrate(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
@@ -83,7 +84,7 @@ def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict
 
 
 def _check_version(raw: dict[str, Any], report: Report) -> None:
-    """Report a problem if the spec was saved by a run of another version, in which keys may have another meaning."""
+    """Add a problem if a run of another version of slm_lab saved the spec, since keys may have another meaning in that version."""
     starts = value_at(raw, ("meta", "run"))
     last = starts[-1] if isinstance(starts, list) and starts else None  # one entry per start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
@@ -92,7 +93,7 @@ def _check_version(raw: dict[str, Any], report: Report) -> None:
 
 
 def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Report) -> dict[str, Any]:
-    """Set the keys given by --set."""
+    """Apply the values of --set arguments to a raw spec in place, and return the raw spec."""
     for path, value in overrides.items():
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
@@ -105,10 +106,11 @@ def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Re
 
 
 def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
-    """Check the search section of a spec; return the spec and a report with the problems of the section.
+    """Check the search section of a spec, and return the spec and a report with the problems of the search section.
 
-    Notes are added to `found`. In a spec written for SLM Lab, values that cannot be searched are removed, also from `raw`.
-    Args: whole: whether the complete spec is valid; if False, `spec` consists of its valid parts.
+    Notes are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be searched are removed from the
+    search section, in the returned spec and in `raw`.
+    Args: whole: True if the user's spec is valid, False if `spec` contains only the valid keys of the user's spec.
     """
     searched, problems_of = report.child(), partial(_problems, spec.name)
     check_search(raw, searched, problems_of if whole else None)
@@ -123,7 +125,10 @@ def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Repo
 
 
 def _left_out(problems: list[Problem]) -> str:
-    """Return a text that says why the search section is left out. Args: problems: problems of values that are valid without --set."""
+    """Return the text of a note that the search section of a spec is left out.
+
+    Args: problems: problems of search values that are valid without the --set arguments.
+    """
     why = "only for a search; left out"
     if not problems:
         return why
@@ -132,24 +137,26 @@ def _left_out(problems: list[Problem]) -> str:
 
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
-    """Return whether only --set makes the search section invalid: --set changes keys, and without these changes the section is valid.
+    """Return whether --set arguments change keys of the spec, and the search section is valid without these changes.
 
-    Variables are not concerned: their values are already filled in.
+    The values that --set arguments give to variables (`${var}`) are kept, because `raw` already contains these values.
     """
     problems = _problems(name, raw, request.folder) if request.overrides else []
     return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
 def _problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
-    """Return the problems of a raw spec, to which --set is not applied."""
+    """Return the problems of a raw spec that is built without --set arguments."""
     build(name, raw, Request(folder=folder), report := Report())
     return report.problems
 
 
 def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
-    """Return the Spec without its invalid parts, and the paths of guessed names. Rules can then check the rest in the same run.
+    """Return a Spec that contains only the valid keys of an invalid raw spec, and the paths of the component names that were guessed.
 
-    Unknown names of components are replaced by likely names, and the problems in these components are added to `report`.
+    With this Spec, the rules that concern several sections can be checked too. An unknown name of a component (such as an algorithm or a
+    net) is replaced by a likely name, and problems with the other keys of the component are added to `report`. Other invalid keys are
+    removed, or replaced by placeholder values (_STAND_IN) if they are required.
     """
     given = value_at(raw, ALGORITHM)
     raw, guessed, cut = copy.deepcopy(raw), set[KeyPath](), False
@@ -187,13 +194,14 @@ _STAND_IN: dict[KeyPath, Any] = {
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,
 }
-"""Valid placeholder values for required parts."""
+"""Path of a required key → valid placeholder value."""
 
 
 def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
-    """Remove the part at `path`, or the section that lacks this part; replace required parts by their values in _STAND_IN.
+    """Remove the key at `path` from a raw spec or, if the key is missing, the nearest existing section above `path`.
 
-    Returns the path of the removed or replaced part.
+    A required key or section is replaced by its placeholder value in _STAND_IN instead.
+    Returns the path of the removed or replaced key.
     """
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
@@ -210,11 +218,14 @@ def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
 
 
 _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
-"""Keys with free-form values, in which null has a meaning and is kept."""
+"""Keys whose values can have any form. A null inside such a value has a meaning and is kept."""
 
 
 def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
-    """Remove keys whose value is null. In the env section, which contains constructor arguments, nested values are left unchanged."""
+    """Remove keys whose value is None (null in JSON) from nested dicts, in place.
+
+    Dicts inside the section `env`, which are constructor arguments of the env, and dicts at the keys in _FREE are left unchanged.
+    """
     for key in [key for key, value in node.items() if value is None]:
         del node[key]
     for key, value in node.items():
@@ -224,7 +235,11 @@ def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
 
 
 def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Add missing names of agent.net and agent.memory, guessed from algorithm, env and given keys. Remove an empty agent.net."""
+    """Add the key `name` to agent.net and agent.memory if it is missing, in place.
+
+    The name of the net is guessed from the keys of the net and from the env. The name of the memory is the default of the algorithm. An
+    empty agent.net is removed.
+    """
     agent, env = raw.get("agent"), raw.get("env")
     if not isinstance(agent, dict):
         return raw
@@ -244,7 +259,10 @@ def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove, with a note, each key that belongs to another component of its section; report a problem if the key was given by --set."""
+    """Remove each key that has an effect only with another component of its section (such as another algorithm), and add a note.
+
+    If a --set argument gave the key, add a problem instead of the note.
+    """
     for location in SECTION_KEYS:
         section = value_at(raw, location)
         if not isinstance(section, dict):

@@ -1,4 +1,4 @@
-"""Find and parse spec files (JSON with comments and trailing commas, or YAML), return their entries, and read arc files."""
+"""Find and parse spec files (JSON with comments and trailing commas, or YAML), and the files of net architectures (`arc_file`)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ SPEC_FOLDER = Path(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "envpool_envs.json", "torch_names.json")
 """Files in SPEC_FOLDER that contain no specs."""
 Source = str | Path | Mapping[str, Any]
-"""A spec file, its content, or one spec."""
+"""Path of a spec file, content of a spec file as a dict, or one spec as a dict."""
 
 
 def spec_names(path: Source) -> list[str]:
-    """Return the names of the specs and studies in a file, without names that begin with _ or $. Raises: SpecError."""
+    """Return the names of the specs and studies in a file, except names that begin with _ or $. Raises SpecError for an invalid file."""
     return [*raw_entries(path)[1]]
 
 
 def shipped_spec_files() -> list[Path]:
-    """Return the shipped spec files, relative to SPEC_FOLDER."""
+    """Return the paths, relative to SPEC_FOLDER, of the spec files that are part of the package."""
     found = [file for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name not in _NO_SPECS]
     return sorted((file.relative_to(SPEC_FOLDER) for file in found), key=lambda file: (len(file.parts), file))
 
 
 def spec_summaries() -> Iterator[tuple[Path, str, str, str, Any]]:
-    """Yield file, name, algorithm, env and max_frame of each shipped spec, without replacing variables."""
+    """Yield (file, name, algorithm, env, max_frame) of each spec in the package. Variables such as ${env} are not replaced by values."""
     for file in shipped_spec_files():
         for name, raw in raw_specs(SPEC_FOLDER / file).items():
             algorithm, env, frames = (
@@ -41,12 +41,15 @@ def spec_summaries() -> Iterator[tuple[Path, str, str, str, Any]]:
 
 
 def is_study(raw: Any) -> bool:
-    """Return whether an entry of a spec file is a study instead of a spec."""
+    """Return whether an entry of a spec file is a study (a comparison of several specs) rather than a spec."""
     return isinstance(raw, dict) and "study" in raw
 
 
 def raw_specs(path: Source) -> dict[str, Any]:
-    """Return name → spec of a file in the current form, without validation and without replacing variables. Raises: SpecError."""
+    """Return {name: spec as a dict} for a spec file. Raises SpecError if the file cannot be read.
+
+    Keys of older spec formats are converted to the current format. The specs are not validated, and variables are not replaced.
+    """
     entries = {name: raw for name, raw in raw_entries(path)[1].items() if not is_study(raw)}
     for raw in entries.values():
         if isinstance(raw, dict):
@@ -55,9 +58,11 @@ def raw_specs(path: Source) -> dict[str, Any]:
 
 
 def find_spec_file(path: str | Path) -> Path:
-    """Find a spec file: first at the given path, then under slm_lab/spec/ (which may be part of the path), then in a subfolder of it.
+    """Return the path of a spec file, which is searched at `path`, then in the folder slm_lab/spec, then in the subfolders of slm_lab/spec.
 
-    Raises: SpecError with the name of the nearest file.
+    The prefix slm_lab/spec/ of `path` is optional.
+
+    Raises: SpecError if there is no such file. The message suggests the file with the most similar name.
     """
     given = Path(path).expanduser()
     try:
@@ -78,7 +83,7 @@ def find_spec_file(path: str | Path) -> Path:
 
 
 def _files_beside(path: Path) -> list[str]:
-    """Return the names of the spec files in the folder of a path."""
+    """Return the names of the JSON and YAML files in the parent folder of `path`."""
     try:
         return [file.name for file in path.parent.iterdir() if file.suffix in (".json", ".yaml", ".yml")]
     except (OSError, ValueError):
@@ -86,11 +91,11 @@ def _files_beside(path: Path) -> list[str]:
 
 
 def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[str]] | None = None) -> tuple[str, dict[str, Any]]:
-    """Return a file's path and its unmodified entries: name → spec or study. Raises: SpecError.
+    """Return the path of a spec file and its unmodified entries, {name: spec or study}. Raises SpecError if the file cannot be read.
 
     Args:
-        name: name of the spec, if `path` is a single spec without a name.
-        repeated: see `read`.
+        name: name that the spec gets if `path` is a dict with a single spec.
+        repeated: dict for duplicate keys (see `read`).
     """
     if isinstance(path, Mapping):
         source, content = "spec", to_plain_json(dict(path), "spec")
@@ -110,12 +115,15 @@ def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[
 
 
 def is_flat(content: Any) -> bool:
-    """Return whether the content of a file is a single spec that contains its name, as SLM Lab saves it with a run."""
+    """Return whether the content of a file is a single spec with a key `name`, the form in which SLM Lab saves the spec of a run."""
     return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
 
 def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> dict[str, Any]:
-    """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: folder of the spec file; None if the spec is not in a file."""
+    """Replace `arc_file` (the name of a file) in the nets of a raw spec by `arc` (the content of the file), in place.
+
+    Args: folder: folder of the spec file, or None if the spec is not in a file.
+    """
     for location in (NET, CRITIC_NET):
         net = value_at(raw, location)
         if not isinstance(net, dict) or net.get("arc_file") is None or "TorchArcNet" not in (net.get("name"), net.get("type")):
@@ -146,9 +154,9 @@ def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> 
 
 
 MAX_DEPTH = 64
-"""Maximum nesting depth."""
+"""Maximum nesting depth of a spec file."""
 MAX_NODES = 1_000_000
-"""Maximum number of nodes (YAML anchors can create huge trees from a few lines)."""
+"""Maximum number of values in a spec file (YAML anchors can create huge trees from a few lines)."""
 
 _TOKEN = re.compile(
     r'(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<comment>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?P<closed>\*/)?)|(?P<variable>\$\{[^${}\n]*\})'
@@ -159,9 +167,10 @@ _TOKEN = re.compile(
 def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Return the content of a spec file.
 
-    Args: repeated: dict to fill: name of a spec of the v4 form → one line for each duplicate key. (In this form, the last value counts.)
+    Args: repeated: dict to which {name of a spec: one message for each duplicate key} is added for specs in the form of SLM Lab v4, in
+        which the last value of a duplicate key is used.
 
-    Raises: SpecError for an unreadable file, invalid text (with line and column), a duplicate key, NaN.
+    Raises: SpecError if the file cannot be read, or contains invalid text, a duplicate key, or NaN. The message names line and column.
     """
     source = str(path)
     try:
@@ -173,7 +182,7 @@ def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
 
 
 def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] | None = None) -> Any:
-    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. `repeated`: see `read`."""
+    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. Args: as in `read`."""
     clean, quoted, duplicates = _strict_json(text, source)
     try:
         value = json.loads(clean)
@@ -194,7 +203,7 @@ def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] |
 
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
-    """Parse YAML 1.2 with anchors and merges (1e-3 is a number, `no` is a string). Duplicate keys are errors."""
+    """Parse YAML 1.2 (in which 1e-3 is a number and `no` is a string) with anchors and merge keys. Duplicate keys are errors."""
     from ruamel.yaml import YAML  # slow to import, and most specs are JSON
     from ruamel.yaml.error import YAMLError
 
@@ -208,9 +217,9 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
 
 
 def to_plain_json(value: Any, source: str) -> Any:
-    """Return a deep copy of `value` as plain JSON values.
+    """Return a deep copy of `value`, which must consist of JSON values (dict, list, str, int, float, bool, None).
 
-    Raises: SpecError for a key that is not a string, for a number that is not finite, and for a tree that is too deep or too large.
+    Raises: SpecError for another type, a key that is not a string, a number that is not finite, and a tree that is too deep or too large.
     """
     problems: list[Problem] = []
     nodes = 0
@@ -240,15 +249,16 @@ def to_plain_json(value: Any, source: str) -> Any:
 def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
     """Convert JSON with comments to strict JSON. Comments and trailing commas become spaces, and ${var} without quotes is quoted.
 
-    Returns the text, the positions of added quotes, and duplicate keys as (key of the outermost object, key, position).
+    Returns the strict JSON, the positions in `text` of the added quotes, and the duplicate keys as (name, key, position), where `name` is
+    the key of the root object below which the duplicate key is ("" in the root object itself).
     Raises: SpecError for an unterminated comment, and for NaN.
     """
     clean, quoted = list[str](), list[int]()
     duplicates, outermost = list[tuple[str, str, int]](), ""
     keys: list[set[str]] = []
-    """Keys of the objects (or lists) around the current position."""
+    """The keys read so far of each object (or list) that contains the current position, from the outermost to the innermost."""
     before, start, comma = "", 0, 0
-    """The last token, its position, and, if it is a comma after a value, its index in `clean` (else 0)."""
+    """The last token, its position, and its index in `clean` if the token is a comma after a value (else 0)."""
     for match in _TOKEN.finditer(text):
         part = match.group()
         if match["comment"]:
@@ -281,7 +291,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
 
 
 def _decoded(string: str) -> str:
-    """Return the text of a JSON string; an invalid string is returned unchanged."""
+    """Decode a JSON string literal. An invalid literal is returned unchanged."""
     try:
         return str(json.loads(string))
     except ValueError:

@@ -1,1 +1,1 @@
-"""Names and spec formats of SLM Lab and other libraries, and differences from SLM Lab."""
+"""Compatibility with SLM Lab and other libraries: names of envs and keys, older spec formats, and differences from SLM Lab."""

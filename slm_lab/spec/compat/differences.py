@@ -22,9 +22,9 @@ _NET: KeyPath = ("agent", "net")
 def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     """Return whether a raw spec was written for SLM Lab.
 
-    Such a spec is recognised by elements that specs for this package do not need: agent or env as a list (v4), or (v5) `type` for the name
-    of a net together with meta.distributed and meta.max_trial (which may be null). A spec that a run of this package saved never counts,
-    because older versions of this package wrote these keys too.
+    A spec for SLM Lab v4 is recognised by a list at the key `agent` or `env`. A spec for SLM Lab v5 is recognised by the key agent.net.type
+    together with the keys meta.distributed and meta.max_trial (whose value may be null). For a spec that a run of this package saved, the
+    function returns False, because older versions of this package wrote these keys too.
     """
     if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
         return True
@@ -39,7 +39,7 @@ SIZES = ("time_horizon", "minibatch_size")
 
 
 def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; add notes on old env ids."""
+    """Replace values of a raw spec that have a meaning only in SLM Lab, in place, and add notes on these values and on old env ids."""
     _note_old_atari(value_at(raw, ("env",)), report)
     _playground(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
@@ -62,7 +62,10 @@ def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _note_old_atari(env: Any, report: Report) -> None:
-    """Add a note on differences between an Atari env and the env of the old id in the file, unless keys of env determine the behaviour."""
+    """Add notes on the differences between an Atari env and the env that the old Atari id in the spec file names.
+
+    A difference is left out if keys of the section `env` determine the behaviour.
+    """
     old = report.replaced.get(_ENV, "")
     if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
         return
@@ -77,7 +80,10 @@ def _note_old_atari(env: Any, report: Report) -> None:
 
 
 def _playground(env: Any, report: Report) -> None:
-    """Add a note that a playground env has the physics of C MuJoCo, and use only its entry `state` as observation, as SLM Lab does."""
+    """Add a note that an env of MuJoCo Playground runs with the physics of C MuJoCo.
+
+    As in SLM Lab, only the entry `state` of its observations is used.
+    """
     if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in pool_envs():
         return
     only_state = ""
@@ -90,14 +96,14 @@ def _playground(env: Any, report: Report) -> None:
 
 
 def _convert_rigorous_eval(meta: dict[str, Any], envs: Any, report: Report) -> None:
-    """Replace a rigorous_eval of true or false by a number of environments."""
+    """Replace the value true or false of meta.rigorous_eval by a number of environments."""
     if meta["rigorous_eval"]:
         report.note(("meta", "rigorous_eval"), f"true evaluates in num_envs environments in SLM Lab; {envs} is used")
     meta["rigorous_eval"] = envs if meta["rigorous_eval"] else 0
 
 
 def _round_sizes(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
-    """Round PPO's sizes up to multiples of num_envs, as SLM Lab does if one of them is not a multiple."""
+    """Round time_horizon and minibatch_size of PPO up to multiples of num_envs, as SLM Lab does."""
     if not isinstance(envs, int) or envs < 2:
         return
     for key in SIZES:
@@ -109,14 +115,14 @@ def _round_sizes(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
 
 
 def round_up_to_envs(size: Any, envs: int) -> Any:
-    """Return `size`, rounded up to a multiple of `envs` if it is a positive integer."""
+    """Round `size` up to a multiple of `envs` if `size` is a positive integer. Any other value is returned unchanged."""
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         return size
     return -(-size // envs) * envs
 
 
 def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Replace an update_frequency below 1 by 1: SLM Lab then copies the net at every vector step."""
+    """Replace an update_frequency below 1 by 1, because SLM Lab updates the target net in each vector step with such a value."""
     path, value = (*location, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
         report.note(path, f"{value:g} has the same effect as 1: an update in each vector step")
@@ -124,7 +130,7 @@ def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> 
 
 
 def _without_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Replace Lookahead by its inner optimizer, which is the only part that processes share in SLM Lab v4."""
+    """Replace the optimizer Lookahead by its inner optimizer, because processes share only the inner optimizer in SLM Lab v4."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
         if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*location, key)):
@@ -135,7 +141,7 @@ def _without_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -
 
 
 def _adapt_no_decay(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
-    """Set the value of no_decay to its end_val, which SLM Lab uses from the second step on."""
+    """Set start_val of a no_decay schedule to end_val, which SLM Lab uses as the constant value from the second step on."""
     start, end = schedule.get("start_val"), schedule.get("end_val")
     if end and end != start and not report.is_set(path):
         schedule["start_val"] = end
@@ -143,11 +149,11 @@ def _adapt_no_decay(schedule: dict[str, Any], path: KeyPath, report: Report) -> 
 
 
 Notes = Iterator[tuple[KeyPath, str, str]]
-"""Path of the key, topic in a few words, and message of each difference."""
+"""Iterator over differences from SLM Lab: tuples (path of the key, short description, message)."""
 
 
 def note_differences(spec: Spec, report: Report) -> None:
-    """Add a note for each behaviour of a spec written for SLM Lab that differs in this package."""
+    """If the spec was written for SLM Lab, add a note for each difference between its behaviour in SLM Lab and in this package."""
     if report.for_slm_lab and spec.agent.algorithm.learns:
         for rule in RULES:
             for path, topic, message in rule(spec):
@@ -287,11 +293,11 @@ def _start_of_training(spec: Spec) -> Notes:
 
 
 def transitions_at_first_update(start: int, every: int, envs: int) -> tuple[int, int]:
-    """Return the number of transitions at the first training with a replay buffer in this package, and in SLM Lab.
+    """Return the number of transitions at the first update from a replay buffer, as (number in this package, number in SLM Lab).
 
     From training_start_step transitions on, this package trains in each vector step in which the number of transitions reaches a multiple
-    of training_frequency. SLM Lab trains in the vector step of the transition after a multiple, if more than training_start_step
-    transitions were stored.
+    of training_frequency. SLM Lab trains in the vector step that contains the transition after a multiple of training_frequency, if more
+    than training_start_step transitions were stored.
     """
     ours = round_up_to_envs(max(start, 1), envs)
     if ours // every == (ours - envs) // every:
@@ -309,7 +315,7 @@ def _note_schedules(spec: Spec) -> Notes:
 
 
 def _their_schedule(schedule: Schedule) -> str:
-    """Return how SLM Lab interprets a schedule; "" if there is no difference."""
+    """Return a description of how SLM Lab interprets a schedule, or "" if there is no difference from this package."""
     if isinstance(schedule, NoDecay) or schedule.start_val == schedule.end_val:
         return ""
     if schedule.end_val == 0:
@@ -420,4 +426,4 @@ RULES: tuple[Callable[[Spec], Notes], ...] = (
     _note_actor_and_critic,
     _note_meta,
 )
-"""Each rule yields the differences in one part of a spec."""
+"""Functions that yield the differences from SLM Lab in one aspect of a spec."""

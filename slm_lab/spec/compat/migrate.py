@@ -1,4 +1,4 @@
-"""Migration of older spec formats, with a note for each change; and names of spec keys in other libraries, for suggestions."""
+"""Convert older spec formats to the current format, and list names from other libraries for suggestions in messages."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ OTHER_ALGORITHMS = {
 
 
 def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Convert `raw` to the current form in place, and return it. A second call changes nothing."""
+    """Convert a raw spec to the current format in place, add a note for each change, and return the raw spec."""
     v4 = all(isinstance(raw.get(key), list) for key in ("agent", "env"))
     for root in ((), ("search",)):
         for key in ("agent", "env"):
@@ -153,7 +153,10 @@ def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
-    """Replace v4's meta.search: RandomSearch tries all combinations of grid_search keys, and samples the values of other keys."""
+    """Replace the key meta.search of SLM Lab v4 by meta.search_algorithm.
+
+    The value RandomSearch becomes "grid" if the search section has grid_search keys, else "random".
+    """
     meta, path = _section(raw, "meta"), ("meta", "search")
     name = meta.get("search")
     if name != "RandomSearch":
@@ -166,7 +169,7 @@ def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
 
 
 def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
-    """Report a problem if max_tick counts episodes, because no current key does."""
+    """Add a problem if the old key max_tick counts episodes, because no current key limits the number of episodes."""
     env = _section(raw, "env")
     unit = _section(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
     if env.get("max_tick") is not None and unit not in (None, *_FRAMES):
@@ -182,13 +185,13 @@ def _has_grid(search: Any) -> bool:
 
 
 def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
-    """Return the object at a path, or an empty one."""
+    """Return the dict at a path of a raw spec, or an empty dict if there is none."""
     node = value_at(raw, keys)
     return node if isinstance(node, dict) else {}
 
 
 def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
-    """Replace a list by its only item, or in a v4 file by its first item, as SLM Lab v4 does."""
+    """Replace the list at `path` by its only item. If `v4` is true, a longer list is replaced by its first item, as in SLM Lab v4."""
     section = _section(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):
@@ -204,7 +207,7 @@ def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> Non
 
 
 def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> None:
-    """Move a value to its new path, unless that path already has a value."""
+    """Move a value of a raw spec from the path `old` to the path `new`, unless there is already a value at `new`."""
     value = _section(raw, *old[:-1]).pop(str(old[-1]), None)
     if value is None:
         return
@@ -222,7 +225,7 @@ def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> 
 
 
 def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], str], report: Report) -> None:
-    """Replace an outdated string by its current form."""
+    """Replace the string at `path` by `current(string)`, and add a note if the two strings differ."""
     section, key = _section(raw, *path[:-1]), str(path[-1])
     old = section.get(key)
     if isinstance(old, str) and (new := current(old)) != old:
@@ -232,7 +235,7 @@ def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], 
 
 
 def _rename_type(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Rename the key `type` of a net to `name`, without a note, since both are valid."""
+    """Rename the key `type` of a net to `name`, without a note, because both keys are valid."""
     if "type" not in net:
         return
     kind = net.pop("type")

@@ -1,4 +1,4 @@
-"""Load specs of a file by name, with --set arguments applied, as Specs, or raise a SpecError with all problems."""
+"""Load specs from spec files, apply --set arguments, and return Spec objects. Invalid specs raise a SpecError with all problems."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
 @dataclass
 class Loaded:
-    """Loaded specs, and notices of one line each."""
+    """Loaded specs, and the one-line notices that loading them has produced."""
 
     specs: list[Spec] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differences: list[str] | None = None
-    """Differences from SLM Lab, a few words each; None if no spec was written for SLM Lab."""
+    """Short descriptions of the differences from SLM Lab that affect the specs, or None if no spec was written for SLM Lab."""
 
 
 def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
-    """Load the spec `name`, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
+    """Load the spec `name`, with --set arguments applied.
 
     Args:
-        path: a spec file, or a dict: the content of a file {name: {agent, env, …}} or one spec {agent, env, …}.
-        name: may be omitted if there is only one spec. A single spec without a name is named "spec".
-        for_search: False if the spec is not for a search. The search section is then checked and left out, with a notice; values in this
-            section that only --set makes invalid are not errors.
+        path: path of a spec file, or a dict with the content of a spec file, {name: {agent, env, …}}, or with one spec, {agent, env, …}.
+        name: name of the spec, which may be omitted if there is only one spec. A single spec without a name gets the name "spec".
+        sets: --set arguments, such as "var=value" or "agent.algorithm.gamma=0.9".
+        for_search: whether the spec is used for a hyperparameter search. If False, the search section is checked and then left out, with a
+            notice, and values in the search section that only --set arguments make invalid are not errors.
 
-    Raises: SpecError with all problems. Notices go to lib.log.
+    Raises: SpecError with all problems of the spec. Notices are logged by lib.log.
     """
     source, entries = raw_entries(path, name)
     if name is None:
@@ -59,17 +60,20 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
 
 
 def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
-    """Load all specs of a file, or all specs that `name` expands to (by `spec_params`). Raises the same errors as load_spec."""
+    """Load all specs of a file or, if `name` is given, all specs to which the entry `name` expands by its key `spec_params`.
+
+    Raises the same errors as `load_spec`.
+    """
     loaded = load_with_notices(path, name, sets)
     notify(loaded.notes)
     return loaded.specs
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:
-    """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
+    """Return a spec as JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without notices.
 
-    Defaults are included, except for keys that the spec does not give and that a run determines: the keys that a run adds to a short spec
-    (see Spec.is_short) and meta.log_frequency. meta.eval_episodes is not included if other keys switch default evaluations off.
+    Default values are included, except for absent keys whose values a run determines: meta.log_frequency and, in a short spec (see
+    Spec.is_short), agent.net and the keys of agent.algorithm. meta.eval_episodes is left out if other keys disable default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:
@@ -84,7 +88,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
-    """Do the same as load_specs, but return the notices instead of logging them."""
+    """Load specs as `load_specs` does, but return the notices instead of logging them. Args: for_search: as in `load_spec`."""
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = raw_entries(path, name, repeated)
@@ -114,7 +118,7 @@ def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), 
 
 
 def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem]:
-    """Return a problem, with a suggestion, for each --set variable that no spec contains."""
+    """Return a problem, with a suggestion, for each variable that a --set argument gives and that no spec contains."""
     unfilled = used - arguments.variables.keys()
     return [
         Problem("", f"--set {name}: there is no ${{{name}}} in the spec{suggest_argument(name, value, unfilled, entries)}", "unknown")
@@ -124,13 +128,16 @@ def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem
 
 
 def notify(notes: list[str]) -> None:
-    """Log each notice once."""
+    """Log each distinct notice once."""
     for note in dict.fromkeys(notes):
         notice(note)
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
-    """Return the key in the file that `name` refers to: `name` itself, or the key whose spec_params expand to `name`."""
+    """Return the key of the entry of a spec file that contains the spec `name`. Raises SpecError if there is none.
+
+    The key is `name` itself, or the key of an entry whose `spec_params` expand to a spec of this name.
+    """
     if name in entries:
         return name
     made = {full: key for key, raw in entries.items() for full in _expanded_names(key, raw, arguments)}
@@ -149,14 +156,17 @@ def _expanded_names(key: str, raw: Any, arguments: Sets) -> list[str]:
 
 
 def _suffix(variables: dict[str, Any]) -> str:
-    """Return the suffix of a spec's name: short names of envs, values of other variables."""
+    """Return the suffix that the values of variables add to the name of a spec, with shortened env ids."""
     return "".join(f"_{env_ids.short_name(str(value)) or 'x'}" for value in variables.values())
 
 
 def _load_entry(
     key: str, raw: Any, arguments: Sets, used: set[str], folder: Path | None, for_search: bool
 ) -> Iterator[tuple[str, Spec | None, Report]]:
-    """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
+    """Yield (name, spec, report) for each combination of `spec_params` of an entry of a spec file, or once if it has no `spec_params`.
+
+    The spec is None if it is invalid.
+    """
     report = Report()
     if not isinstance(raw, dict) or is_study(raw):
         study = "is a study, not a spec; run it in mode study"
@@ -180,7 +190,10 @@ def _load_entry(
 
 
 def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
-    """Return a hint for `--set name=value`: a variable without a value, or paths in raw specs that end in `name` or a similar key."""
+    """Return a hint for an invalid argument `--set name=value`.
+
+    The hint suggests a variable that has no value, or paths in the raw specs `entries` whose last key is equal or similar to `name`.
+    """
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest(name, unfilled)
     if variable is not None:
@@ -204,7 +217,10 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
 
 
 def _paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
-    """Yield (path, whether it is present, whether it is a section with a name) for every key of a raw spec, breadth first."""
+    """Yield (path, is_present, is_named_section) for every key that a raw spec contains or may contain, breadth first.
+
+    A named section is an object with a key `name`, such as agent.net.
+    """
     raw = copy.deepcopy(raw)
     migrate(raw, Report())
     locations: list[tuple[KeyPath, Any]] = [((), raw)]
@@ -235,7 +251,7 @@ class Sets:
 def parse_sets(sets: Sequence[str]) -> Sets:
     """Parse --set arguments into variables (var=value) and overrides (path.to.key=value).
 
-    Raises: SpecError for an argument of another form.
+    Raises: SpecError if an argument has neither form.
     """
     parsed, problems = Sets(), []
     for text in sets:
@@ -252,7 +268,7 @@ def parse_sets(sets: Sequence[str]) -> Sets:
 
 
 def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
-    """Convert an error from building a spec to the form of load errors: with `source`, and with "(from --set)" at keys in `sets`."""
+    """Return a copy of a SpecError with another `source`, and with "(from --set)" appended to messages about keys that `sets` give."""
     given = parse_sets(sets).overrides
     problems = []
     for problem in error.problems:
@@ -263,7 +279,7 @@ def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
 
 
 def read_value(text: str) -> Any:
-    """Parse a command-line value: JSON, True, False or None; return other text unchanged."""
+    """Parse the value of a --set argument as JSON, True, False or None. Any other text is returned unchanged."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -274,7 +290,10 @@ def read_value(text: str) -> Any:
 
 
 def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
-    """Return the variables of each combination of `spec_params: {var: [values]}`; --set takes precedence."""
+    """Return {variable: value} for each combination of the values in `params`, the key spec_params of a spec: {variable: [values]}.
+
+    Variables in `given`, which --set arguments set, are left out.
+    """
     if not isinstance(params, dict) or not all(isinstance(values, list) and values for values in params.values()):
         report.fail(("spec_params",), f"must be an object of lists (not empty), not {show(params)}")
         return []
@@ -286,10 +305,11 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
 
 
 def fill_variables(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
-    """Return `node` with each ${var} replaced by its value if the string consists only of ${var}, else by the text of the value.
+    """Return a copy of `node` (JSON values) in which each variable ${var} is replaced by its value.
 
-    A variable without a value is reported as a problem at each of its paths.
-    Args: used: dict to fill: variables in `node` → their paths.
+    A string that consists only of ${var} becomes the value itself, and in a longer string the value is inserted as text. A variable without
+    a value is reported as a problem at each path at which the variable is used.
+    Args: used: dict to which {variable: paths at which `node` uses the variable} is added.
     """
     if isinstance(node, dict):
         filled = {}

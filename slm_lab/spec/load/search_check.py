@@ -1,4 +1,4 @@
-"""Check the search section of a valid spec: every value that a search may use must be valid in the spec."""
+"""Check the search section of a valid spec: every hyperparameter value that a search may use must be valid in the spec."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ Problems = Callable[[dict[str, Any]], list[Problem]]
 _MOST_VALUES = 1000
 """Maximum number of values of one key that are checked."""
 _MOST_CONTEXTS = 8
-"""Maximum number of combinations of the other keys' values with which a value is tried."""
+"""Maximum number of combinations of values of the other searched keys with which a value is tested."""
 _EVALUATION = {"eval_episodes", "rigorous_eval", "eval_deterministic"}
-"""Keys of meta that determine from which episodes the return of a trial is measured."""
+"""Keys of meta that determine in which episodes the return of a trial is measured."""
 _ALGORITHM: KeyPath = ("agent", "algorithm")
 _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
-"""Searched key → the spec's own key that it replaces: SLM Lab uses lam if both are given."""
+"""Searched key → key of the spec that the searched key replaces. (SLM Lab uses lam if both are given.)"""
 
 
 def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
-    """Add a problem for each malformed search key and, with `problems_of` (for a valid spec), for each value that is invalid in the spec.
+    """Add a problem for each malformed key of the search section, and for each search value that is invalid in the spec.
 
-    A value is reported only if it is invalid both with the spec's own values of the other searched keys and with all tried combinations.
+    A value is reported only if it is invalid with the spec's own values of the other searched keys, and also with all tested combinations
+    of their search values. If `problems_of` is None, because the spec itself is invalid, values are not tested.
     """
     search = raw.get("search")
     if not isinstance(search, dict):
@@ -47,7 +48,10 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
 
 
 def note_search(raw: dict[str, Any], report: Report) -> None:
-    """Add a note for each searched value of a spec written for SLM Lab that has another meaning there. (Trials use values unchanged.)"""
+    """If the spec was written for SLM Lab, add a note for each search key whose values have another meaning in SLM Lab.
+
+    The trials of a search use these values unchanged.
+    """
     algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
     if not (report.for_slm_lab and isinstance(algorithm, dict)):
         return
@@ -68,7 +72,8 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
 def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
     """Remove unusable keys and values from the search section of a spec written for SLM Lab, in place and with a note.
 
-    Unusable are keys of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own values.
+    Unusable keys belong to another section of the spec, and SLM Lab ignores them. Unusable values are options of a choice that are invalid
+    in combination with other values of the spec.
     """
     known = frozenset().union(*SECTION_KEYS.values())
     for node, text, where in [*_leaves(raw["search"], ())]:
@@ -96,7 +101,7 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
 
 
 def _leaves(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, KeyPath]]:
-    """Yield the lists of arguments in a search section: the object, the key, and its path."""
+    """Yield (dict, key, path of the key) for each list of arguments in a search section, such as {"gamma__uniform": [0.9, 0.99]}."""
     if isinstance(node, dict):
         for key, value in node.items():
             if isinstance(value, list) and "__" in key:
@@ -109,7 +114,7 @@ def _leaves(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, Ke
 
 
 def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) -> None:
-    """Set the searched key at `path` of a raw spec. `agent.net.type` sets `agent.net.name`, its name in the models."""
+    """Set the searched key at `path` of a raw spec to `value`, in place. The path agent.net.type sets the key agent.net.name."""
     if path in _REPLACED and value is not None:
         section = value_at(raw, _REPLACED[path][:-1])
         if isinstance(section, dict):
@@ -118,7 +123,10 @@ def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) ->
 
 
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:
-    """Add a problem for each key that cannot be searched, or that is searched twice at the same time."""
+    """Add a problem for each search key that cannot be searched, or whose path another key searches at the same time.
+
+    Args: above: paths of the search keys on the levels above `keys`.
+    """
     seen = set(above)
     for key in keys:
         location, path = ("search", *key.where), tuple(map(str, key.path))
@@ -146,16 +154,19 @@ def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Rep
 
 
 class _Values:
-    """Check values of search keys by setting them in a spec."""
+    """Tests values of search keys by setting these values in a raw spec and validating the raw spec."""
 
     def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
         self.base, self.keys, self.problems_of = base, keys, problems_of
         self.known = problems_of(copy.deepcopy(base))
-        """Problems that are not caused by searched values."""
+        """Problems of the raw spec without searched values."""
         self.contexts = min(max(len(key.values_to_check()) for key, _ in walk(keys)), _MOST_CONTEXTS)
 
     def problems(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
-        """Return the problems with `pins` (`where` of a key → value or index); none if `pins` are valid with some values of other keys."""
+        """Return the problems of given search values, or [] if they are valid with at least one tested combination of the other keys.
+
+        Args: pins: {path of a search key in the search section: its value, or the index of its value in a list of options}.
+        """
         pinned = [key for key in self.keys if key.where in pins]
         first = self._with(pinned, pins, 0)
         if not first or len(pinned) == len(self.keys) or any(problem.code == "unknown" for problem in first):
@@ -163,7 +174,10 @@ class _Values:
         return first if self.problems_of_all(pins) else []
 
     def problems_of_all(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
-        """Return the problems of the first combination with values of all keys; none if a combination that is tried is valid."""
+        """Return the problems of the first tested combination of values of all search keys, or [] if any tested combination is valid.
+
+        Args: pins: values that every combination contains (see `problems`).
+        """
         first: list[Problem] = []
         for context in range(self.contexts):
             found = self._with(self.keys, pins or {}, context)

@@ -1,4 +1,4 @@
-"""The search space of a spec: the searched keys with their distributions, and the spec of a trial with given values."""
+"""The search space of a spec: the hyperparameters to search with their distributions, and the spec of a trial with given values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
 Values = dict[str, Any]
-"""Values of the active keys, by dotted path: {"agent.algorithm.gamma": 0.97}."""
+"""Values of the searched keys in one trial, by dotted path: {"agent.algorithm.gamma": 0.97}."""
 KeyChoices = dict[str, Any]
-"""Name of a search key (see SearchSpace.named) → its value, or for choice and grid_search the index of its value."""
+"""Name of a search key (see SearchSpace.named) → its value or, for the distributions choice and grid_search, the index of its value."""
 
 
 class SearchSpace:
-    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if it varies no keys."""
+    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if the search section is empty."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -33,13 +33,16 @@ class SearchSpace:
         if not self.search_keys:
             raise SpecError(spec.name, [Problem("search", "nothing to search: the spec has no keys here")])
         self.named = {show_path(key.where): key for key, _ in walk(self.search_keys)}
-        """All search keys, including nested keys, by a unique name."""
+        """Unique name → search key, for all search keys and the keys nested in their options."""
         self.keys = tuple(dict.fromkeys(key.text for key in self.named.values()))
-        """Paths of all keys, in file order."""
+        """Dotted paths of all searched keys, in the order of the spec file."""
 
     @property
     def trials(self) -> int:
-        """Number of trials: meta.max_trial; if all keys are grid_search, the size of the grid, limited by a max_trial above 1."""
+        """Number of trials, which is meta.max_trial or, if all search keys are grid_search keys, the size of the grid.
+
+        A meta.max_trial above 1 limits the number of trials of a grid.
+        """
         count = self.spec.meta.max_trial
         if not self.is_grid:
             return count
@@ -47,16 +50,19 @@ class SearchSpace:
 
     @property
     def is_grid(self) -> bool:
-        """Whether all keys are grid_search keys."""
+        """Whether all search keys have the distribution grid_search."""
         return all(key.distribution == "grid_search" for key in self.named.values())
 
     def sample(self, rng: np.random.Generator) -> Values:
-        """Draw a value of every active key from its distribution; values of grid_search keys have equal probability."""
+        """Draw the values of one trial from the distributions of the search keys. All values of a grid_search key are equally probable."""
         return self.values(lambda _, key: draw(key, rng.random()))
 
     @cached_property
     def grid(self) -> tuple[Values, ...]:
-        """All combinations of values of grid_search keys, except keys inside other distributions; one empty dict if there are none."""
+        """All combinations of the values of grid_search keys, or one empty dict if there are no grid_search keys.
+
+        Keys that are nested in a key with another distribution are left out.
+        """
         return tuple(self.values_from(choices) for choices in self.grid_choices)
 
     @cached_property
@@ -65,22 +71,22 @@ class SearchSpace:
         return tuple(_combinations(self.search_keys))
 
     def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
-        """Return the values of the active keys. Args: choose: function of a key's name and the key that returns its choice (KeyChoices)."""
+        """Return the values of one trial. Args: choose: function that returns the choice (see KeyChoices) for (name of a key, key)."""
         return {key.text: value for key, value in settings(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:
-        """Return the values for choices (see KeyChoices); keys without a choice are omitted."""
+        """Convert choices (see KeyChoices) to values by path. Search keys without a choice are omitted."""
         keys = [key for key in self.search_keys if show_path(key.where) in choices]
         return {key.text: value for key, value in settings(keys, lambda key: choices[show_path(key.where)])}
 
     def choices_of(self, values: Mapping[str, Any]) -> KeyChoices:
-        """Return the choices for given values; a key without a value, or with a value that is not one of its options, is omitted."""
+        """Convert values by path to choices (see KeyChoices). A search key without a value, or without an option of this value, is omitted."""
         return dict(_known_choices(self.search_keys, values))
 
     def apply(self, values: Mapping[str, Any]) -> Spec:
-        """Return the spec of a trial with these values, without a search section.
+        """Return the spec of a trial: the spec with the given values, without its search section.
 
-        Raises SpecError if the combination is invalid, and KeyError for a key that is not searched.
+        Raises SpecError if the combination of values is invalid, and KeyError if `values` contains a key that is not searched.
         """
         paths = {key.text: key.path for key in self.named.values()}
         body, report = copy.deepcopy(self._base), Report()
@@ -92,7 +98,10 @@ class SearchSpace:
 
     @cached_property
     def _base(self) -> dict[str, Any]:
-        """The raw spec without its search section. In sections whose component is searched, keys with default values are omitted."""
+        """The raw spec without its search section.
+
+        If the name of a component (such as a net) is searched, keys of this component with default values are left out.
+        """
         body: dict[str, Any] = dump_spec(self.spec)[self.spec.name]
         body.pop("search", None)
         body["meta"] = {key: value for key, value in body["meta"].items() if not is_for_search(("meta", key))}
@@ -104,7 +113,10 @@ class SearchSpace:
 
 
 def draw(key: SearchKey, uniform: float) -> Any:
-    """Return the value of a key at quantile `uniform` (0 to 1) of its distribution; for choice and grid_search, the index of the value."""
+    """Return the value of a search key at the quantile `uniform` (0 to 1) of its distribution.
+
+    For the distributions choice and grid_search, return the index of the value.
+    """
     if key.has_options:
         return min(int(uniform * len(key.args)), len(key.args) - 1)
     if key.is_normal:
@@ -122,7 +134,7 @@ def draw(key: SearchKey, uniform: float) -> Any:
 
 
 def snap(key: SearchKey, value: float) -> float:
-    """Return the value of a range that is nearest to `value`, with at most 8 digits."""
+    """Return the number nearest to `value` that the range of a search key allows, with at most 8 significant digits."""
     low, high = key.bounds
     return min(max(key.multiple(value / key.step) if key.step else _round(value), low), high)
 
@@ -145,7 +157,10 @@ def _known_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iter
 
 
 def suggest(asked: Any, name: str, key: SearchKey) -> Any:
-    """Ask an Optuna trial for the choice of a key: an index, a quantile of a normal distribution, or a value of a range."""
+    """Return the value that an Optuna trial suggests for a search key.
+
+    The value is an index of an option, a quantile of a normal distribution, or a number in a range.
+    """
     if key.has_options:
         return asked.suggest_categorical(name, range(len(key.args)))
     if key.is_normal:
@@ -157,7 +172,7 @@ def suggest(asked: Any, name: str, key: SearchKey) -> Any:
 
 
 def frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: float | None, state: Any = None) -> Any:
-    """Return an Optuna trial with given choices, whose state is COMPLETE unless `state` is given."""
+    """Return an Optuna trial with given choices and the objective value `metric`. Its state is COMPLETE unless `state` is given."""
     asked = optuna.trial.FixedTrial(choices)
     for name in choices:
         suggest(asked, name, space.named[name])
@@ -166,7 +181,7 @@ def frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: f
 
 
 def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
-    """Return the choices of every combination of grid_search keys, including grid_search keys nested in them."""
+    """Return all combinations of the values of grid_search keys, as choices. Keys nested in the options of a key are included."""
     axes: list[list[KeyChoices]] = []
     for key in keys:
         if key.distribution == "grid_search":
@@ -176,7 +191,7 @@ def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
 
 
 def _drop_defaults(body: dict[str, Any], location: tuple[str, ...]) -> None:
-    """Remove keys with default values from a section, because another component, chosen by the search, has other defaults."""
+    """Remove keys with default values from a section, because a component that a trial chooses may have other default values."""
     section = value_at(body, location)
     if not isinstance(section, dict):
         return

@@ -1,4 +1,4 @@
-"""Studies in spec files: read, validated, and expanded to runs."""
+"""Load a study (a comparison of specs in several envs with several seeds) from a spec file, and expand the study to training runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ OPERATIONAL = (
 
 
 def settings(spec: Spec) -> dict[str, Any]:
-    """Return the values that determine the results of a spec's runs, by path: all except seeds, provenance and operational keys."""
+    """Return {dotted path: value} for all keys that determine the results of a spec's runs.
+
+    Seeds, provenance and other keys in OPERATIONAL are left out.
+    """
     ((_, body),) = dump_spec(spec).items()
     return {path: value for path, value in flat(body) if not path.startswith(OPERATIONAL)}
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the paths at which settings differ. Keys that only `after` (the settings of `spec`) contains and that have their default
-    values are not included: a key that was added to the package later does not, with its default, change what was learned before.
+    """Return the dotted paths at which two settings (see `settings`) differ. Args: spec: the spec that has the settings `after`.
+
+    A key that only `after` contains is left out if it has its default value, because a key that was added to the package later does not,
+    with its default value, change what was learned before.
     """
     ((_, body),) = dump_spec(spec).items()
     return [path for path in diff(before, after) if path in before or not _is_default(path, after[path], body)]
@@ -49,7 +54,7 @@ def _is_default(path: str, value: Any, body: Any) -> bool:
 
 
 def study_entries(path: str | Path, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the source of a file, and its entries, one of which is the study `name`. Raises SpecError if there is no study `name`."""
+    """Return the path of a spec file and all its entries by name. Raises SpecError if the file contains no study `name`."""
     source, entries = raw_entries(path)
     if name not in entries:
         hint = nearest_hint(name, entries) or f"; expected one of {', '.join(entries)}"
@@ -61,7 +66,7 @@ def study_entries(path: str | Path, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
-    """Load the study `name` of a file and the specs of all its runs. Raises SpecError with all problems."""
+    """Load the study `name` of a spec file and the specs of all its runs. Raises SpecError with all problems of the study."""
     source, entries = study_entries(path, name)
     raw, where, report = entries[name], f"{source} {name}", Report()
     unknown = [key for key in raw if key not in ("study", "$schema")]
@@ -86,7 +91,7 @@ def _below_study(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
-    """Apply --set arguments to a study. The paths of the arguments refer to keys of the study, not of the specs that it runs."""
+    """Apply --set arguments to a raw study. Paths in these arguments refer to keys of the study, not to keys of the specs in the study."""
     arguments = parse_sets(sets)
     keys = StudySpec.model_fields
     overrides: dict[KeyPath, Any] = {(variable,): value for variable, value in arguments.variables.items()}
@@ -101,7 +106,10 @@ def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
 
 
 def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
-    """Return the path that --set changes. After a `set` key of the study, the rest of the path is one key, which is moved to the end."""
+    """Return the path in a raw study that a --set argument changes: ("set", "env", "max_frame") becomes ("set", "env.max_frame").
+
+    The object at a key `set` is flattened to dotted paths in place, and the changed path is removed so that the new value comes last.
+    """
     depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
     given = value_at(body, key[:depth])
     if len(key) <= depth or key[depth - 1] != "set" or not isinstance(given, dict):
@@ -125,7 +133,7 @@ def _validated(body: Any, report: Report) -> StudySpec | None:
 
 
 def _check(spec: StudySpec, report: Report) -> None:
-    """Add a problem for each contradiction."""
+    """Add a problem for each contradiction between the keys of a study."""
     labels = [entry.title for entry in spec.entries]
     names = [env.title for env in spec.envs]
     for index, name in enumerate(names):
@@ -156,7 +164,7 @@ def _check(spec: StudySpec, report: Report) -> None:
 
 
 def _check_entries(spec: StudySpec, labels: list[str], report: Report) -> None:
-    """Add a problem for each key of an entry that contradicts the envs, and for each repeated label."""
+    """Add a problem for each key of an entry that contradicts the key `envs` of the study, and for each repeated label."""
     for index, entry in enumerate(spec.entries):
         if entry.env is not None and spec.envs:
             report.fail(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
@@ -171,9 +179,12 @@ def _same_label(index: int, label: str, other: int, report: Report) -> None:
 
 
 class _Runs:
-    """Expand a study to its runs. Problems are added to `report`.
+    """Expands a study to its training runs, and adds problems to `report`.
 
-    Attributes: notes: notes of the loaded specs. scores: (entry, env) → published score. entries: (entry, env) → index of the entry.
+    Attributes:
+        notes: notes from loading the specs.
+        scores: (label of an entry, label of an env) → published score.
+        entries: (label of an entry, label of an env) → index of the entry in the study.
     """
 
     def __init__(self, study: StudySpec, source: str, report: Report) -> None:
@@ -182,10 +193,10 @@ class _Runs:
         self.scores: dict[tuple[str, str], float] = {}
         self.entries: dict[tuple[str, str], int] = {}
         self._trained: dict[str, tuple[str, str]] = {}
-        """Digest of a run → (entry, env) that trains it."""
+        """Digest of a run's settings → (label of the entry, label of the env) of the run."""
 
     def runs(self) -> Iterator[StudyRun]:
-        """Yield the runs: one per env, entry and seed."""
+        """Yield the runs of the study, one for each combination of env, entry and seed."""
         envs: list[StudyEnv | None] = [*self.study.envs] or [None]
         for env in envs:
             for index, entry in enumerate(self.study.entries):
@@ -223,7 +234,7 @@ class _Runs:
                 self.report.fail(("entries", self.entries[entry, env], "random_seed"), message)
 
     def _load(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
-        """Return the spec of an entry in an env; None, with problems, if it is invalid."""
+        """Load the spec of an entry in an env. If the spec is invalid, add its problems to the report and return None."""
         location: KeyPath = ("entries", index)
         file, _, name = entry.spec.rpartition(":")
         try:
@@ -253,7 +264,10 @@ class _Runs:
         return found.specs[0]
 
     def _raw(self, file: str, name: str) -> tuple[Path, Any]:
-        """Return the file of an entry, in the study's folder or as found by find_spec_file, and its raw spec. Raises SpecError."""
+        """Return (path of the spec file, raw spec) of an entry. Raises SpecError if the file or the spec cannot be used.
+
+        The file is searched in the folder of the study's file, and then by `find_spec_file`.
+        """
         if not file and name.endswith((".json", ".yaml", ".yml")):
             message = f"'{name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole"
             raise SpecError(self.source, [Problem("", message)])
@@ -268,7 +282,10 @@ class _Runs:
         return path, raw
 
     def _values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
-        """Return the values set by study, env and entry, by path or variable; None, with problems, if they are invalid."""
+        """Return {path or variable: value} from the keys `set` of the study, an env and an entry.
+
+        If one of these keys is invalid, add a problem to the report and return None.
+        """
         values: dict[str, Any] = {}
         before = len(self.report.problems)
         given: list[tuple[KeyPath, dict[str, Any]]] = [(("set",), self.study.set), ((*location, "set"), entry.set)]
@@ -285,7 +302,7 @@ class _Runs:
         return None if len(self.report.problems) > before else values
 
     def _unusable(self, specs: Sequence[Spec]) -> str | None:
-        """Return the reason why the specs of an entry cannot be run in the study; None if they can."""
+        """Return the reason why the specs of an entry cannot be run in the study, or None if they can be run."""
         if len(specs) != 1:
             return f"expands to {len(specs)} specs (spec_params); name one of {', '.join(one.name for one in specs)}"
         if specs[0].search is not None:
@@ -296,7 +313,7 @@ class _Runs:
 
 
 def _paths(given: Mapping[str, Any], location: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
-    """Yield (path or variable, value) for each key of a `set`; agent, env and meta may be nested."""
+    """Yield (dotted path or variable, value) for each value in the object of a key `set`. Objects at agent, env and meta may be nested."""
     for key, value in given.items():
         if key in ("agent", "env", "meta") and isinstance(value, dict):
             yield from flat(value, f"{key}.")

@@ -1,4 +1,4 @@
-"""Validate a raw spec as a Spec. Each problem is reported with its path, the given value, the allowed values and the nearest valid key."""
+"""Validate a raw spec with the pydantic model Spec. A problem names the path, the given and allowed values, and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_lab.spec.report import KeyPath, Report, nearest_hint, show, show_path, 
 
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
-    """Return the Spec of a migrated raw spec; None, with problems in the report, if it is invalid."""
+    """Return the Spec of a raw spec in the current format. If the raw spec is invalid, add its problems to `report` and return None."""
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
@@ -28,7 +28,7 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
 
 
 def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
-    """Add the problems of a failed validation of `raw` by the model `root`."""
+    """Add a problem to `report` for each error in a pydantic ValidationError. Args: root: the model that has validated `raw`."""
     found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
     for path, (kind, message) in found.items():
         # If both a list and one of its items are invalid, report only the item.
@@ -37,7 +37,7 @@ def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseMod
 
 
 def wrong_parts(raw: dict[str, Any]) -> list[KeyPath]:
-    """Return the paths of all invalid parts of a raw spec."""
+    """Return the paths of all invalid or missing keys of a raw spec."""
     try:
         Spec.model_validate(raw)
     except ValidationError as error:
@@ -51,9 +51,10 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
-    """Return a likely name for each unknown name of a component at the paths `wrong`, so that its keys can be checked.
+    """Return {path: likely name} for each unknown name of a component (such as a net) at the paths `wrong`.
 
-    A "package.module:Class" that cannot be resolved gets no likely name, because its keys are unknown.
+    With a likely name, the other keys of the component can be checked. A name "package.module:Class" that cannot be imported gets no likely
+    name, because the keys of the class are unknown.
     """
     likely = {}
     for path in wrong:
@@ -64,7 +65,7 @@ def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str
 
 
 def _likely_model(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
-    """Return the nearest name of a model, else the name of the model whose keys fit best."""
+    """Return the model name most similar to the name in `section` or, if no name is similar, the name of the model whose keys fit best."""
     near = difflib.get_close_matches(str(section.get("name"))[:80], names_of(models), n=1)
 
     def fit(model: type[BaseModel]) -> int:
@@ -75,7 +76,7 @@ def _likely_model(section: dict[str, Any], models: list[type[BaseModel]]) -> str
 
 
 def _error_path(item: Any, raw: Any, root: type[BaseModel] = Spec) -> KeyPath:
-    """Return the path of an error in the data, which is its `loc` without the names of union members."""
+    """Return the path in `raw` of a pydantic error, which is the error's `loc` without the names of union members."""
     return tuple(_without_tags(item["loc"], item["type"], raw, root))
 
 
@@ -97,7 +98,7 @@ def _without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel]) -> I
 
 
 def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
-    """Add the problem at `path`; `kind` and `message` are pydantic's."""
+    """Add a problem with the key at `path`. Args: kind, message: type and message of the pydantic error."""
     parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
@@ -117,13 +118,17 @@ def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, r
 
 
 def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
-    """Return the strings allowed at a path."""
+    """Return the strings that the models `parents` allow at `path`."""
     annotations = [inner for parent in parents for inner in annotations_below(parent, path[-1])] if path else []
     return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
 
 
 def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
-    """Return a hint for an unknown key: its name in this package if it is from another library, else the nearest key or its section."""
+    """Return a hint for an unknown key of a section.
+
+    The hint is the name in this package of a key of another library, else the most similar key of the section, else the section to which
+    the key belongs.
+    """
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
     near = nearest_hint(key, [name for parent in parents for name in parent.model_fields])
@@ -132,7 +137,7 @@ def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]
 
 
 def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
-    """Describe the values that are allowed at `path`."""
+    """Return a description of the values that are allowed at `path`."""
     parents = models_at(path[:-1], raw, root)
     if path and path[-1] == "name" and len(names := names_of(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
@@ -148,7 +153,7 @@ def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
 
 @cache
 def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
-    """Return key → JSON Schema of a model."""
+    """Return {key: JSON Schema of the value} for a pydantic model."""
     try:
         return dict(model.model_json_schema()["properties"])
     except PydanticInvalidForJsonSchema:  # a user's model has types of its own
@@ -156,7 +161,7 @@ def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
 
 
 def describe(schema: dict[str, Any]) -> str:
-    """Describe a JSON Schema: "a number from 0 to 1"."""
+    """Return a description of the values that a JSON Schema allows, such as "a number from 0 to 1"."""
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(describe(kind) for kind in schema["anyOf"] if kind != {"type": "null"}))
     if "enum" in schema or "const" in schema:

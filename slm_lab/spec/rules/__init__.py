@@ -1,1 +1,1 @@
-"""Check which parts fit together in a valid spec, and resolve the spec."""
+"""Rules that check whether the sections of a valid spec fit together, and resolution of a spec to the values that a run uses."""

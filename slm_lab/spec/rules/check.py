@@ -1,4 +1,4 @@
-"""Rules that concern several sections of a spec: report contradictions, and names that do not exist."""
+"""Check rules that concern several sections of a spec, and report contradictions between keys and names that do not exist."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from slm_lab.spec.rules.torch_check import check_net
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
-    """Add a problem for each contradiction in a valid spec.
+    """Add a problem for each contradiction between keys of a spec whose keys are valid on their own.
 
-    Args: algorithm_known: False if the algorithm's name was guessed; rules that depend on the algorithm are then skipped.
+    Args: algorithm_known: False if the name of the algorithm was guessed, so that rules that depend on the algorithm are skipped.
     """
     if algorithm_known:
         _check_algorithm(spec, report)
@@ -72,7 +72,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
 
 
 def _check_agents(spec: Spec, report: Report) -> None:
-    """Check the keys for envs with several agents."""
+    """Check the keys for envs with several agents, which are agent.policies and meta.self_play."""
     policies, self_play = spec.agent.policies, spec.meta.self_play
     engine = "distributed" if spec.meta.distributed else "sampler" if spec.meta.sampler is not None else None
     if policies is not None and engine == "distributed":
@@ -103,7 +103,10 @@ def _check_agents(spec: Spec, report: Report) -> None:
 
 
 def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
-    """Return whether the algorithm can learn from the memory. A user-defined memory must be of the same kind as a supported memory."""
+    """Return whether the algorithm can learn from the memory.
+
+    A user-defined memory fits if its `on_policy` and `episodes` are equal to those of a built-in memory that the algorithm supports.
+    """
     if memory.name in algorithm.memories or not is_extension(memory.name):
         return memory.name in algorithm.memories
     alike = [MEMORIES[name] for name in algorithm.memories if name in MEMORIES]
@@ -168,7 +171,7 @@ def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
 
 
 def _check_meta(spec: Spec, report: Report) -> None:
-    """Reject keys that concern processes which this run does not have."""
+    """Reject keys of meta that have no effect, or that cannot be combined with the algorithm or with other keys of meta."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     if meta.distributed and getattr(algorithm, "reset_frequency", None) is not None:
         report.fail((*ALGORITHM, "reset_frequency"), "cannot be combined with meta.distributed: each Session would reset the nets of all")
@@ -186,7 +189,7 @@ def _check_meta(spec: Spec, report: Report) -> None:
 
 
 def _reject_without_effect(spec: Spec, report: Report) -> None:
-    """Reject values given by --set that have no effect. In a file they are ignored, as in SLM Lab."""
+    """Add a problem for each key without effect that a --set argument gives. In a spec file such keys are ignored, as in SLM Lab."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     groups: list[tuple[KeyPath, Iterable[str], bool, str]] = [
         (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
@@ -211,7 +214,7 @@ def _reject_without_effect(spec: Spec, report: Report) -> None:
 
 
 def value_of(spec: Spec, path: KeyPath) -> Any:
-    """Return the section of a spec at `path`."""
+    """Return the section or value of a spec at `path`."""
     section: Any = spec
     for key in path:
         section = getattr(section, str(key))
@@ -219,7 +222,7 @@ def value_of(spec: Spec, path: KeyPath) -> Any:
 
 
 def check_updates(spec: Spec, report: Report) -> None:
-    """Add a problem if no update can happen within the frames of a Session."""
+    """Add a problem if a Session (one training run) ends before its first update."""
     algorithm, frames = spec.agent.algorithm, spec.session_frames
     if not algorithm.learns:
         return
@@ -233,7 +236,7 @@ def check_updates(spec: Spec, report: Report) -> None:
 
 
 def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
-    """Return the key that prevents the end of a rollout within `steps` vector steps of a Session, and the reason."""
+    """Return (path of a key, reason) if the value of this key makes the first rollout longer than `steps` vector steps, else None."""
     algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
     path = (*ALGORITHM, keys[0] if keys else "training_frequency")
@@ -249,7 +252,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
 
 
 def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None:
-    """Return the key that prevents the use of a replay buffer within `steps` vector steps of a Session, and the reason."""
+    """Return (path of a key, reason) if the value of this key delays the first replay batch beyond `steps` vector steps, else None."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
     every = getattr(algorithm, "training_frequency", 1)
@@ -274,7 +277,7 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None
 
 
 def _check_schedules(section: SpecModel, location: KeyPath, report: Report) -> None:
-    """Check that schedules do not end before they start, and that their values are in range."""
+    """Check that the schedules in a section of a spec do not end before they start, and that their values are in the allowed range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
         if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
@@ -287,7 +290,7 @@ def _check_schedules(section: SpecModel, location: KeyPath, report: Report) -> N
 
 
 def _check_memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
-    """Check that the algorithm can use the memory, and that a batch fits into it."""
+    """Check that the algorithm and the net can use the memory, and that a batch is not larger than the memory."""
     algorithm, memory, location = agent.algorithm, agent.memory, ("agent", "memory")
     if not algorithm.learns:
         return
@@ -318,7 +321,7 @@ def _check_memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) ->
 
 
 def _check_sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report: Report) -> None:
-    """Reject keys for sequences if single transitions are sampled."""
+    """Reject the keys for sequences of a replay memory if the net is not recurrent and learns from single transitions."""
     if net.recurrent:
         return
     for key, default in (("burn_in", None), ("eta", PriorityKeys.model_fields["eta"].default)):
@@ -349,7 +352,10 @@ def _check_env(spec: Spec, report: Report) -> None:
 
 
 def _check_goals(spec: Spec, report: Report) -> None:
-    """Reject normalisers that change goals or rewards over time, because rewards for other goals could then not be computed later."""
+    """Reject keys that cannot be combined with HindsightReplay, which computes the rewards of stored transitions again for other goals.
+
+    These keys are n-step returns, and normalisers and schedules of the env that change observations or rewards over time.
+    """
     if isinstance(spec.agent.memory, HindsightReplaySpec):
         _require_one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)
         if spec.env.schedule and spec.agent.memory.goal_threshold is None:
@@ -361,13 +367,16 @@ def _check_goals(spec: Spec, report: Report) -> None:
 
 
 def _require_one_step_returns(spec: Spec, what: str, report: Report) -> None:
-    """Reject n-step returns in combination with `what`."""
+    """Add a problem if an off-policy algorithm uses n-step returns with n > 1.
+
+    Args: what: name of the feature that supports only one-step returns.
+    """
     if not spec.agent.algorithm.on_policy and getattr(spec.agent.algorithm, "num_step_returns", 1) > 1:
         report.fail((*ALGORITHM, "num_step_returns"), f"must be 1 with {what}")
 
 
 def _check_demonstrations(spec: Spec, report: Report) -> None:
-    """Check that the algorithm learns from demonstrations if any are given, and that they are given if the algorithm needs them."""
+    """Check that the algorithm can learn from meta.demonstrations if the key is given, and that offline algorithms have demonstrations."""
     algorithm, location = spec.agent.algorithm, ("meta", "demonstrations")
     memory = spec.agent.memory
     if spec.meta.demonstrations is None:
@@ -391,7 +400,7 @@ def _check_demonstrations(spec: Spec, report: Report) -> None:
 
 
 def _check_with_own_steps(spec: Spec, report: Report) -> None:
-    """Check that batches can contain demonstrations and the agent's own steps."""
+    """Check that batches can contain both demonstrations and transitions that the agent has collected."""
     memory, net = spec.agent.memory, spec.agent.net
     _require_one_step_returns(spec, "meta.demonstrations, whose transitions are single", report)
     if not isinstance(memory, ReplaySpec):

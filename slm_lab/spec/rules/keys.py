@@ -1,4 +1,4 @@
-"""Paths of the sections of a spec, and a rule for keys of any section."""
+"""Paths of sections of a spec, and a rule that applies to keys of any section."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SAMPLER: KeyPath = ("meta", "sampler")
 
 
 def reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
-    """Add a problem for each of `keys`, which have no effect, unless it has its default value. Args: why: the reason."""
+    """Add a problem for each of `keys` whose value is not the default, because these keys have no effect.
+
+    Args: why: reason why the keys have no effect.
+    """
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
             report.fail((*location, key), f"has no effect: {why}")

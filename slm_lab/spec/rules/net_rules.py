@@ -64,7 +64,7 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
 
 
 def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:
-    """Reject keys that would change the norm of the weights."""
+    """Reject keys that would change the norm of the weights of a SimbaV2Net, which is 1."""
     if getattr(agent.algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
         report.fail((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
     why = "the weights of each output have norm 1"
@@ -72,7 +72,7 @@ def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, re
 
 
 def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that no channel count, kernel size or stride is 0."""
+    """Check that no convolution has a channel count, kernel size or stride of 0."""
     for index, layer in enumerate(net.conv_hid_layers or []):
         for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
             sizes = layer[part] if part < len(layer) else 1
@@ -81,7 +81,7 @@ def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> 
 
 
 def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
-    """Reject noise in the net of an algorithm that does not act on action values, and a scale of noise without noise."""
+    """Reject noisy layers if the algorithm does not support noisy layers, and the key noisy_sigma if the net has no noisy layers."""
     if not net.noisy:
         report.fail((*location, "noisy_sigma"), "has no effect: noisy is false")
     elif algorithm.learns and not algorithm.noisy:
@@ -90,7 +90,7 @@ def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, r
 
 
 def check_global_nets(agent: AgentSpec, report: Report) -> None:
-    """Reject optimizers that several Sessions cannot use on one net."""
+    """Reject Lookahead optimizers, with which several Sessions (parallel training processes) cannot train a shared net."""
     for location, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
             if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
@@ -99,7 +99,7 @@ def check_global_nets(agent: AgentSpec, report: Report) -> None:
 
 
 def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
+    """Check that `hid_layers` of a HydraMLPNet is [units of each head, units of the body, units of each tail]: [[[32], [32]], [64], []]."""
 
     def is_unit_list(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
@@ -118,7 +118,7 @@ def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> Non
 
 
 def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that either `arc` is given, or one arc each for actor and critic."""
+    """Check that a TorchArcNet has either the architecture `arc`, or separate architectures `actor_arc` and `critic_arc`."""
     if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
         return
     if location[-1] == "critic_net":

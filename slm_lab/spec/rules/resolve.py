@@ -1,6 +1,6 @@
-"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, and fill in absent values.
+"""Resolve a valid spec: correct values that cannot be used as given, reset keys that have no effect, and fill in absent values.
 
-Each change is reported with a note.
+A change to a value that the user has given is usually reported with a note.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ TUNED_ALPHA = ("initial_alpha", "alpha_lr", "target_entropy", "target_entropy_ra
 
 
 class _Draft:
-    """A spec while it is resolved: values are replaced one by one, most with a note."""
+    """A spec to which `resolve` applies its changes. Each change replaces one value, and can add a note to the report."""
 
     def __init__(self, spec: Spec, report: Report) -> None:
         self.spec, self.report = spec, report
 
     def set(self, path: KeyPath, value: Any, note: str = "", by: Sequence[KeyPath] = ()) -> None:
-        """Replace the value at `path`, and add a note to the report.
+        """Replace the value at `path`, and add `note` to the report if it is not empty.
 
-        Args: by: keys that the new value depends on. If a search varies one of these keys, the value is kept, and each trial replaces it.
+        Args: by: paths of the keys that the new value depends on. If a hyperparameter search varies one of these keys, the value is not
+            replaced here, but in the spec of each trial.
         """
         if self._is_kept(by):
             return
@@ -79,9 +80,9 @@ class _Draft:
         self.spec = value
 
     def ignore(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
-        """Reset each of `keys` to its default, as if it were absent. If its value was different, add a note with the reason `why`.
+        """Reset each of `keys` to its default value. For each key whose value is not the default, add a note with the reason `why`.
 
-        Args: by: see `set`.
+        Args: by: as in `set`.
         """
         model = value_of(self.spec, location)
         for key, field in type(model).model_fields.items():
@@ -94,7 +95,7 @@ class _Draft:
 
 
 def resolve(spec: Spec, report: Report) -> Spec:
-    """Return the spec as it will run, with a note for each change."""
+    """Return the spec with the values that a run will use, and add notes on the changes to `report`."""
     agent, draft = spec.agent, _Draft(spec, report)
     _resolve_algorithm(draft)
     for key, net in agent.nets.items():
@@ -112,7 +113,7 @@ def resolve(spec: Spec, report: Report) -> Spec:
 
 
 def _resolve_meta(draft: _Draft) -> None:
-    """Resolve the tracked entries of info, and keys of distributed training and rollout workers."""
+    """Resolve meta.track_info, meta.sampler and env.num_envs, and add notes on the keys of distributed training."""
     agent, meta = draft.spec.agent, draft.spec.meta
     if "track_info" not in meta.model_fields_set and (success := success_of(draft.spec.env.name)):
         draft.set(("meta", "track_info"), [success], by=[("env", "name"), ("meta", "track_info")])
@@ -129,7 +130,10 @@ def _resolve_meta(draft: _Draft) -> None:
 
 
 def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
-    """Add a note for each local optimizer of a global net, and for each global optimizer without a global net."""
+    """Add a note for each optimizer of a net that does not fit distributed or single-process training.
+
+    In distributed training, all Sessions (processes) share the statistics of a Global optimizer, but not those of another optimizer.
+    """
     for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
         if optim is None or optim.name.startswith("Global") == distributed:
@@ -143,7 +147,7 @@ def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, 
 
 
 def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
-    """Add a note if critics have neither target nets nor batch normalisation."""
+    """Add a note if the critics of an algorithm without target nets have no batch normalisation."""
     key = "net" if agent.critic_net is None else "critic_net"
     net = getattr(agent, key)
     arcs = (getattr(net, "critic_arc", None), getattr(net, "arc", None))
@@ -153,7 +157,7 @@ def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
 
 
 def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> dict[str, Any]:
-    """Return the search with keys of an actor's optimizer redirected to the optimizer that replaces it."""
+    """Return the search section, in which search keys of a replaced optimizer spec refer to the optimizer spec that replaces it."""
     resolved = draft.spec.agent.net
     moved: dict[KeyPath, KeyPath | None] = {}
     for key in SEPARATE:
@@ -200,7 +204,7 @@ def _resolve_algorithm(draft: _Draft) -> None:
 
 
 def _resolve_minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None:
-    """Reduce minibatch_size to the size of a rollout."""
+    """Reduce minibatch_size to the number of transitions of a rollout if minibatch_size is larger."""
     spec, steps, rollout = draft.spec, algorithm.time_horizon, algorithm.time_horizon * draft.spec.env.num_envs
     sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
     is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see complete
@@ -221,7 +225,10 @@ def _resolve_vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
 
 
 def _resolve_memory(draft: _Draft) -> None:
-    """Fill in absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm uses self-imitation."""
+    """Fill in the absent keys of a prioritized replay memory, and remove the replay keys of an on-policy memory without effect.
+
+    The replay keys of an on-policy memory have an effect only if the algorithm uses self-imitation learning.
+    """
     location, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
     imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
     if isinstance(priorities := imitated or memory, PriorityKeys):
@@ -243,7 +250,10 @@ def _resolve_memory(draft: _Draft) -> None:
 
 
 def _ignore_polyak_coef(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
-    """Reset polyak_coef of a net with update_type "replace". There is a note if a user has given it, even if it is the default."""
+    """Reset the key polyak_coef of a net with update_type="replace".
+
+    Add a note if polyak_coef is not the default value, or if the user has given polyak_coef without update_type.
+    """
     by_default = "update_type" not in net.model_fields_set  # never in a saved spec, which contains the default values of all keys
     why = "update_type is 'replace'" + (" by default; set it to 'polyak'" if by_default else "")
     if by_default and "polyak_coef" in net.model_fields_set and net.polyak_coef == NetSpec.model_fields["polyak_coef"].default:
@@ -292,13 +302,16 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
 
 
 def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
-    """Return whether the search varies one of these keys, or a section that contains one."""
+    """Return whether the search section varies a key at one of `paths`, or a section that contains such a key."""
     keys = [with_name(without_v4_index(key.path)) for key, _ in walk(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
 
 
 def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
-    """Resolve actor_* and critic_*, which have an effect only if actor and critic are separate nets and use_same_optim is false."""
+    """Resolve the specs of separate optimizers of actor and critic.
+
+    These specs have an effect only if actor and critic are separate nets and use_same_optim is false.
+    """
     algorithm = draft.spec.agent.algorithm
     separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.own_critics
     if not algorithm.learns or _is_searched(draft.spec, *DECIDES_OPTIMIZERS):
@@ -327,9 +340,10 @@ def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
 
 
 def derive_sizes(spec: Spec) -> Spec:
-    """Return the spec with values for absent minibatch_size and num_batches_per_epoch that fit the workers (PPO, PQN).
+    """Return a spec of PPO or PQN with rollout workers in which minibatch_size and num_batches_per_epoch fit the number of envs.
 
-    A dataset is then one rollout of every env, divided into minibatches of the given size, or of the size nearest to the default.
+    Only absent keys are filled in. The dataset of an update then consists of one rollout of each env, and is divided into minibatches of
+    the given size or, if no size is given, of the size nearest to the default. Any other spec is returned unchanged.
     """
     algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
     if sampler is None or not isinstance(algorithm, EPOCHS):
@@ -351,7 +365,7 @@ def derive_sizes(spec: Spec) -> Spec:
 
 
 def _resolve_sampler(sampler: SamplerSpec, draft: _Draft) -> None:
-    """Resolve conflicts in meta.sampler, and set values that depend on it."""
+    """Resolve conflicts between keys of meta.sampler, and set env.num_envs to the number of envs of all rollout workers."""
     spec, report = draft.spec, draft.report
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
@@ -375,15 +389,17 @@ def _resolve_sampler(sampler: SamplerSpec, draft: _Draft) -> None:
 
 
 _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
-"""Initialisation and gradient clipping of policy gradients (Engstrom et al. 2020, arXiv:2005.12729)."""
+"""Weight initialisation and gradient clipping for policy-gradient algorithms (Engstrom et al. 2020, arXiv:2005.12729)."""
 
 
 def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
-    """Add a net and recommended values of absent algorithm keys to a short spec; return any other spec unchanged.
+    """Add a recommended net, and recommended values of absent keys of agent.algorithm, to a spec without agent.net.
+
+    A spec that has agent.net, or whose algorithm does not learn, is returned unchanged.
 
     Args:
-        images: whether the env's observations are images or contain images.
-        action_kind: lib.records.ActionKind of the env's actions.
+        images: whether the observations of the env are images or contain images.
+        action_kind: kind of the env's action space (lib.records.ActionKind).
     """
     if not spec.is_short:
         return spec
@@ -396,7 +412,7 @@ def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
 
 
 def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
-    """Return recommended values of algorithm keys."""
+    """Return {key: recommended value} for keys of agent.algorithm."""
     algorithm, frames = spec.agent.algorithm, spec.session_frames
     if isinstance(algorithm, PPOSpec):
         keys: dict[str, Any] = {
@@ -435,7 +451,7 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
 
 
 def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
-    """Return the recommended net."""
+    """Return the recommended net for the algorithm and the env of a spec."""
     algorithm = spec.agent.algorithm
     on_values = isinstance(algorithm, EpsilonGreedySpec)
     width = 128 if on_values else 64 if algorithm.on_policy else 256 if algorithm.own_critics else 128
@@ -475,10 +491,13 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
 
 
 def _polyak_keys(coef: float, times: int = 1) -> dict[str, Any]:
-    """Return target net keys with which one update moves the net as far as `times` updates with polyak_coef `coef`."""
+    """Return keys of a net for Polyak updates of its target net.
+
+    One update with the returned polyak_coef moves the target net as far as `times` updates with the coefficient `coef`.
+    """
     return {"update_type": "polyak", "polyak_coef": round(1.0 - (1.0 - coef) ** times, 6)}
 
 
 def _power_of_2(number: int) -> int:
-    """Return the largest power of 2 that is at most `number`; at least 1."""
+    """Return the largest power of 2 that is at most `number`, or 1 if `number` is below 1."""
     return 1 << max(0, number.bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Rules for meta.sampler: supported algorithms, and sizes that must fit each other."""
+"""Rules for meta.sampler (rollout workers): supported algorithms, and sizes of datasets and minibatches that must fit each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_lab.spec.rules.keys import SAMPLER
 
 
 def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Add a problem for everything that meta.sampler does not support."""
+    """Add a problem for each key that meta.sampler does not support, and for each contradiction between keys of meta.sampler."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     if spec.meta.distributed:
         report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
@@ -42,7 +42,7 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def _supported_algorithms() -> str:
-    """Return the names of the algorithms that rollout workers can collect for."""
+    """Return the names of the algorithms that support rollout workers, as text for a message."""
     both = [name for name, model in ALGORITHMS.items() if "sync" in model.samplers]
     only_async = [name for name, model in ALGORITHMS.items() if model.samplers == ("async",)]
     return f"{', '.join(both)}, and with async_rl {', '.join(only_async)}"
@@ -63,7 +63,7 @@ def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Check that datasets consist of complete rollouts, and in sync mode of complete rounds of all workers."""
+    """Check that a dataset consists of complete rollouts and, in synchronous mode, of equally many rollouts of each env."""
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
         why = "ActorCritic takes one gradient step on the rollouts of all workers together"
@@ -91,5 +91,8 @@ def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
-    """Return the number of transitions that must divide a dataset of PPO or PQN: one rollout, or in sync mode one rollout of every env."""
+    """Return the number of transitions that must divide the size of a dataset of PPO or PQN.
+
+    This number is the length of a rollout, multiplied by the number of envs in synchronous mode.
+    """
     return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

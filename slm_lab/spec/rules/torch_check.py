@@ -10,9 +10,9 @@ from slm_lab.spec.report import KeyPath, Report, nearest_hint, show
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
-"""Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
+"""Name of an optimizer → names of its arguments. Lookahead, which wraps another optimizer, is not included."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
-"""Arguments of Lookahead itself (arXiv:1907.08610): name of the inner optimizer, steps, step size. The inner optimizer gets all others."""
+"""Arguments of Lookahead (arXiv:1907.08610): name of the inner optimizer, steps, step size. Other arguments are for the inner optimizer."""
 SCHEDULERS = NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
 _RENORM = "eps momentum r_max d_max warmup_steps"
 LAYERS = NAMES["_layers"] | {
@@ -25,7 +25,7 @@ LAYERS = NAMES["_layers"] | {
 INIT_FUNCTIONS = {name: args for name, args in NAMES["_init_functions"].items() if "!" not in args}
 """Functions of torch.nn.init without required arguments."""
 GAINS = ("Identity", "Sigmoid", "Tanh", "ReLU", "LeakyReLU", "SELU")
-"""Activations for which torch.nn.init.calculate_gain returns a gain; it calls Identity "linear"."""
+"""Activations for which torch.nn.init.calculate_gain returns a gain (torch.nn.init calls Identity "linear")."""
 
 _CALLABLE = "needs a function, which a spec cannot contain"
 _NOT_ALLOWED = {
@@ -44,7 +44,10 @@ OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
 
 
 def activation(name: str) -> str | None:
-    """Return the class name in torch.nn of an activation. leaky_relu, leakyrelu and LeakyReLU name the same activation."""
+    """Return the name of the torch.nn class of an activation, or None if the activation is unknown.
+
+    The names leaky_relu, leakyrelu and LeakyReLU are equivalent.
+    """
     plain = {known.lower(): known for known in ACTIVATIONS}
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
@@ -52,7 +55,7 @@ def activation(name: str) -> str | None:
 def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
     """Add a problem for each name or argument of the net at `location` that does not exist in torch.
 
-    Args: has_loss: False if the algorithm learns no values; an unknown loss is then only a note, because it is not used.
+    Args: has_loss: whether the algorithm uses loss_spec of the net. If False, an unknown loss causes a note instead of a problem.
     """
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
@@ -80,7 +83,7 @@ def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool
 
 
 def _check_gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that init_fn has a gain for hid_layers_activation, if init_fn needs one."""
+    """Check that torch defines a gain for hid_layers_activation if the initialisation function init_fn needs a gain."""
     known = activation(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
     if scaled and known is not None and known not in GAINS:
@@ -97,7 +100,7 @@ def _check_name(name: str, known: Mapping[str, str], what: str, location: KeyPat
 
 
 def _check_class(given: NamedClass, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
-    """Check a name and its arguments."""
+    """Check that torch has a class of the given name, and that the class has the given arguments."""
     if _check_name(given.name, known, what, location, report):
         _check_arguments(given.kwargs, known[given.name], given.name, location, report)
 
@@ -115,7 +118,7 @@ def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> Non
 
 
 def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
-    """Check that the given arguments are arguments of the class `name`."""
+    """Check that the class `name` has all given arguments, and that no required argument is missing."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
@@ -131,7 +134,7 @@ def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: 
 
 
 def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Check an arc: `{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
+    """Check a TorchArcNet architecture: `{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):
@@ -150,7 +153,7 @@ def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
 
 
 def _check_layer(layer: Any, location: KeyPath, report: Report) -> None:
-    """Check a layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
+    """Check a layer, which has the form "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
     if isinstance(layer, str):
         layer = {layer: None}
     name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)

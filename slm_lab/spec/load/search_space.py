@@ -80,7 +80,7 @@ class SearchSpace:
         return {key.text: value for key, value in settings(keys, lambda key: choices[show_path(key.where)])}
 
     def choices_of(self, values: Mapping[str, Any]) -> KeyChoices:
-        """Convert values by path to choices (see KeyChoices). A search key without a value, or without an option of this value, is omitted."""
+        """Convert values by path to choices (see KeyChoices). A search key without a value, or without a matching option, is omitted."""
         return dict(_known_choices(self.search_keys, values))
 
     def apply(self, values: Mapping[str, Any]) -> Spec:

@@ -1,1 +1,1 @@
-"""What the keys of a spec mean: frozen pydantic models."""
+"""Frozen pydantic models that define the sections and keys of a spec."""

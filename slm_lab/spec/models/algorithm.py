@@ -1,4 +1,4 @@
-"""agent.algorithm: the algorithm and its hyperparameters."""
+"""Models of the section agent.algorithm of a spec: the algorithm and its hyperparameters."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary", "hybr
 
 
 class AlgorithmSpec(Component):
-    """Keys of every algorithm, and the capabilities that rules, defaults and error messages are derived from."""
+    """Keys of every algorithm, and class attributes that describe the capabilities of the algorithm."""
 
     on_policy: ClassVar[bool] = True
-    """Whether the algorithm learns from each transition once, in the order of collection; if False, it learns from a replay buffer."""
+    """Whether the algorithm learns from each transition once, in the order of collection, and not from a replay buffer."""
     offline: ClassVar[bool] = False
-    """Whether the algorithm learns only from meta.demonstrations. A frame is then a gradient step, and envs are stepped only in
-    evaluations."""
+    """Whether the algorithm learns only from meta.demonstrations. For an offline algorithm, a frame is a gradient step, and envs are
+    stepped only in evaluations."""
     learns: ClassVar[bool] = True
     """Whether the algorithm has weights to train, and therefore needs a net."""
     has_critic: ClassVar[bool] = False
@@ -79,15 +79,15 @@ class AlgorithmSpec(Component):
     bounded_only: ClassVar[bool] = False
     """Whether continuous actions must have finite bounds."""
     memories: ClassVar[tuple[str, ...]] = ROLLOUT_MEMORIES
-    """Built-in memories that the algorithm can learn from, the default first."""
+    """Names of the built-in memories that the algorithm can learn from. The first name is the default."""
     batch_size: ClassVar[int | None] = None
-    """Number of transitions per batch of a replay buffer if the memory section is absent."""
+    """Number of transitions per batch of a replay buffer if the spec has no section agent.memory."""
     samplers: ClassVar[tuple[str, ...]] = ()
-    """Modes of meta.sampler that the algorithm supports: sync, async."""
+    """Modes of meta.sampler (rollout workers) that the algorithm supports: "sync", "async"."""
 
     action_pdtype: ActionPdtype = "default"
-    """Probability distribution of actions. By default it depends on the action space: Categorical, MultiCategorical, Bernoulli or Normal.
-    NormalTanh is a Normal distribution whose samples pass through tanh; the policy learns from the samples before tanh."""
+    """Probability distribution of actions. The default depends on the action space: Categorical, MultiCategorical, Bernoulli or Normal.
+    NormalTanh is a Normal distribution whose samples pass through tanh, and the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
     """How to choose an action from the distribution; "default": sample it."""
     gamma: Fraction = 0.99
@@ -96,41 +96,41 @@ class AlgorithmSpec(Component):
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
-        """Return name and arguments of the only distribution that the actor supports for a kind of actions.
+        """Return (name, arguments) of the action distribution if the actor supports only one for the given kind of action space.
 
-        Names: see ops.distributions.ACTOR_DISTRIBUTIONS. None: action_pdtype names the distribution.
+        The names are keys of ops.distributions.ACTOR_DISTRIBUTIONS. If the return value is None, action_pdtype names the distribution.
         """
         return None
 
     def value_distribution(self) -> tuple[str, dict[str, Any]] | None:
-        """Return kind and arguments of the distributions of returns that the net outputs; None: it outputs action values.
+        """Return (kind, arguments) of the distributions of returns that the net outputs, or None if the net outputs action values.
 
-        Kinds: see net.distributional.HEADS.
+        The kinds are keys of net.distributional.HEADS.
         """
         return None
 
     @property
     def explores(self) -> bool:
-        """Return whether actions depend on explore_var."""
+        """Return whether actions depend on the exploration variable that explore_var_spec schedules."""
         return self.action_policy in ("epsilon_greedy", "boltzmann", "gaussian")
 
     @property
     def uses_loss_spec(self) -> bool:
-        """Return whether the algorithm learns values, with the loss net.loss_spec."""
+        """Return whether the algorithm learns values with the loss that the key loss_spec of the net names."""
         return not (self.on_policy or self.offline) or self.has_critic or self.values
 
     @property
     def needs_logp(self) -> bool:
-        """Return whether training needs log π(a|s) under the policy that acted."""
+        """Return whether training needs log π(a|s) under the policy π that chose the action a."""
         return False
 
     def rollout_len(self, default: int) -> int:
-        """Return the number of vector steps (or episodes) between two trainings; `default` if the spec does not give a number."""
+        """Return the number of vector steps (or episodes) between two trainings, or `default` if the spec does not give a number."""
         return getattr(self, "training_frequency", None) or default
 
 
 class RandomSpec(AlgorithmSpec):
-    """Uniformly random actions without learning: the baseline of the metrics."""
+    """Uniformly random actions without learning, the baseline for the metrics of other algorithms."""
 
     class_path = "slm_lab.agent.algorithm.base:Random"
     learns = False
@@ -167,7 +167,7 @@ class VTraceSpec(OnPolicySpec):
     """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts by an older policy."""
 
     with_vtrace: Flag = False
-    """Correct values and advantages for policy lag by V-trace, with λ = lam (default: 1). It has no effect if there is no lag."""
+    """Correct values and advantages by V-trace, with λ = lam (default: 1), for rollouts that an older policy has collected."""
     rho_bar: PositiveReal = 1.0
     """ρ̄ of V-trace: maximum importance weight of a temporal difference. With a higher ρ̄, the learned values are closer to the values of
     the current policy, with more variance."""
@@ -180,7 +180,7 @@ class VTraceSpec(OnPolicySpec):
 
 
 class ActorCriticSpec(VTraceSpec):
-    """Advantage actor-critic (arXiv:1602.01783): A2C; A3C with meta.distributed."""
+    """Advantage actor-critic (arXiv:1602.01783). The algorithm is A2C or, with meta.distributed, A3C."""
 
     class_path = "slm_lab.agent.algorithm.actor_critic:ActorCritic"
     has_critic = True
@@ -190,8 +190,9 @@ class ActorCriticSpec(VTraceSpec):
     lam: Fraction | None = None
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     num_step_returns: Positive | None = None
-    """n of n-step returns. If it is given without lam, it also replaces training_frequency; with lam, it has no effect. If neither is
-    given, returns extend to the end of the episode; where the rollout or a time limit cuts the episode, the critic's value is added."""
+    """n of n-step returns. If num_step_returns is given without lam, it also replaces training_frequency. With lam, num_step_returns has no
+    effect. If neither key is given, returns extend to the end of the episode, and the critic's value is added where the end of the rollout
+    or a time limit cuts the episode."""
     normalize_advantages: StandardizeAdvantages = "standardize"
     """standardize (or true): zero mean and unit standard deviation over the batch; false: no normalisation."""
     policy_loss_coef: NonNegative = 1.0
@@ -208,7 +209,10 @@ class ActorCriticSpec(VTraceSpec):
 
 
 class AdaptiveLR(SpecModel):
-    """A learning rate that follows the Kullback–Leibler divergence of updates (as in rl_games and rsl_rl)."""
+    """Adaptive learning rate that depends on the Kullback–Leibler divergence between the policies before and after an update.
+
+    The rule is that of rl_games and rsl_rl.
+    """
 
     kl_target: PositiveReal = 0.01
     """Target of the divergence KL(π_old, π) per update: after each rollout, the learning rate is divided by `factor` if approx_kl of the
@@ -237,42 +241,43 @@ class PPOSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
-    """Also clip the change of value predictions to ±ε: the value loss is half the mean of the larger of the squared errors with and without
-    clipping. loss_spec and normalize_v_targets then have no effect."""
+    """Also clip the change of value predictions to ±ε. The value loss is then half the mean of the larger of the squared errors with and
+    without clipping, and the keys loss_spec and normalize_v_targets have no effect."""
     dual_clip: Annotated[float, Strict(), Field(gt=1)] | None = None
-    """c of the dual clip (arXiv:1912.09729): where the advantage is negative, the clipped objective is at least c times the advantage,
-    so that a ratio π/π_old above c has no gradient; default: no such bound."""
+    """c of the dual clip (arXiv:1912.09729). Where the advantage is negative, the clipped objective is at least c times the advantage,
+    so that a ratio π/π_old above c has no gradient. Default: no dual clip."""
     bounds_loss_coef: NonNegative = 0.0
-    """Weight of the mean of Σ (|μ| − 1.1)₊² over the means μ of the actions, scaled to [−1, 1]. This loss keeps the means near the bounds
-    (as in rl_games). Only for the distribution Normal with bounded actions."""
+    """Weight of the loss Σ (|μ| − 1.1)₊², averaged over the batch, where μ are the means of the action distribution and actions are scaled
+    to [−1, 1]. This loss keeps the means near the bounds of the actions (as in rl_games). It is available only for the distribution Normal
+    with bounded actions."""
     target_kl: PositiveReal | None = None
-    """Stop the epochs of a rollout, before a gradient step, once approx_kl of the next minibatch is above 1.5 · target_kl (as in
-    Stable-Baselines3); the first step is always taken. Default: all epochs."""
+    """Stop the epochs of a rollout as soon as approx_kl of the next minibatch is above 1.5 · target_kl (as in Stable-Baselines3). The first
+    gradient step is always taken. Default: no early stopping."""
     adaptive_lr: AdaptiveLR | None = None
     """{kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}: after each rollout, divide the learning rate by factor if approx_kl
-    of the last epoch is above 2 · kl_target, and multiply it by factor if approx_kl is below kl_target / 2. The rate stays between min_lr
-    and max_lr, and begins with the rate of optim_spec; the rate of a separate optimizer of the critic is scaled in the same way. Replaces
-    lr_scheduler_spec. Default: no adaptation."""
+    of the last epoch is above 2 · kl_target, and multiply the learning rate by factor if approx_kl is below kl_target / 2. The learning
+    rate begins with the learning rate of optim_spec, and stays between min_lr and max_lr. The learning rate of a separate critic optimizer
+    is scaled in the same way. adaptive_lr replaces lr_scheduler_spec. Default: no adaptation."""
     recompute_advantages: Flag = False
-    """Compute values and advantages again before each epoch after the first, with the present critic (arXiv:2006.05990, section 3.5)."""
+    """Compute values and advantages again with the current critic before each epoch after the first (arXiv:2006.05990, section 3.5)."""
     normalize_values: Flag = False
-    """The critic learns normalised returns: its outputs are values minus the running mean of the returns, divided by their running
-    standard deviation (`normalize_value` of rl_games)."""
+    """Let the critic learn normalised returns: the critic's output is the value minus the running mean of the returns, divided by the
+    running standard deviation of the returns (`normalize_value` of rl_games)."""
     minibatch_size: Positive = 64
-    """Transitions per gradient step; at most time_horizon × num_envs."""
+    """Number of transitions per gradient step, at most time_horizon × num_envs."""
     time_horizon: Positive = 128
-    """Vector steps per rollout; the agent trains after each rollout."""
+    """Number of vector steps per rollout. The agent trains after each rollout."""
     training_epoch: Positive = 4
-    """Epochs over each rollout."""
+    """Number of epochs over each rollout."""
     training_frequency: Positive | None = None
-    """Ignored: PPO trains every time_horizon steps."""
+    """Ignored, because PPO trains every time_horizon steps."""
     symlog: Flag = False
     """In the value loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the values
     themselves."""
     normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
-    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: the same over the complete rollout;
-    percentile: divide by max(1, moving average of the 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false:
-    no normalisation."""
+    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: zero mean and unit standard deviation over
+    the complete rollout; percentile: divide advantages by max(1, moving average of the range from the 5th to the 95th percentile of a
+    minibatch) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
     normalize_v_targets: Flag = False
     """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
 
@@ -292,9 +297,9 @@ class SILKeys(SpecModel):
     sil_val_loss_coef: NonNegative = 0.01
     """Weight of the self-imitation value loss."""
     training_batch_iter: Positive = 1
-    """Self-imitation gradient steps per batch."""
+    """Number of self-imitation gradient steps per batch."""
     training_iter: Positive = 4
-    """Self-imitation batches after each on-policy training."""
+    """Number of self-imitation batches after each on-policy training."""
 
 
 class SILSpec(ActorCriticSpec, SILKeys):
@@ -318,22 +323,22 @@ class PPOSILSpec(PPOSpec, SILKeys):
 
 
 class EpsilonGreedySpec(AlgorithmSpec):
-    """Keys of algorithms that act greedily on action values, except for some random actions."""
+    """Keys of algorithms that act greedily on action values, except for the random actions of exploration."""
 
     values = True
     noisy = True
 
     action_pdtype: ActionPdtype = "Argmax"
-    """Probability distribution of actions over the action values; default: Argmax, or Categorical with the policy boltzmann."""
+    """Probability distribution of actions over the action values. Default: Argmax or, with action_policy boltzmann, Categorical."""
     action_policy: ActionPolicy = "epsilon_greedy"
     """How to choose an action from the distribution; "default": sample it."""
     explore_var_spec: Schedule | None = None
-    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; default with epsilon_greedy: from 1 to 0.05 over the first tenth
-    of env.max_frame, or constantly 0 with a noisy net."""
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames. Default with epsilon_greedy: from 1 to 0.05 over the first tenth of
+    env.max_frame or, with a noisy net, constantly 0."""
 
 
 class PQNSpec(EpsilonGreedySpec):
-    """Parallelised Q-network: Q(λ) on rollouts of many envs, without replay buffer and target net (arXiv:2407.04811)."""
+    """Parallelised Q-network (PQN, arXiv:2407.04811): Q(λ) on rollouts of many envs, without replay buffer and target net."""
 
     class_path = "slm_lab.agent.algorithm.pqn:PQN"
     action_kinds = ("discrete",)
@@ -342,20 +347,20 @@ class PQNSpec(EpsilonGreedySpec):
 
     name: Literal["PQN"]
     lam: Fraction = 0.65
-    """λ of the returns: 0 is one-step Q-learning, 1 uses the rewards up to the end of the episode or rollout."""
+    """λ of the returns. λ = 0 is one-step Q-learning, and λ = 1 uses the rewards up to the end of the episode or rollout."""
     minibatch_size: Positive = 64
-    """Transitions per gradient step; at most time_horizon × num_envs."""
+    """Number of transitions per gradient step, at most time_horizon × num_envs."""
     time_horizon: Positive = 32
-    """Vector steps per rollout; the agent trains after each rollout."""
+    """Number of vector steps per rollout. The agent trains after each rollout."""
     training_epoch: Positive = 2
-    """Epochs over each rollout."""
+    """Number of epochs over each rollout."""
 
     def rollout_len(self, default: int) -> int:
         return self.time_horizon
 
 
 class SARSASpec(AlgorithmSpec):
-    """SARSA (Rummery & Niranjan 1994): on-policy action values."""
+    """SARSA (Rummery & Niranjan 1994): on-policy learning of action values."""
 
     class_path = "slm_lab.agent.algorithm.dqn:Sarsa"
     values = True
@@ -381,10 +386,10 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     training_frequency: Positive = 1
     """Number of transitions between updates. At most one update is made per vector step."""
     training_start_step: Count | None = None
-    """Number of transitions to collect before the first update. Default: memory.batch_size; with an actor and separate critics
-    (SoftActorCritic, TD3, …) at least 1,000. If it is smaller than memory.batch_size, the first batches contain some transitions more than
-    once. With a RecurrentNet, updates also wait until the memory has a batch of sequences. Algorithms with an actor and separate critics
-    choose actions uniformly at random during the first training_start_step frames of the Session."""
+    """Number of transitions to collect before the first update. Default: memory.batch_size, but at least 1,000 for algorithms with an actor
+    and separate critics (SoftActorCritic, TD3, …). If training_start_step is smaller than memory.batch_size, the first batches contain some
+    transitions more than once. With a RecurrentNet, updates also wait until the memory has a batch of sequences. Algorithms with an actor
+    and separate critics choose actions uniformly at random during the first training_start_step frames of the Session."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -394,9 +399,9 @@ class ResetKeys(SpecModel):
     """Keys of algorithms whose nets can be reset."""
 
     reset_frequency: Positive | None = None
-    """Gradient steps between resets (arXiv:2205.07802). In a reset, all nets get new random weights, target nets become copies of them, and
-    optimizers and temperature return to their initial state; the replay buffer is kept. Default: no resets. Not supported with
-    meta.distributed."""
+    """Number of gradient steps between resets (arXiv:2205.07802). A reset gives new random weights to all nets, copies these weights to the
+    target nets, and returns optimizers and temperature to their initial state. The replay buffer is kept. Default: no resets. Resets are
+    not supported with meta.distributed."""
 
 
 class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
@@ -408,13 +413,13 @@ class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
     batch_size = 128
 
     training_iter: Positive = 1
-    """Batches per training."""
+    """Number of batches per training."""
     training_batch_iter: Positive = 1
-    """Gradient steps per batch."""
+    """Number of gradient steps per batch."""
     num_step_returns: Positive = 1
-    """n of n-step returns: targets use the rewards of n steps, or of fewer steps at the end of an episode or of the collected data. After a
+    """n of n-step returns. Targets use the rewards of n steps, or of fewer steps at the end of an episode or of the collected data. After a
     truncation, targets bootstrap from the last observation of the episode. With a RecurrentNet, returns also end at the end of a sequence.
-    There is no off-policy correction (as in Rainbow, arXiv:1710.02298): stored rewards are used even if the current policy would choose
+    As in Rainbow (arXiv:1710.02298), there is no off-policy correction: stored rewards are used even if the current policy would choose
     other actions."""
 
 
@@ -435,7 +440,7 @@ class DQNSpec(QLearningSpec):
 
 
 class DoubleDQNSpec(QLearningSpec):
-    """Double Q-learning: the network selects the next action, the target network evaluates it (arXiv:1509.06461)."""
+    """Double Q-learning (arXiv:1509.06461): the network selects the next action, and the target network evaluates this action."""
 
     class_path = "slm_lab.agent.algorithm.dqn:QLearning"
     name: Literal["DoubleDQN"]
@@ -447,8 +452,8 @@ class DistributionalSpec(QLearningSpec):
     action_kinds = ("discrete",)
 
     double_q: Flag = False
-    """true: the network selects the next action, and the target network evaluates it (double Q-learning, arXiv:1509.06461); false: the
-    target network does both."""
+    """true: the network selects the next action, and the target network evaluates this action (double Q-learning, arXiv:1509.06461); false:
+    the target network selects and evaluates the next action."""
 
 
 class QRDQNSpec(DistributionalSpec):
@@ -471,10 +476,10 @@ class C51Spec(DistributionalSpec):
     num_atoms: Positive = 51
     """Number of atoms, at least 2."""
     v_min: Real = -10.0
-    """Least atom. Discounted returns below it count as v_min."""
+    """Least atom. Discounted returns below v_min count as v_min."""
     v_max: Real = 10.0
-    """Greatest atom, above v_min. Discounted returns above it count as v_max. The default is suitable for rewards clipped to ±1, as in
-    Atari."""
+    """Greatest atom, above v_min. Discounted returns above v_max count as v_max. The default value is suitable for rewards that are clipped
+    to ±1, as in Atari."""
 
     def value_distribution(self) -> tuple[str, dict[str, Any]]:
         return "categorical", {"number": self.num_atoms, "low": self.v_min, "high": self.v_max}
@@ -511,10 +516,11 @@ class IQLSpec(OfflineSpec):
 
     name: Literal["IQL"]
     expectile: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.7
-    """τ: V is the τ-expectile of the values of the recorded actions: 0.5 gives their mean (the value of the recorded policy), a τ near 1
-    their maximum. If good episodes must be combined from parts of several recorded ones, a greater τ is needed (0.9 in the paper)."""
+    """τ: V is the τ-expectile of the values of the recorded actions. τ = 0.5 gives the mean of these values (the value of the recorded
+    policy), and a τ near 1 gives their maximum. A greater τ (0.9 in the paper) is needed if a good episode must be combined from parts of
+    several recorded episodes."""
     beta: NonNegative = 3.0
-    """β: recorded actions are weighted by exp(β A), where A is the advantage of the action; 0: behaviour cloning."""
+    """β: recorded actions are weighted by exp(β A), where A is the advantage of the action. β = 0 is behaviour cloning."""
 
 
 class EntropyAnneal(SpecModel):
@@ -525,7 +531,7 @@ class EntropyAnneal(SpecModel):
     end_ratio: Fraction | None = None
     """Target entropy after `frames` frames, as a fraction of ln|A|; default: start_ratio."""
     frames: Count = 0
-    """Number of frames (of all workers together) over which the target entropy changes; 0: the target entropy stays at start_ratio."""
+    """Number of frames (of all workers together) over which the target entropy changes. 0: the target entropy stays at start_ratio."""
 
 
 class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
@@ -543,9 +549,9 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     """Number of critics."""
 
     training_iter: Positive | None = None
-    """Batches per training, one gradient step each; default: num_envs."""
+    """Number of batches per training, with one gradient step for each batch. Default: num_envs."""
     policy_delay: Positive = 1
-    """Critic updates per update of the actor (and, in soft actor-critic, the temperature)."""
+    """Number of critic updates per update of the actor (and, in soft actor-critic, of the temperature)."""
 
 
 class SoftActorCriticSpec(ReplayActorCriticSpec):
@@ -557,20 +563,21 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
 
     name: Literal["SoftActorCritic"]
     critic_reduction: Literal["min", "mean"] | None = None
-    """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
-    (arXiv:2209.10081, double average Q-learning, without its clip). Default: mean for discrete actions, min for continuous ones."""
+    """How to combine the values of the two critics. "min" (arXiv:1802.09477, eq. 10) underestimates rare actions, and "mean" (double
+    average Q-learning, arXiv:2209.10081, without its clip) does not. Default: "mean" for discrete actions, "min" for continuous actions."""
     target_entropy: Real | Literal["auto"] = "auto"
     """Target entropy (in nats) for the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for
-    discrete ones."""
+    discrete actions."""
     target_entropy_ratio: Fraction = 0.6
     """For discrete actions with target_entropy "auto": the target entropy as a fraction of the maximum entropy, which is ln|A| or, with
     action masks, the mean of ln(number of valid actions)."""
     entropy_anneal: EntropyAnneal | Flag | Real = False
-    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions. A number: anneal the target entropy
-    linearly to this value (in nats) until env.max_frame; true: to 0 for discrete actions, to −2 dim(A) for continuous ones."""
+    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions; a number: anneal the target entropy
+    linearly to this number (in nats) until env.max_frame; true: anneal the target entropy linearly to 0 for discrete actions and to
+    −2 dim(A) for continuous actions."""
     entropy_penalty_coef: NonNegative = 0.0
-    """Discrete actions: weight β of the penalty ½ (H̄ − H)², where H is the policy's entropy and H̄ its moving average (decay 0.99 per
-    gradient step of the policy). After arXiv:2209.10081, eq. 11."""
+    """Weight β of the penalty ½ (H̄ − H)² for discrete actions (after arXiv:2209.10081, eq. 11), where H is the entropy of the policy and
+    H̄ is the moving average of H (decay 0.99 per gradient step of the policy)."""
     symlog: Flag = False
     """In the critics' loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the
     values themselves."""
@@ -579,24 +586,25 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
     initial_alpha: PositiveReal = 1.0
-    """Initial temperature α, if it is tuned automatically."""
+    """Initial value of the temperature α if α is tuned automatically."""
     alpha_lr: PositiveReal | None = None
-    """Initial learning rate of the temperature; default: the actor's learning rate. The temperature has the same optimizer and schedule as
-    the actor (but Adam if the actor has Muon or Adafactor)."""
+    """Initial learning rate of the temperature. Default: the actor's learning rate. The temperature has the same optimizer and learning
+    rate schedule as the actor (but Adam if the actor has Muon or Adafactor)."""
     fixed_alpha: PositiveReal | None = None
-    """Fixed temperature α; default: tuned automatically to target_entropy."""
+    """Fixed temperature α. Default: α is tuned automatically, so that the entropy of the policy approaches target_entropy."""
     alpha_anneal_frames: Count | None = None
-    """Anneal fixed_alpha linearly to 0 over this many frames; absent or 0: constant."""
+    """Number of frames over which fixed_alpha is annealed linearly to 0. Absent or 0: fixed_alpha is constant."""
     spectral_norm: Flag = False
-    """Spectral normalisation (arXiv:1802.05957) of the critics' last fully connected hidden layer (arXiv:2105.05246), in their target
-    networks too."""
+    """Apply spectral normalisation (arXiv:1802.05957) to the last fully connected hidden layer of the critics and of their target networks
+    (arXiv:2105.05246)."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]]:
         return ("Categorical" if kind == "discrete" else "SquashedNormal"), {}
 
 
 class CrossQSpec(SoftActorCriticSpec):
-    """CrossQ (arXiv:1902.05605): soft actor-critic without target networks; critics batch-normalise states and next states jointly."""
+    """CrossQ (arXiv:1902.05605): soft actor-critic without target networks, whose critics batch-normalise states and next states
+    jointly."""
 
     class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     has_target = False
@@ -606,8 +614,8 @@ class CrossQSpec(SoftActorCriticSpec):
 
 
 class TQCSpec(SoftActorCriticSpec):
-    """Truncated quantile critics (arXiv:2005.04269): soft actor-critic whose critics learn quantiles of the return; targets leave out the
-    greatest ones."""
+    """Truncated quantile critics (arXiv:2005.04269): soft actor-critic whose critics learn quantiles of the return, and whose targets leave
+    out the greatest quantiles."""
 
     class_path = "slm_lab.agent.algorithm.tqc:TQC"
     action_kinds = ("continuous",)
@@ -618,8 +626,8 @@ class TQCSpec(SoftActorCriticSpec):
     num_quantiles: Positive = 25
     """Number of quantiles M of each critic."""
     dropped_quantiles: Count = 2
-    """Number of quantiles per critic that targets leave out. The greatest quantiles of all critics together are left out; leaving out more
-    reduces overestimation further."""
+    """Number of quantiles per critic that targets leave out. The greatest of the quantiles of all critics together are left out. A higher
+    number reduces overestimation further."""
 
     @property
     def uses_loss_spec(self) -> bool:
@@ -636,14 +644,14 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     log_alpha_min: Real = -10.0
     """Minimum log of the temperature α."""
     initial_alpha: PositiveReal = 0.01
-    """Initial temperature α, if it is tuned automatically."""
+    """Initial value of the temperature α if α is tuned automatically."""
     num_atoms: Positive = 101
     """Number of atoms, at least 2."""
     v_min: Real = -5.0
-    """Least atom. Soft discounted returns below it count as v_min."""
+    """Least atom. Soft discounted returns below v_min count as v_min."""
     v_max: Real = 5.0
-    """Greatest atom, above v_min. Soft discounted returns above it count as v_max. The default is suitable for rewards that are scaled by
-    env.normalize_reward or env.reward_scale."""
+    """Greatest atom, above v_min. Soft discounted returns above v_max count as v_max. The default value is suitable for rewards that are
+    scaled by env.normalize_reward or env.reward_scale."""
 
     @property
     def uses_loss_spec(self) -> bool:
@@ -658,17 +666,17 @@ class TD3Spec(ReplayActorCriticSpec):
 
     name: Literal["TD3"]
     action_pdtype: Literal["default"] = "default"
-    """default: the actor's action itself."""
+    """default: the output of the actor is the action."""
     action_policy: Exploration = "gaussian"  # type: ignore[assignment]  # the actor has no distribution to sample
     """gaussian: the actor's action plus Gaussian noise, clipped to the bounds; random: uniformly random actions."""
     explore_var_spec: Schedule | None = constant(0.1)
-    """Schedule of the standard deviation of the exploration noise over frames. It refers to actions scaled to [−1, 1], regardless of their
-    bounds in the environment."""
+    """Schedule of the standard deviation of the exploration noise over frames. The standard deviation refers to actions scaled to [−1, 1],
+    regardless of the bounds of actions in the environment."""
     policy_delay: Positive = 2
-    """Critic updates per update of the actor and of the target networks."""
+    """Number of critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.2
-    """Standard deviation of the noise added to the target actor's actions (target policy smoothing). Actions range from −1 to 1. 0: no
-    noise."""
+    """Standard deviation of the noise that is added to the target actor's actions, which range from −1 to 1 (target policy smoothing). 0:
+    no noise."""
     target_noise_clip: NonNegative = 0.5
     """Maximum absolute value of the noise of the target actor's actions."""
 
@@ -684,10 +692,10 @@ class DDPGSpec(TD3Spec):
 
     name: Literal["DDPG"]  # type: ignore[assignment]  # narrower: the tag of the union
     policy_delay: Positive = 1
-    """Critic updates per update of the actor and of the target networks."""
+    """Number of critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.0
-    """Standard deviation of the noise added to the target actor's actions (target policy smoothing of TD3). Actions range from −1 to 1. 0:
-    no noise."""
+    """Standard deviation of the noise that is added to the target actor's actions, which range from −1 to 1 (target policy smoothing of
+    TD3). 0: no noise."""
 
 
 Algorithm = Annotated[
@@ -716,6 +724,6 @@ Algorithm = Annotated[
     Extensible(AlgorithmSpec),
 ]
 EPOCHS = (PPOSpec, PQNSpec)
-"""Algorithms that learn in epochs of minibatches from rollouts of time_horizon steps."""
+"""Models of the algorithms that learn in epochs of minibatches from rollouts of time_horizon steps."""
 ALGORITHMS: dict[str, type[AlgorithmSpec]] = models_by_name(Algorithm)
-"""Name → model."""
+"""Name of an algorithm → its model."""

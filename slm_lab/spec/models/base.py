@@ -1,9 +1,9 @@
 """Types and base classes that the sections of a spec share: numbers, components, the user's own components, and schedules.
 
-A user's own algorithms, nets and memories: `name: "package.module:Class"` names a pydantic model outside this package, which is a subclass
-of AlgorithmSpec, NetSpec or MemorySpec. The fields of the model are the keys of the section, its ClassVars declare the properties that
-rules need, and its classmethod `implementation()` returns the class to build. The module of the model is imported to check a spec. It
-should therefore import torch only in `implementation()`.
+A spec can name a user's own algorithm, net or memory by `name: "package.module:Class"`. The class is a pydantic model, a subclass of
+AlgorithmSpec, NetSpec or MemorySpec. The fields of this model are the keys of the section of the spec, the ClassVars of the model declare
+the properties that rules need, and the classmethod `implementation()` of the model returns the class to build. The module that defines the
+model is imported when a spec is checked, and should therefore import torch only inside `implementation()`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slm_lab.spec.report import nearest_hint
 
 
 def to_integer(value: Any) -> Any:
-    """Convert a float without a fraction, such as 1e6, to an integer; return other values unchanged."""
+    """Convert a float without a fraction, such as 1e6, to an integer. Any other value is returned unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -38,13 +38,13 @@ PositiveReal = Annotated[float, Strict(), Field(gt=0)]
 
 
 class SpecModel(BaseModel):
-    """A frozen section of a spec. Unknown keys are errors; the docstring below a key is its description in editors."""
+    """A frozen section of a spec. Unknown keys are errors. Editors show the docstring below a key as the description of the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Component(SpecModel):
-    """A section whose `name` selects one of the built-in models, or a user's own model by "package.module:Class"."""
+    """A section of a spec whose key `name` selects a built-in model or, by "package.module:Class", a user's own model."""
 
     class_path: ClassVar[str]
     """Import path "package.module:Class" of the class that a built-in model configures. A subclass of the model must set its own path."""
@@ -53,7 +53,7 @@ class Component(SpecModel):
 
     @classmethod
     def implementation(cls) -> Any:
-        """Return the class to build. A user's model must define this method, and should import torch only inside it."""
+        """Return the class to build. A user's model must define this method, and should import torch only inside this method."""
         if "class_path" in vars(cls):
             module, _, name = cls.class_path.partition(":")
             return getattr(importlib.import_module(module), name)
@@ -61,34 +61,36 @@ class Component(SpecModel):
 
 
 def models_by_name(union: Any) -> dict[str, Any]:
-    """Return name → model of an annotated union of built-in components."""
+    """Return {name: model} for an annotated union of the models of built-in components."""
     return {get_args(model.model_fields["name"].annotation)[0]: model for model in get_args(get_args(union)[0])}
 
 
 PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-"""Form of a name that is not built in."""
+"""Regular expression for the name "package.module:Class" of a component that is not built in."""
 ERROR = "extension"
-"""Type of the pydantic error for a name that cannot be resolved."""
+"""Type of the pydantic error for a name "package.module:Class" that cannot be resolved."""
 
 
 class ExtensionError(ValueError):
-    """Raised if "package.module:Class" does not name a usable spec model; the message gives the reason."""
+    """Raised if "package.module:Class" does not name a usable spec model. The message of the error gives the reason."""
 
 
 def is_extension(name: Any) -> bool:
-    """Return whether a component's name refers to a user's own class."""
+    """Return whether the name of a component refers to a user's own class."""
     return isinstance(name, str) and ":" in name
 
 
 def kind_of(model: type[Component]) -> type[Component]:
-    """Return the base class of a kind of component: AlgorithmSpec, NetSpec or MemorySpec."""
+    """Return the base class of a component's model: AlgorithmSpec, NetSpec or MemorySpec."""
     return next(base for base in model.__mro__ if Component in base.__bases__)
 
 
 def import_class(name: str, base: type, expected: str = "", also: tuple[type, ...] = ()) -> Any:
-    """Import the subclass of `base` or a class in `also` that "package.module:Class" refers to. Raises ExtensionError if there is none.
+    """Import the class that `name`, "package.module:Class", refers to.
 
-    Args: expected: end of the message for other objects.
+    Args: expected: end of the error message for an object that is not a valid class.
+
+    Raises ExtensionError if there is no such class, or if the class is not a subclass of `base` or of a class in `also`.
     """
     path, _, attribute = name.partition(":")
     try:
@@ -128,7 +130,7 @@ def find_model(name: str, kind: type[Component]) -> type[Component]:
 
 @dataclass(frozen=True)
 class Extensible:
-    """Annotation of a union of built-in models: if `name` is a "package.module:Class", that model validates the section."""
+    """Annotation of a union of built-in models. If `name` is "package.module:Class", the model of this name validates the section."""
 
     kind: type[Component]
 
@@ -154,11 +156,11 @@ class Extensible:
 
 
 class NoDecay(SpecModel):
-    """Constant start_val."""
+    """Schedule with the constant value start_val."""
 
     name: Literal["no_decay"]
     start_val: Real
-    """The value."""
+    """Value of the schedule."""
     end_val: Real | None = None
     """Not used."""
     start_step: NonNegative = 0
@@ -177,13 +179,13 @@ class NoDecay(SpecModel):
 
 class _Decay(SpecModel):
     start_val: Real
-    """Value up to start_step."""
+    """Value of the schedule up to start_step."""
     end_val: Real
-    """Value from end_step on; may be above start_val, or 0."""
+    """Value of the schedule from end_step on, which may be above start_val."""
     start_step: NonNegative = 0
-    """Frame at which the change starts."""
+    """Frame at which the value starts to change."""
     end_step: NonNegative
-    """Frame at which end_val is reached."""
+    """Frame at which the value reaches end_val."""
 
     def value(self, frame: int) -> float:
         if frame <= self.start_step:
@@ -202,7 +204,7 @@ class _Decay(SpecModel):
 
 
 class LinearDecay(_Decay):
-    """Linear change from start_val at start_step to end_val at end_step."""
+    """Schedule that changes linearly from start_val at start_step to end_val at end_step."""
 
     name: Literal["linear_decay"]
 
@@ -211,14 +213,14 @@ class LinearDecay(_Decay):
 
 
 class RateDecay(_Decay):
-    """Exponential decay by decay_rate every (end_step − start_step) / frequency frames, shifted and scaled so that it ends at end_val:
+    """Schedule of exponential decay from start_val at start_step to end_val at end_step.
 
-    end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 − rᶠ) after k of f = frequency decays by r = decay_rate.
-    """
+    With f = frequency decays by the factor r = decay_rate, the value after k decays is end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 −
+    rᶠ). """
 
     name: Literal["rate_decay"]
     decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9
-    """Factor per decay."""
+    """Factor of each decay."""
     frequency: PositiveReal = 20.0
     """Number of decays between start_step and end_step."""
 
@@ -229,7 +231,7 @@ class RateDecay(_Decay):
 
 
 class PeriodicDecay(_Decay):
-    """Cosine wave between start_val and end_val whose amplitude decreases linearly to 0, at end_val."""
+    """Schedule of a cosine wave between end_val and a peak that decreases linearly from start_val at start_step to end_val at end_step."""
 
     name: Literal["periodic_decay"]
     frequency: PositiveReal = 60.0
@@ -244,5 +246,5 @@ Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(di
 
 
 def constant(value: float) -> NoDecay:
-    """Return a constant schedule."""
+    """Return a schedule with a constant value."""
     return NoDecay(name="no_decay", start_val=value)

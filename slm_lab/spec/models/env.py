@@ -1,4 +1,4 @@
-"""env: the environment, the number of parallel copies, and how observations and rewards are transformed."""
+"""Models of the section env of a spec: the environment, the number of parallel envs, and transformations of observations and rewards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Backend = Literal["auto", "ale", "native", "pettingzoo", "envpool", "sync", "asy
 
 
 class WrapperSpec(SpecModel):
-    """A wrapper of each env. Other keys are passed to its constructor."""
+    """A wrapper of each env. Keys other than `name` are passed to the constructor of the wrapper."""
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Class of gymnasium.wrappers (RescaleAction), or "package.module:Class" for another gymnasium.Wrapper."""
+    """Name of a class of gymnasium.wrappers (RescaleAction), or "package.module:Class" for another gymnasium.Wrapper."""
 
     @model_validator(mode="before")
     @classmethod
@@ -31,65 +31,65 @@ class WrapperSpec(SpecModel):
 
 
 def _allow_names(schema: dict[str, Any]) -> None:
-    """Let the JSON Schema of a list of wrappers accept names."""
+    """Let the JSON Schema of a list of wrappers also accept names of wrappers as items."""
     schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
 
 
 class EnvSpec(SpecModel):
-    """The environment. Other keys are passed to the env's constructor."""
+    """The environment. Keys that are not listed here are passed to the constructor of the env."""
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId, which first imports the module that registers the env; or
-    pettingzoo:NAME, or pettingzoo:package.module:Class, for an env with PettingZoo's API."""
+    """Env id of Gymnasium (CartPole-v1, ALE/Pong-v5), package.module:EnvId to first import the module that registers the env, or
+    pettingzoo:NAME or pettingzoo:package.module:Class for an env with PettingZoo's API."""
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None
-    """Truncate episodes after this many steps; default: the env's own limit."""
+    """Number of steps after which an episode is truncated. Default: the env's own limit."""
     max_frame: Positive
-    """Number of frames of training; one vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
+    """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""
     normalize_obs: Flag = False
     """Normalise observations by their running mean and standard deviation."""
     normalize_reward: Flag = False
     """Divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None
-    """Clip observations, after normalisation, to ± this value; default: ±10 if they are normalised, otherwise no clipping."""
+    """Clip observations, after normalisation, to ± this value. Default: ±10 if observations are normalised, otherwise no clipping."""
     clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
-    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; default: ±10 if rewards are normalised,
-    their sign in Atari, otherwise no clipping."""
+    """Clip training rewards to ± this value, or to [lo, hi]; true: replace training rewards by their signs; false: no clipping. Default:
+    ±10 if rewards are normalised, true in Atari, otherwise false."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Factor by which training rewards are multiplied; "sign": rewards are replaced by their sign."""
     backend: Backend = "auto"
-    """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), pettingzoo, envpool, sync or
-    async (Gymnasium; async: each env in its own process, whose random generators are seeded), or "package.module:Class" for your own; auto:
-    the first that supports the env."""
+    """Implementation of the vector env: ale (ALE's C++ vector env), native (the vector env that Gymnasium registers for the id),
+    pettingzoo, envpool, sync (Gymnasium's SyncVectorEnv), async (each env in its own process, whose random generators are seeded), or
+    "package.module:Class" (a user's own class). auto: the first implementation that supports the env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
-    """Wrappers of each env, applied in this order. Each is a name, or {"name": …, arguments}. Gymnasium's own wrappers are named by class
-    ("RescaleAction"), others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env
-    without wrappers. Each env has its own wrapper state, which is not shared with evaluation or checkpoints (instead of
-    NormalizeObservation, use normalize_obs)."""
+    """Wrappers of each env, applied in the given order. A wrapper is a name, or {"name": …, arguments}. The name is a class of
+    gymnasium.wrappers ("RescaleAction"), or "package.module:Class" for another wrapper. Rewards and returns are measured on the wrapped
+    env, and max_t counts steps of the env without wrappers. Each env has its own wrapper state, which is not shared with evaluation or
+    checkpoints (instead of NormalizeObservation, use normalize_obs)."""
     channels: Literal["first", "last"] | None = None
-    """Axis of the channels of an image. Default: the first or last axis, whichever has size 1, 3 or 4; if both or neither have such a size,
-    the axis whose removal leaves the squarer image."""
+    """Axis of the channels of an image. Default: the first or last axis, whichever has size 1, 3 or 4. If both axes or neither axis has
+    such a size, the default is the axis whose removal leaves the squarer image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
-    """Entries of a Dict observation (of a Tuple: "0", "1", …) to keep, after the wrappers; a single entry becomes the observation itself.
-    An action mask is always kept, unless `action_mask` is false. Default: all entries."""
+    """Entries of a Dict observation (of a Tuple observation: "0", "1", …) to keep, after the wrappers are applied. A single entry becomes
+    the observation itself. An action mask is always kept, unless `action_mask` is false. Default: all entries."""
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
-    """Entry of the Dict observation, or else of the env's info, that tells which actions are valid; invalid actions are never taken. false:
-    no mask is used. Default: action_mask or legal_action_mask, if the observation has such an entry."""
+    """Entry of the Dict observation, or otherwise of the env's info, that contains the mask of valid actions. Invalid actions are never
+    taken. false: no mask is used. Default: action_mask or legal_action_mask, if the observation has such an entry."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Entries of a Dict observation that only the critic reads, such as privileged_state. In PettingZoo's envs, "state" adds the state of
-    the env to the observation, or the observations of all agents if the env has no state (a central critic). Default: none."""
+    the env to the observation or, if the env has no state, the observations of all agents (a central critic). Default: no entries."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
-    """A curriculum: arguments of the env's constructor (the env is then rebuilt) or attributes of the env that change when an episode ends.
-    The entry of each is a list [[frame, value], …], a schedule of a number over frames such as {"name": "linear_decay", …}, or {"by":
-    "return", "start": value, "steps": [[return, value], …], "episodes": 20}. The last form switches to the value of the next step when the
-    mean return of the last episodes with the present value reaches the return of that step. Frames are the frames of all workers together.
-    Evaluation and enjoy use the last values. Default: no changes."""
+    """A curriculum: {name: rule} for arguments of the env's constructor (the env is rebuilt after each change) or attributes of the env,
+    which change when an episode ends. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
+    "linear_decay", …}, or {"by": "return", "start": value, "steps": [[return, value], …], "episodes": 20}. A rule by return switches to
+    the value of the next step when the mean return of the last episodes with the current value reaches the return of the next step. Frames
+    are the frames of all workers together. Evaluation and enjoy use the last values. Default: no changes."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

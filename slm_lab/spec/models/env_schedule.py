@@ -1,4 +1,4 @@
-"""env.schedule: values of the env's arguments and attributes that change during training."""
+"""Models of the key env.schedule of a spec: values of constructor arguments or attributes of the env that change during training."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from pydantic_core import PydanticCustomError
 from slm_lab.spec.models.base import Schedule
 
 EPISODES = 20
-"""Default number of episodes whose mean return is compared with the return of a step."""
+"""Default number of episodes whose mean return is compared with the return at which the value changes."""
 _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
 class Steps(NamedTuple):
-    """A sequence of values, each of which holds from a frame, or from a mean return, until the next one."""
+    """A sequence of values. Each value holds from a frame, or from a mean return of episodes, until the next value holds."""
 
     by: Literal["frame", "return"]
     bounds: tuple[float, ...]
-    """Frames or returns from which the values hold; the first value holds from the start."""
+    """Frames or returns from which the values hold. The first value holds from the start."""
     values: tuple[Any, ...]
     episodes: int = EPISODES
-    """by return: number of episodes whose mean return is compared with the bounds."""
+    """Number of episodes whose mean return is compared with the bounds if by="return"."""
 
     def at(self, frame: int) -> Any:
-        """Return the value at a frame; for a rule by return, the first value."""
+        """Return the value at a frame or, if by="return", the first value."""
         return self.values[max(0, bisect_right(self.bounds, frame) - 1)] if self.by == "frame" else self.values[0]
 
     def number(self, value: Any) -> float:
-        """Convert a value to a number for rows of metrics; for a value that is not a number, return its index in the list."""
+        """Convert a value to a number for the log. A value that is not a number is converted to its index in `values`."""
         return float(value) if isinstance(value, bool | int | float) else float(self.values.index(value))
 
 
 class Smooth(NamedTuple):
-    """A number that follows a Schedule over frames."""
+    """A numeric value that follows a Schedule over frames."""
 
     schedule: Any
 
     @property
     def values(self) -> tuple[float, float]:
-        """The first and the last value."""
+        """The first and the last value of the schedule."""
         return self.schedule.value(0), self.schedule.last
 
     def at(self, frame: int) -> float:
@@ -56,12 +56,12 @@ class Smooth(NamedTuple):
 
 
 Rule = Steps | Smooth
-"""How a value changes."""
+"""Rule by which the value of an argument or attribute of the env changes."""
 _SCHEDULE: TypeAdapter[Any] = TypeAdapter(Schedule)
 
 
 def rule_of(value: Any) -> Rule:
-    """Return the rule that an entry of env.schedule describes. Raises ValueError."""
+    """Return the rule that an entry of env.schedule describes. Raises ValueError if the entry is invalid."""
     if isinstance(value, list):
         steps = _pairs(value, "frame")
         if steps[0][0] != 0:
@@ -103,7 +103,7 @@ def _by_return(value: dict[str, Any]) -> Steps:
 
 
 def _pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
-    """Return the list [[frame or return, value], …]. Raises ValueError if `steps` does not have this form."""
+    """Return `steps` if it is a valid list [[frame or return, value], …], else raise ValueError."""
     name = "" if what == "frame" else '"steps" '
     if not isinstance(steps, list) or not steps:
         raise ValueError(f"{name}must be a list of one or more [{what}, value], not {json.dumps(steps)}")
@@ -138,4 +138,4 @@ _JSON_SCHEMA = {
     ]
 }
 Scheduled = Annotated[Any, AfterValidator(_checked), WithJsonSchema(_JSON_SCHEMA)]
-"""An entry of env.schedule, as in the file; see `rule_of`."""
+"""Type of an entry of env.schedule in the form of the spec file (see `rule_of`)."""

@@ -1,4 +1,4 @@
-"""agent.memory: the rollout storage or replay buffer that an algorithm learns from."""
+"""Models of the section agent.memory of a spec: the rollout storage or replay buffer from which an algorithm learns."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from slm_lab.spec.models.base import (
 
 
 class MemorySpec(Component):
-    """Keys of every memory, and the properties that rules need."""
+    """Keys of every memory, and class attributes that describe the kind of memory."""
 
     on_policy: ClassVar[bool] = False
-    """Whether each transition is used once; if False, transitions are sampled repeatedly."""
+    """Whether the algorithm learns from each transition once, and not from repeatedly sampled transitions."""
     episodes: ClassVar[bool] = False
-    """Whether the memory stores complete episodes, so that training_frequency counts episodes; if False, it counts vector steps."""
+    """Whether the memory stores complete episodes. The key training_frequency then counts episodes instead of vector steps."""
 
 
 class Sequences(NamedTuple):
-    """Form of the sequences of transitions in a replay buffer."""
+    """Length and overlap of the sequences of transitions that a recurrent net samples from a replay buffer."""
 
     burn_in: int
-    """Number of steps before the steps that the net learns from."""
+    """Number of steps at the start of a sequence that only update the hidden state, before the steps from which the net learns."""
     window: int
-    """Total number of steps, including burn_in."""
+    """Total number of steps of a sequence, including burn_in."""
     stride: int
-    """Number of steps of an env from the start of one sequence to the start of the next. Sequences overlap by half of the steps that the
-    net learns from, as in R2D2."""
+    """Number of steps of an env from the start of one sequence to the start of the next. As in R2D2, consecutive sequences share half of
+    the steps from which the net learns."""
 
     def number(self, steps: int) -> int:
-        """Return the number of complete sequences of one env after `steps` transitions."""
+        """Return the number of complete sequences in `steps` consecutive transitions of one env."""
         return max(0, (steps - self.window) // self.stride + 1)
 
 
@@ -50,23 +50,23 @@ class ReplayKeys(SpecModel):
     """Keys of every replay buffer."""
 
     batch_size: Positive = 32
-    """Transitions per batch; with a RecurrentNet, sequences (of seq_len transitions) per batch."""
+    """Number of transitions per batch or, with a RecurrentNet, number of sequences (of seq_len transitions) per batch."""
     max_size: Positive = 100_000
-    """Maximum number of transitions; when the buffer is full, the oldest are overwritten. Memory is allocated for at most as many
-    transitions as the Session has frames."""
+    """Maximum number of transitions. When the buffer is full, new transitions overwrite the oldest ones. Memory is allocated for at most as
+    many transitions as the Session has frames."""
     use_cer: Flag = False
-    """Combined experience replay (arXiv:1712.01275): the last rows of a batch are the transitions that were added since the previous
-    batch, oldest first and at most batch_size of them; the priorities of transitions in these rows are not updated. With a RecurrentNet,
-    the last item of a batch is the newest sequence."""
+    """Combined experience replay (arXiv:1712.01275): each batch ends with the transitions that were added since the previous batch, oldest
+    first and at most batch_size of them. The priorities of these transitions are not updated. With a RecurrentNet, the last item of a batch
+    is the newest sequence."""
     burn_in: Count | None = None
-    """RecurrentNet: number of steps before each sequence over which the net only updates the stored hidden state with its present weights;
-    it does not learn from these steps (R2D2, Kapturowski et al. 2019). Default: half of seq_len."""
+    """RecurrentNet: number of steps before each sequence over which the net only updates the stored hidden state with its current weights.
+    The net does not learn from these steps (R2D2, Kapturowski et al. 2019). Default: half of seq_len."""
     on_device: Flag = False
-    """Keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. An error if the device is
-    the CPU."""
+    """Keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. `true` is an error if the
+    agent uses the CPU."""
 
     def sequences(self, seq_len: int) -> Sequences:
-        """Return the form of the sequences that a recurrent net learns from."""
+        """Return length and overlap of the sequences of transitions from which a recurrent net learns."""
         burn_in = seq_len // 2 if self.burn_in is None else self.burn_in
         return Sequences(burn_in, burn_in + seq_len, max(1, seq_len // 2))
 
@@ -75,37 +75,42 @@ class PriorityKeys(SpecModel):
     """Keys of prioritised replay (arXiv:1511.05952)."""
 
     alpha: NonNegative = 0.6
-    """Priority exponent; 0 is uniform sampling."""
+    """Exponent of priorities. 0: uniform sampling."""
     epsilon: NonNegative = 1e-4
-    """Added to each error, so that no priority is 0. With epsilon 0, a transition with error 0 is hardly ever sampled again."""
+    """Number that is added to each error, so that no priority is 0. With epsilon 0, a transition with error 0 is hardly ever sampled
+    again."""
     beta: Fraction | Schedule | None = None
-    """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Default: no weights; with a
-    RecurrentNet, 0.4."""
+    """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Default: 0.4 with a
+    RecurrentNet, otherwise no weights."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
-    """Error that determines the priority of a new transition until it is first sampled. "greatest": use the greatest priority so far, as in
-    the paper. Default: 100,000; with a RecurrentNet, "greatest"."""
+    """Error that determines the priority of a new transition until the transition is first sampled. "greatest": new transitions get the
+    greatest priority so far, as in the paper. Default: "greatest" with a RecurrentNet, otherwise 100,000."""
     eta: Fraction = 0.9
     """RecurrentNet: weight η of the maximum in the priority of a sequence, which is η max |error| + (1 − η) mean |error| over the
     transitions of the sequence (Kapturowski et al. 2019)."""
 
 
 class SILReplayKeys(SpecModel):
-    """Keys of the replay buffer that SIL and PPOSIL use besides their on-policy memory; defaults as in Replay and PrioritizedReplay."""
+    """Keys of the replay buffer that SIL and PPOSIL use in addition to their on-policy memory.
+
+    Default values are those of Replay and PrioritizedReplay.
+    """
 
     sil_replay_name: Literal["Replay", "PrioritizedReplay", "SILReplay", "SILPrioritizedReplay"] | None = None
-    """SIL, PPOSIL: replay buffer of past episodes, uniform or prioritised by the clipped advantage; default: PrioritizedReplay."""
+    """SIL, PPOSIL: replay buffer of past episodes, with sampling that is uniform or prioritised by the clipped advantage. Default:
+    PrioritizedReplay."""
     batch_size: Positive | None = None
-    """SIL, PPOSIL: transitions per batch; with a RecurrentNet, sequences (of seq_len transitions) per batch."""
+    """SIL, PPOSIL: number of transitions per batch or, with a RecurrentNet, number of sequences (of seq_len transitions) per batch."""
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
-    """SIL, PPOSIL: the last rows of a batch are the transitions that were added since the previous batch."""
+    """SIL, PPOSIL: each batch ends with the transitions that were added since the previous batch."""
     burn_in: Count | None = None
     """SIL, PPOSIL with a RecurrentNet: number of steps before each sequence over which the net only updates its hidden state."""
     alpha: NonNegative | None = None
-    """SIL, PPOSIL: priority exponent."""
+    """SIL, PPOSIL: exponent of priorities."""
     epsilon: NonNegative | None = None
-    """SIL, PPOSIL: added to each error."""
+    """SIL, PPOSIL: number that is added to each error."""
     beta: Fraction | Schedule | None = None
     """SIL, PPOSIL: exponent of importance-sampling weights."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
@@ -129,7 +134,7 @@ class RolloutMemorySpec(MemorySpec, SILReplayKeys):
 
 
 class OnPolicyReplaySpec(RolloutMemorySpec):
-    """Complete episodes, each used once; training_frequency counts episodes."""
+    """On-policy memory of complete episodes, from each of which the algorithm learns once. training_frequency counts episodes."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyReplay"
     episodes = True
@@ -138,22 +143,22 @@ class OnPolicyReplaySpec(RolloutMemorySpec):
 
 
 class OnPolicyBatchReplaySpec(RolloutMemorySpec):
-    """Rollouts of a fixed number of vector steps, each used once; training_frequency counts vector steps."""
+    """On-policy memory of rollouts with a fixed number of vector steps, each used once. training_frequency counts vector steps."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyBatchReplay"
     name: Literal["OnPolicyBatchReplay"]
 
 
 class OnPolicyCrossEntropySpec(RolloutMemorySpec):
-    """Complete episodes, of which only the best are kept; each is used once (the cross-entropy method, Rubinstein 1999)."""
+    """On-policy memory of complete episodes that keeps only the best episodes, each used once (cross-entropy method, Rubinstein 1999)."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyCrossEntropy"
     episodes = True
 
     name: Literal["OnPolicyCrossEntropy"]
     cross_entropy: Fraction = 1.0
-    """Keep the episodes whose total training reward is at or above this quantile of all episodes (linear interpolation): with 0.8, the best
-    fifth; with 0 or 1, all."""
+    """Keep the episodes whose total training reward is at or above this quantile of all episodes (linear interpolation). 0.8: the best
+    fifth of the episodes is kept; 0 or 1: all episodes are kept."""
 
 
 class ReplaySpec(MemorySpec, ReplayKeys):
@@ -162,8 +167,8 @@ class ReplaySpec(MemorySpec, ReplayKeys):
     class_path = "slm_lab.agent.replay.replay:Replay"
     name: Literal["Replay"]
     demonstration_fraction: Fraction | None = None
-    """With meta.demonstrations: share of each batch that is drawn from the recorded episodes, above 0 and below 1 (RLPD,
-    arXiv:2302.02948); default: 0.5."""
+    """With meta.demonstrations: fraction of each batch that is drawn from the recorded episodes, above 0 and below 1 (RLPD,
+    arXiv:2302.02948). Default: 0.5."""
 
 
 class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
@@ -184,9 +189,9 @@ class HindsightReplaySpec(MemorySpec, ReplayKeys):
     goals: Positive = 4
     """k: average number of replayed transitions with a replaced goal for each replayed transition with the real goal."""
     goal_threshold: PositiveReal | None = None
-    """Distance up to which a goal counts as reached. All replayed rewards are then 0 if the goal is reached and −1 otherwise, regardless of
-    the env's own rewards. Default: rewards are computed by the env's compute_reward (and terminations by its compute_terminated, if it has
-    this method)."""
+    """Distance up to which a goal counts as reached. With goal_threshold, each replayed reward is 0 if the goal is reached and −1
+    otherwise, regardless of the env's own rewards. Default: the env's method compute_reward computes rewards (and its method
+    compute_terminated, if it exists, computes terminations)."""
 
 
 Memory = Annotated[
@@ -195,6 +200,6 @@ Memory = Annotated[
     Extensible(MemorySpec),
 ]
 MEMORIES: dict[str, type[MemorySpec]] = models_by_name(Memory)
-"""Name → model."""
+"""Name of a memory → its model."""
 SEQUENCE_MEMORIES = ("Replay", "PrioritizedReplay")
 """Replay buffers that can sample sequences."""

@@ -1,4 +1,4 @@
-"""meta: number of Sessions, logging, checkpoints, distribution; and its section sampler."""
+"""Models of the section meta of a spec: number of Sessions, logging, checkpoints, distributed training, and rollout workers."""
 
 from __future__ import annotations
 
@@ -10,143 +10,150 @@ from slm_lab.spec.models.base import PATTERN, Count, Flag, Fraction, NonNegative
 
 
 class SearchResources(SpecModel):
-    """Resources of one trial of a search."""
+    """Resources of one trial of a hyperparameter search."""
 
     cpu: PositiveReal = 1
     """Number of CPU cores."""
     gpu: NonNegative = 0
-    """Number of GPUs; may be a fraction."""
+    """Number of GPUs, which may be a fraction."""
 
 
 class SearchScheduler(SpecModel):
-    """Early stopping of a search (ASHA)."""
+    """Early stopping of the trials of a hyperparameter search (ASHA)."""
 
     grace_period: Positive = 1
-    """Minimum frames of a trial before it can be stopped."""
+    """Minimum number of frames of a trial before the trial can be stopped."""
     reduction_factor: Annotated[float, Strict(), Field(gt=1)] = 3
-    """At each comparison, one out of this many trials continues."""
+    """At each comparison of trials, one out of this many trials continues."""
 
 
 SearchMetric = Literal[
     "current_return", "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency",
     "training_efficiency", "stability", "consistency",
 ]  # fmt: skip
-"""Metrics of a trial; for each, higher is better."""
+"""Metrics of a trial. Higher values are better for all of them."""
 
 
 StartMethod = Literal["auto", "forkserver", "spawn"]
 
 
 class MetaSpec(SpecModel):
-    """How the experiment runs."""
+    """Keys that determine how a training or search runs: Sessions, processes, logging, evaluation and checkpoints."""
 
     distributed: Literal[False, "shared", "synced"] = False
     """Train one global net with all Sessions (Hogwild!), each for env.max_frame / max_session frames. "shared": Sessions always use the
-    latest weights (async SAC); "synced": a Session pulls the weights after each of its own updates, so its policy is constant within a
-    rollout (A3C); false: each Session trains its own net."""
+    latest weights (async SAC); "synced": a Session copies the weights after each of its own updates, so that its policy is constant within
+    a rollout (A3C); false: each Session trains its own net."""
     hogwild_lock: Flag = False
     """Lock the global net during updates, so that only one Session updates it at a time."""
     max_restart: Count = 1
-    """Maximum restarts of a killed or hanging process: a Session of a global net or a rollout worker; on a cluster every Session (also if
-    its node is lost) and the parameter server."""
+    """Maximum number of restarts of a process that was killed or hangs. On one machine, the Sessions of a global net and rollout workers
+    are restarted. On a cluster, every Session (also if its node is lost) and the parameter server are restarted."""
     sampler: SamplerSpec | None = None
-    """Collect with rollout workers while a learner trains, synchronously or asynchronously; default: each Session steps its own envs."""
+    """Collect transitions with rollout workers while a learner trains, synchronously or asynchronously. Default: each Session steps its own
+    envs."""
     self_play: SelfPlaySpec | None = None
-    """Self-play in a game of several agents; default: no snapshots, the current policies play each other."""
+    """Self-play in a game of several agents. Default: the current policies play each other, without snapshots."""
     max_session: Positive = 1
     """Number of Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
-    """Number of trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of
-    their values; a max_trial above 1 limits this number."""
+    """Number of trials of a search, which mode train does not use. A search whose keys are all grid_search has one trial for each
+    combination of the values, and a max_trial above 1 limits the number of trials."""
     log_frequency: Positive = 10_000
-    """Frames between rows of a Session's table; default: 10,000, or a fiftieth of the Session's frames if these are fewer than 500,000."""
+    """Number of frames between the rows of a Session's log. Default: 10,000 or, if the Session has fewer than 500,000 frames, a fiftieth of
+    the frames."""
     eval_episodes: Count | Literal["auto"] = "auto"
-    """Number of episodes in each evaluation of the deterministic policy; each episode has its own env. Eight evaluations are evenly spaced
-    over a Session. 0: no evaluations. "auto": 3 to 5 episodes, as many as take at most 3 % of the run's time; no evaluations if 3 would
-    take more, if the length of an episode is not limited, in a search, or if rigorous_eval is given."""
+    """Number of episodes in each evaluation of the deterministic policy. Each episode has its own env. Eight evaluations are evenly spaced
+    over a Session. 0: no evaluations. "auto": 3 to 5 episodes, as many as take at most 3 % of the run's time, but no evaluations if 3
+    episodes would take more time, if the length of an episode is not limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
     """Number of frames between evaluations, if rigorous_eval is set. With distributed, each worker counts its own frames, and the workers
     evaluate the net in turn."""
     rigorous_eval: Count = 0
-    """Number of evaluation envs, each of which plays one episode per evaluation. All metrics are then computed from these episodes. 0:
-    compute metrics from training episodes."""
+    """Number of evaluation envs, each of which plays one episode per evaluation. All metrics are computed from these evaluation episodes.
+    0: metrics are computed from training episodes."""
     eval_deterministic: Flag = False
     """Evaluate with the mode of the action distribution instead of a sample."""
     track_info: list[str] = []
-    """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the value in the last step of an episode. In EnvPool
-    also with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), which is computed over all steps of the episode. The mean over
-    the last 100 episodes is written to the column info_{key} of the tables, which the page of the run draws. If the key is absent,
-    success is logged for envs of EnvPool that report it, and nothing for other envs."""
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The logged value is that of the last step of an
+    episode or, in EnvPool with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), a value over all steps of the episode. The
+    mean over the last 100 episodes is written to the column info_{key} of the logs, and plotted on the page of the run. If track_info is
+    absent, success is logged for envs of EnvPool that report success, and nothing for other envs."""
     max_seconds: PositiveReal | None = None
-    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; default: no limit."""
+    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. Default: no limit."""
     random_seed: Seed = 0
-    """Random seed of the first Session; each further Session, trial and restart has its own, derived from it."""
+    """Random seed of the first Session. The seed of each further Session, trial and restart is derived from this seed."""
     save_interval: NonNegative = 10.0
-    """Minimum seconds between checkpoints."""
+    """Minimum number of seconds between checkpoints."""
     save_replay: Flag = False
-    """Also save the replay buffer in checkpoints (some 7 GB for 1 M Atari frames). If it is not saved, a resumed run collects
-    training_start_step transitions again before it trains."""
+    """Also save the replay buffer in checkpoints (about 7 GB for 1 M Atari frames). If the replay buffer is not saved, a resumed run
+    collects training_start_step transitions again before it trains."""
     checkpoint_frequency: Positive | None = None
-    """Frames between numbered checkpoints of the weights, all of which are kept; default: no numbered checkpoints. The best and the last
-    weights are always kept."""
+    """Number of frames between numbered checkpoints of the weights, all of which are kept. Default: no numbered checkpoints. The best and
+    the last weights are always kept."""
     init_from: str | None = None
-    """The folder of a run, search or study, a checkpoint file, or the name of a model or pretrained agent: training starts from its best
-    weights and observation statistics, where names and shapes match. With agent.policies, each policy starts from the policy of the same
-    name. Default: random weights."""
+    """Folder of a run, search or study, checkpoint file, or name of a model or pretrained agent, with whose best weights and observation
+    statistics training starts, where names and shapes match. With agent.policies, each policy starts from the policy of the same name.
+    Default: random weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
-    format; default: none. BC and IQL learn only from the recorded episodes; off-policy algorithms learn from their replay buffer and the
-    recorded episodes (memory.demonstration_fraction)."""
+    format. BC and IQL learn only from the recorded episodes. Off-policy algorithms learn from their replay buffer and the recorded episodes
+    (memory.demonstration_fraction). Default: no demonstrations."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
-    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error; default: 300 for
+    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error. Default: 300 for
     rollout workers, no limit for Sessions."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
-    """User observers, each "package.module:Class", a subclass of slm_lab.Observer, which is called with steps, updates and rows."""
+    """User-defined observers, as "package.module:Class". Each class is a subclass of slm_lab.Observer, whose methods are called for steps,
+    updates and rows of the log."""
     track: list[Literal["wandb", "mlflow", "trackio", "tensorboard"]] = []
-    """Experiment trackers to which each Session also writes its rows, the spec and its final metrics. Each needs the extra of its name. A
-    tracker that fails or blocks is switched off with a notice, and never affects the run."""
+    """Experiment trackers to which each Session also writes the rows of its log, the spec and its final metrics. A tracker needs the extra
+    of slm-lab with its name. A tracker that fails or blocks is switched off with a notice, and never affects the run."""
     start_method: StartMethod = "auto"
     """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
-    "spawn": each process loads torch and slm_lab itself, in 2 s; "auto": "forkserver" if the system supports it. meta.run records the
-    choice; results are the same."""
+    "spawn": each process loads torch and slm_lab itself, in 2 s; "auto": "forkserver" if the system supports it. The start method does not
+    affect results. meta.run records the start method."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
     """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
-    inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD
-    processors with AVX-512 (on Zen 5 it is twice as fast), otherwise torch's default library. meta.run records the choice; results with
-    different libraries differ by rounding."""
+    inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for smaller products; "mkl": MKL for all products; "auto":
+    "onednn" on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), otherwise torch's default library. Results with different
+    libraries differ by rounding. meta.run records the library."""
     threads: Positive | Literal["auto"] = "auto"
-    """Number of threads of an update on the CPU; acting uses one thread. "auto": for nets with convolutions, the number of cores per
-    concurrent Session, at most 8; one thread for other nets, and if other processes learn or act at the same time (distributed, an
-    asynchronous sampler) or may do so (--jobs, a search, a study). meta.run records the number. Results with different numbers of threads
-    differ by rounding; with the same number they are equal."""
+    """Number of threads of an update on the CPU. Acting always uses one thread. "auto": for nets with convolutions, the number of cores per
+    concurrent Session, at most 8; for other nets, and if other processes learn or act at the same time (distributed, an asynchronous
+    sampler) or may do so (--jobs, a search, a study), one thread. Results with the same number of threads are equal, and results with
+    different numbers of threads differ by rounding. meta.run records the number of threads."""
     search_resources: SearchResources = SearchResources()
-    """Resources of one trial of a search; train does not use it."""
+    """Resources of one trial of a search, which mode train does not use."""
     search_scheduler: SearchScheduler | None = None
-    """Early stopping of a search; default: none. train does not use it."""
+    """Early stopping of the trials of a search, which mode train does not use. Default: no early stopping."""
     search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
-    """How a search proposes values; train does not use it. "optuna": by a tree-structured Parzen estimator (TPE) from the results so far,
-    after 10 random trials; "random": independently at random; "grid": all combinations of the values of grid_search keys, other keys at
-    random; "pbt": population-based training. A search whose keys are all grid_search is a grid with "optuna" and "random" too."""
+    """How a search proposes values, which mode train does not use. "optuna": by a tree-structured Parzen estimator (TPE) from the results
+    so far, after 10 random trials; "random": independently at random; "grid": all combinations of the values of grid_search keys, with
+    random values of other keys; "pbt": population-based training. If all keys of a search are grid_search, "optuna" and "random" try all
+    combinations too."""
     search_metric: SearchMetric | None = None
-    """Metric of a trial (the mean over its Sessions) that a search maximises; default: current_return. train does not use it."""
+    """Metric of a trial (the mean over its Sessions) that a search maximises, which mode train does not use. Default: current_return."""
     search_keep: Count | Literal["all"] = 10
     """Number of best trials of a search whose checkpoints are kept, in addition to the trials of --confirm; "all": checkpoints of all
-    trials are kept. train does not use it."""
+    trials are kept. Mode train does not use this key."""
     run: list[dict[str, Any]] | None = None
-    """One entry for each start or continuation of the run, written by slm_lab: time, command, versions, host, backend, changes. Ignored on
-    load."""
+    """Record that slm_lab writes, with one entry for each start or continuation of the run: time, command, versions, host, backend,
+    changes. The record is ignored when the spec is loaded."""
 
     @property
     def evaluates_by_default(self) -> bool:
-        """Return whether `eval_episodes="auto"` may lead to evaluations: not if only keys of the other form of evaluation are given."""
+        """Return whether `eval_episodes="auto"` may lead to evaluations.
+
+        The value is False if eval_episodes is not given, but rigorous_eval or eval_frequency is.
+        """
         given = self.model_fields_set
         return self.eval_episodes == "auto" and ("eval_episodes" in given or not given & {"rigorous_eval", "eval_frequency"})
 
     @property
     def may_evaluate(self) -> bool:
-        """Return whether Sessions may be evaluated."""
+        """Return whether policies may be evaluated in separate episodes during training."""
         return bool(self.rigorous_eval) or self.evaluates_by_default or self.eval_episodes not in (0, "auto")
 
 
@@ -160,48 +167,50 @@ class PBTSpec(SpecModel):
     """
 
     period: Positive = 5_000_000
-    """Frames of a policy between rounds."""
+    """Number of frames of a policy between two rounds of replacement and perturbation."""
     start: Count = 20_000_000
-    """Frames of a policy before its first round."""
+    """Number of frames of a policy before its first round of replacement and perturbation."""
     replace_fraction: Fraction = 0.3
-    """Fraction of the population that counts as worst, and may be replaced by policies from a best fraction of the same size."""
+    """Fraction of the population that counts as the worst policies, which may be replaced by policies from a best fraction of the same
+    size."""
     mutation_rate: Fraction = 0.15
-    """Probability of perturbing a hyperparameter in a round."""
+    """Probability that a hyperparameter is perturbed in a round."""
     reward_gap: NonNegative = 0.1
-    """Minimum relative difference in total_reward for a replacement."""
+    """Minimum relative difference in total_reward between two policies for a replacement."""
     reward_gap_absolute: NonNegative = 1e-6
-    """Minimum absolute difference in total_reward for a replacement."""
+    """Minimum absolute difference in total_reward between two policies for a replacement."""
     perturb_min: Factor = 1.1
     """Minimum factor by which a perturbed hyperparameter is multiplied or divided."""
     perturb_max: Factor = 1.5
     """Maximum factor by which a perturbed hyperparameter is multiplied or divided."""
     optimize_gamma: Flag = False
-    """Perturb 1 − gamma too."""
+    """Also perturb the discount factor gamma, as 1 − gamma."""
 
 
 class SelfPlaySpec(SpecModel):
-    """Train against earlier weights of the same policy, in a game of several agents. Snapshots of the weights get Elo ratings."""
+    """Training against earlier weights of the same policy, in a game of several agents. Snapshots of the weights get Elo ratings."""
 
     pool: Positive = 10
     """Number of newest snapshots that are kept as opponents."""
     snapshot_frequency: Positive | None = None
-    """Frames between snapshots; default: a twentieth of env.max_frame."""
+    """Number of frames between snapshots of the weights. Default: a twentieth of env.max_frame."""
     opponent: Literal["latest", "uniform", "prioritized"] = "uniform"
-    """Opponents in a game: the policy itself ("latest"), a snapshot drawn uniformly, or a snapshot drawn in proportion to (1 − p)², where
-    p is the mean score of the policy against it (arXiv:1912.06680; prioritised fictitious self-play, AlphaStar)."""
+    """Opponents in a game: the policy itself ("latest"), a snapshot drawn uniformly ("uniform"), or a snapshot drawn in proportion to (1 −
+    p)², where p is the mean score of the policy against the snapshot ("prioritized"; arXiv:1912.06680, prioritised fictitious self-play of
+    AlphaStar)."""
     past_fraction: Fraction = 0.5
     """Fraction of the games that are played against snapshots. In all other games, and with opponent "latest", the policy plays for every
-    agent and learns from each of them."""
+    agent and learns from the steps of all agents."""
     rating_games: Count = 32
-    """Games of each snapshot against each of up to four opponents (uniformly random actions, and earlier snapshots), from which its Elo
-    rating is computed; random actions have the rating 0. 0: no ratings."""
+    """Number of games of each snapshot against each of up to four opponents (uniformly random actions, and earlier snapshots), from which
+    the Elo rating of the snapshot is computed. Random actions have the rating 0. 0: no ratings are computed."""
     fixed_opponents: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
-    """Scripted players, each "package.module:Class", such as slm_lab.env.board_players:OnePlyConnectFour. Each snapshot also plays
-    rating_games games against each of them; the mean scores are the columns score_CLASS in the table of snapshots."""
+    """Scripted players, as "package.module:Class", such as slm_lab.env.board_players:OnePlyConnectFour. Each snapshot also plays
+    rating_games games against each scripted player. The mean scores are written to the columns score_CLASS in the table of snapshots."""
 
 
 class SamplerSpec(SpecModel):
-    """Rollout workers step envs, and a learner trains, synchronously or asynchronously."""
+    """Training with rollout workers, which step envs while a learner trains, synchronously or asynchronously."""
 
     async_rl: Flag = True
     """true: asynchronous (workers collect while the learner trains, with policy lag); false: synchronous (collecting and training
@@ -209,26 +218,27 @@ class SamplerSpec(SpecModel):
     num_workers: Positive = 2
     """Number of worker processes."""
     num_envs_per_worker: Positive = 8
-    """Envs of each worker."""
+    """Number of envs of each worker."""
     worker_num_splits: Positive = 2
-    """Central inference: number of groups into which each worker's envs are divided; one group steps while another waits for its actions.
-    No effect with local inference."""
+    """Number of groups into which the envs of each worker are divided with central inference. One group steps while another group waits for
+    its actions. The key has no effect with local inference."""
     num_batches_per_epoch: Positive = 1
-    """Number of minibatches per dataset: an epoch has minibatch_size × num_batches_per_epoch transitions. With several agents, this is the
-    number of env steps, each with the transitions of all agents."""
+    """Number of minibatches per dataset. An epoch has minibatch_size × num_batches_per_epoch transitions. In envs with several agents, an
+    epoch has minibatch_size × num_batches_per_epoch env steps, each with the transitions of all agents."""
     num_batches_to_accumulate: Positive = 2
-    """async_rl: pause collection while this many datasets wait for the learner."""
+    """Number of datasets that can wait for the learner before the collection of transitions pauses (only with async_rl)."""
     max_policy_lag: Positive = 1000
-    """Maximum policy lag in gradient steps; older transitions are discarded."""
+    """Maximum policy lag of a transition in gradient steps. Transitions with a greater lag are discarded."""
     serial_mode: Flag = False
     """Run workers and learner synchronously in one process, for debugging and exact reproducibility."""
     inference: Literal["auto", "local", "central"] = "auto"
-    """Compute actions in each worker (local), or in batches in one process for all workers (central); auto: central for nets on a GPU."""
+    """Where actions are computed: in each worker (local), or in batches in one process for all workers (central); auto: central for nets on
+    a GPU, otherwise local."""
     num_policies: Positive = 1
-    """Number of policies, each trained for env.max_frame frames; each episode (with several agents, each agent of each episode) is played
-    by one of them, drawn at random."""
+    """Number of policies, each of which is trained for env.max_frame frames. In each episode, one policy, drawn at random, acts in an env
+    (or, with several agents, for each agent)."""
     pbt: PBTSpec | None = None
-    """Population-based training; default: policies learn independently."""
+    """Population-based training of the policies. Default: policies learn independently."""
 
     @property
     def num_envs(self) -> int:

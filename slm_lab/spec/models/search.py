@@ -1,6 +1,6 @@
-"""The search section: `"key__distribution": [arguments]`, nested like the spec or with a dotted path.
+"""The section `search` of a spec, with keys of the form `"key__distribution": [arguments]`, nested like the spec or with a dotted path.
 
-If a value of choice or grid_search is an object, it may contain such keys too. They are searched only if this value is used.
+If a value of choice or grid_search is an object, the object may contain search keys too, which are searched only if this value is used.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from slm_lab.spec.models.spec import Spec, foreign_keys
 from slm_lab.spec.report import KeyPath, Report, nearest_hint, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
-"""Keys that no longer exist, but that published specs search."""
+"""Keys of specs that no longer exist, but that the search sections of published specs contain."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Arguments of a distribution."""
+    """Form of the arguments of a distribution."""
 
     words: str
-    """Form of the arguments, for messages."""
+    """Description of the arguments, for messages."""
     least: int
     most: int
     whole: bool = False
     log: bool = False
     ordered: bool = True
-    """Whether the first two arguments are the bounds low and high."""
+    """Whether the first two arguments are the lower and upper bound of the distribution."""
     options: bool = False
-    """Whether the arguments are the values themselves."""
+    """Whether the arguments are the values from which a search chooses."""
 
 
 _OPTIONS = _Form("[value, …]", 1, 1, ordered=False, options=True)
@@ -51,37 +51,38 @@ DISTRIBUTIONS = {
     "lograndint": _Form("[low, high]", 2, 3, whole=True, log=True),
     "qlograndint": _Form("[low, high, step]", 3, 4, whole=True, log=True),
 }
-"""Distribution → form of its arguments: values, one (choice) or all (grid_search) of which are used, or numbers."""
+"""Name of a distribution → form of its arguments. A trial uses one of the values of choice, and a search tries all values of
+grid_search."""
 
 
 @dataclass(frozen=True)
 class SearchKey:
-    """One key that a search varies."""
+    """One key of a spec that a search varies."""
 
     path: KeyPath
     """Path of the key in the spec: ("agent", "algorithm", "gamma")."""
     distribution: str
-    """Key of DISTRIBUTIONS."""
+    """Name of the distribution, a key of DISTRIBUTIONS."""
     args: tuple[Any, ...]
-    """Arguments of the distribution; values of choice and grid_search without the search keys inside them."""
+    """Arguments of the distribution. The values of choice and grid_search are given without the search keys inside these values."""
     nested: tuple[tuple[SearchKey, ...], ...] = ()
-    """Search keys inside each of `args`, for choice and grid_search; () if there are none."""
+    """Search keys inside each value in `args`, for choice and grid_search, or () if no value contains search keys."""
     where: KeyPath = field(default=(), compare=False)
-    """Path of the key in the search section, unique to it: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
+    """Unique path of the key in the search section: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
 
     @property
     def text(self) -> str:
-        """Return the dotted path in the spec, as results name the key."""
+        """Return the dotted path of the key in the spec, which names the key in the results of a search."""
         return show_path(self.path)
 
     @property
     def has_options(self) -> bool:
-        """Return whether `args` are the values themselves."""
+        """Return whether `args` are the values from which a search chooses (choice and grid_search)."""
         return DISTRIBUTIONS[self.distribution].options
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all values are integers."""
+        """Return whether all values of the distribution are integers."""
         return DISTRIBUTIONS[self.distribution].whole
 
     @property
@@ -91,18 +92,21 @@ class SearchKey:
 
     @property
     def is_normal(self) -> bool:
-        """Return whether values are normally distributed, without bounds."""
+        """Return whether values have a normal distribution, without bounds."""
         form = DISTRIBUTIONS[self.distribution]
         return not form.ordered and not form.options
 
     @property
     def step(self) -> float | None:
-        """Return the step, whose multiples are the possible values; None if there is no step."""
+        """Return the step of which all possible values are multiples, or None if there is no step."""
         return self.args[2] if self.distribution.startswith("q") else 1 if self.is_whole else None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the lowest and highest value of a range, both included: multiples of the step; below `high` for randint and lograndint."""
+        """Return the lowest and the highest possible value of a range, which are multiples of the step if there is a step.
+
+        The upper bound in `args` is a possible value, except for randint and lograndint.
+        """
         low, high, step = self.args[0], self.args[1], self.step
         if not step:
             return low, high
@@ -111,12 +115,17 @@ class SearchKey:
         return self.multiple(math.ceil(low / step - _SLACK)), self.multiple(math.floor(high / step + _SLACK))
 
     def multiple(self, count: float) -> float:
-        """Return `count` × step without the rounding error of the product, as an int if all values are integers."""
+        """Return the product of `count` (rounded to an integer) and the step without rounding error, as an int if all values are
+        integers."""
         product = round(count) * (self.step or 1)
         return int(product) if self.is_whole else float(f"{product:.12g}")
 
     def values_to_check(self) -> tuple[Any, ...]:
-        """Return values to check in place of all values: indices of options, both ends of a range and a value between, or the mean."""
+        """Return a sample of the possible values, which is validated in place of all values.
+
+        The sample contains the indices of all options, both ends of a range and possibly a value between them, or the mean of a normal
+        distribution.
+        """
         if self.has_options:
             return tuple(range(len(self.args)))
         if self.is_normal:
@@ -127,19 +136,22 @@ class SearchKey:
 
 
 _SLACK = 1e-9
-"""Number of steps by which a bound may miss a multiple because of rounding: 0.3 / 0.1 is 2.9999999999999996."""
+"""Tolerance, in steps, for a bound that is not an exact multiple of the step because of rounding: 0.3 / 0.1 is 2.9999999999999996."""
 
 
 def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
-    """Return the keys of a valid spec's search section, in file order; those inside values of a choice are in its `nested`."""
+    """Return the search keys of the search section of a valid spec, in the order of the file.
+
+    Search keys inside the values of another key are in the attribute `nested` of the other key.
+    """
     return [key for key, _ in search_entries(search or {}, Report())]
 
 
 def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield each active key with its value, a section before the keys in it.
+    """Yield (search key, value) for each active search key, and yield a section of the spec before the keys in this section.
 
-    `choose` returns the value of a key, or for choice and grid_search the index of the value. Keys nested in a value are active if this
-    value is chosen.
+    A search key that is nested in a value of another key is active only if this value is chosen.
+    Args: choose: function that returns the value of a search key or, for choice and grid_search, the index of the value.
     """
     for key in sorted(keys, key=lambda key: len(key.path)):
         chosen = choose(key)
@@ -149,7 +161,10 @@ def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> I
 
 
 def walk(keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None) -> Iterator[tuple[SearchKey, dict[KeyPath, int]]]:
-    """Yield every key, nested keys after their outer key, and the values that make it active: `where` of a key → index of its value."""
+    """Yield (search key, conditions) for all search keys, with nested keys after their outer key.
+
+    The conditions for a key to be active are {`where` of an outer key: index of the value that must be chosen}.
+    """
     for key in keys:
         yield key, dict(above or {})
         for index, inner in enumerate(key.nested):
@@ -161,18 +176,21 @@ _META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search
 
 
 def is_for_search(path: KeyPath) -> bool:
-    """Return whether only a search uses the key at `path`."""
+    """Return whether only a search, and no other mode, uses the key of a spec at `path`."""
     return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
 
 
 def search_keys(spec: Spec) -> list[str]:
-    """Return the paths of keys that only a search uses and that differ from their defaults."""
+    """Return the dotted paths of the keys of a spec that only a search uses and whose values are not the defaults."""
     found = [key for key, field in MetaSpec.model_fields.items() if key in _META and getattr(spec.meta, key) != field.default]
     return ["search"] * (spec.search is not None) + [f"meta.{key}" for key in found]
 
 
 def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None], report: Report) -> dict[str, Any]:
-    """Return a valid search section with keys moved to new paths (None: removed); if any key moved, all paths are dotted."""
+    """Return a valid search section in which search keys are moved to other paths of the spec.
+
+    Args: moved: {old path: new path, or None to remove the search key}. If any key is moved, all keys get dotted paths.
+    """
     found = [
         (key, args, next((old for old in moved if key.path[: len(old)] == old), None)) for key, args in search_entries(search, Report())
     ]
@@ -190,7 +208,7 @@ def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None]
 
 
 def prune_search(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove retired keys and keys without effect from raw["search"], with a note for each."""
+    """Remove keys that no longer exist and keys without effect from the search section of a raw spec, and add a note for each."""
     search = raw.get("search")
     if isinstance(search, dict):
         _prune(search, (), ("search",), raw, report)
@@ -214,15 +232,18 @@ def _prune(node: dict[str, Any], path: KeyPath, where: KeyPath, raw: dict[str, A
 
 
 def _misspelt(text: str, args: Any) -> str:
-    """Return the key in `key_distribution`, which lacks an underscore; "" for other texts."""
+    """Return the key if `text` is "key_distribution" (with one underscore instead of two), else ""."""
     distribution = next((word for word in DISTRIBUTIONS if text.endswith(f"_{word}")), "")
     return text.removesuffix(f"_{distribution}") if distribution and "__" not in text and isinstance(args, list) else ""
 
 
 def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath = ()) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield the well-formed keys of a search section with their arguments as given, and report a problem for each malformed one.
+    """Yield (search key, arguments as given in the file) for the well-formed keys of `node`, and add a problem for each malformed key.
 
-    Args: path: path of `node` in the spec. where: path of `node` in the search section. Both are empty for the section itself.
+    Args:
+        node: the search section or a part of the search section.
+        path: path in the spec to which `node` corresponds.
+        where: path of `node` in the search section.
     """
     for text, value in _items(node):
         here = (*where, text)
@@ -254,7 +275,7 @@ def _search_key(path: KeyPath, distribution: str, args: list[Any], where: KeyPat
 
 
 def _option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[Any, list[SearchKey]]:
-    """Return a value of choice or grid_search without the search keys in it, and these keys."""
+    """Split a value of choice or grid_search into (value without search keys, list of the search keys in the value)."""
     if not isinstance(value, (dict, list)):
         return value, []
     rest: Any = copy.copy(value)
@@ -274,7 +295,7 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _wrong_arguments(distribution: str, args: Any) -> str | None:
-    """Return the error in a distribution's arguments, if any."""
+    """Return an error message if the arguments of a distribution are invalid, else None."""
     form = DISTRIBUTIONS[distribution]
     if form.options:
         return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {show(args)}"

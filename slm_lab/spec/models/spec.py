@@ -1,4 +1,4 @@
-"""The complete spec, quantities that depend on several sections, and the models and keys that each section can have."""
+"""The model of a complete spec, quantities that depend on several sections, and the models and keys that each section can have."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from slm_lab.lib.records import InputKind
 
 REPLAY_ROWS = 16
-"""Number of vector steps of a worker's rollout for a replay buffer. It is small, because workers update their policy after each rollout."""
+"""Number of vector steps of the rollouts that a worker collects for a replay buffer. The number is small, because workers update their
+policy after each rollout."""
 
 
 def default_memory(algorithm: AlgorithmSpec | None) -> Any:
-    """Return the default memory, the first built-in memory that the algorithm can learn from. Args: algorithm: None if it is invalid."""
+    """Return the default memory of an algorithm, which is the first memory that the algorithm names in its attribute `memories`.
+
+    Args: algorithm: the algorithm, or None if the algorithm of the spec is invalid.
+    """
     if algorithm is None:
         return MEMORIES["OnPolicyBatchReplay"].model_validate({"name": "OnPolicyBatchReplay"})
     name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
@@ -33,50 +37,51 @@ def default_memory(algorithm: AlgorithmSpec | None) -> Any:
 
 
 SPEC_VERSION = 3
-"""Value of spec_version in meta.run: version of the format of specs that runs save. Specs of other versions are refused."""
+"""Version of the format of the specs that runs save, stored as spec_version in meta.run. Saved specs of other versions are refused."""
 
 
 class AgentSpec(SpecModel):
     """The agent: algorithm, memory and networks."""
 
     name: str = ""
-    """A label (A2C, PPO, …)."""
+    """Label of the agent (A2C, PPO, …)."""
     algorithm: Algorithm
     """Algorithm and its hyperparameters."""
     memory: Memory = Field(default_factory=lambda data: default_memory(data.get("algorithm")))
-    """Memory that the algorithm learns from; default: the one recommended for the algorithm."""
+    """Memory from which the algorithm learns. Default: the memory that is recommended for the algorithm."""
     net: Net | None = None
-    """Networks, optimizers and learning rates; default: those recommended for the algorithm and the env's spaces (Random needs none)."""
+    """Networks, optimizers and learning rates. Default: a net that is recommended for the algorithm and the spaces of the env (Random needs
+    no net)."""
     critic_net: Net | None = None
-    """The critics' network, if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, DistributionalSAC, TD3, DDPG,
-    IQL); default: the same as `net`."""
+    """Network of the critics if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, DistributionalSAC, TD3,
+    DDPG, IQL). Default: a network with the same keys as `net`."""
 
     policies: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
-    """For envs with several agents: the policies by name, each with the names of the agents that it acts for, such as {"good": ["agent_0"],
-    "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and tables; its agents have equal spaces. Default: one
-    policy acts for all agents."""
+    """For envs with several agents: {name of a policy: names of the agents for which the policy acts}, such as {"good": ["agent_0"],
+    "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and logs. All agents of a policy have equal spaces.
+    Default: one policy acts for all agents."""
 
     @property
     def nets(self) -> dict[str, NetSpec]:
-        """Return the nets that the spec has, by their keys."""
+        """Return {key: net} for the keys `net` and `critic_net`, without absent nets."""
         return {key: net for key, net in (("net", self.net), ("critic_net", self.critic_net)) if net is not None}
 
     @property
     def input(self) -> InputKind | None:
-        """Return how the nets of the spec encode observations; None: the env's space decides."""
+        """Return whether the nets encode observations as "image" or "vector", or None if the observation space determines the encoding."""
         given = next((net.input for net in self.nets.values() if net.input is not None), None)
         return given or ("image" if any(net.images for net in self.nets.values()) else None)
 
     @property
     def rollout_len(self) -> int:
-        """Return the interval between trainings: vector steps, or episodes for a memory of episodes."""
+        """Return the number of vector steps (or, if the memory stores episodes, the number of episodes) between two trainings."""
         if not self.algorithm.learns:
             return 1
         return self.algorithm.rollout_len(1 if self.memory.episodes else 32)
 
     @property
     def training_start(self) -> int:
-        """Return the number of transitions in a replay buffer before the first training; 0 for an on-policy algorithm."""
+        """Return the number of transitions to collect before the first update from a replay buffer, or 0 for an on-policy algorithm."""
         algorithm = self.algorithm
         if not isinstance(algorithm, ReplayAlgorithmSpec):
             return 0
@@ -86,7 +91,7 @@ class AgentSpec(SpecModel):
 
 
 class Spec(SpecModel):
-    """A spec: agent, env, meta and search."""
+    """A spec: the complete description of a training or search, with the sections agent, env, meta and search."""
 
     name: str
     """Name of the spec in its file."""
@@ -97,15 +102,16 @@ class Spec(SpecModel):
     meta: MetaSpec = MetaSpec()
     """Sessions, logging, checkpoints, distribution."""
     search: dict[str, Any] | None = None
-    """Search space: "key__distribution": [arguments], nested like the spec (items of a list by position) or with dotted paths. The
-    arguments of choice and grid_search are the values to try; a value that is an object may contain such keys itself, which are searched
-    only if this value is used. The arguments of uniform and loguniform are [low, high], of randint and lograndint [low, high) in integers,
-    of randn and normal [mean, deviation]. With q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a step:
-    values are multiples of the step, and high is included. train does not use the search space."""
+    """Search space, with keys of the form "key__distribution": [arguments], nested like the spec (items of a list by position) or with
+    dotted paths. The arguments of choice and grid_search are the values to try. If a value is an object, it may contain search keys too,
+    which are searched only if this value is used. The arguments of uniform and loguniform are [low, high], the arguments of randint and
+    lograndint are [low, high) in integers, and the arguments of randn and normal are [mean, deviation]. If the name of the distribution
+    begins with q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a step, values are multiples of the step, and
+    high is included. Mode train does not use the search space."""
 
     @model_validator(mode="after")
     def _explore(self) -> Spec:
-        """Set the default exploration of algorithms that act on action values, which depends on two sections."""
+        """Set the default exploration of algorithms that act on action values. This default depends on agent.net and env.max_frame."""
         algorithm = self.agent.algorithm
         if isinstance(algorithm, EpsilonGreedySpec):
             change: dict[str, Any] = {}
@@ -120,34 +126,37 @@ class Spec(SpecModel):
         return self
 
     def with_meta(self, **changes: Any) -> Spec:
-        """Return the spec with other values of keys of `meta`, which are not validated."""
+        """Return a copy of the spec in which keys of `meta` have the values in `changes`. The values are not validated."""
         return self.model_copy(update={"meta": self.meta.model_copy(update=changes)})
 
     @property
     def is_short(self) -> bool:
-        """Return whether agent.net is absent and rules.resolve.complete has to fill it in."""
+        """Return whether agent.net is absent although the algorithm learns, so that rules.resolve.complete has to add a net."""
         return self.agent.net is None and self.agent.algorithm.learns
 
     @property
     def session_frames(self) -> int:
-        """Return the number of frames of each Session and policy: env.max_frame, or with meta.distributed the Session's share of it."""
+        """Return the number of training frames of each Session and policy: env.max_frame or, with meta.distributed, the Session's share."""
         if not self.meta.distributed:
             return self.env.max_frame
         return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
 
     @property
     def trial_frames(self) -> int:
-        """Return the number of frames of each independent training: session_frames, or with meta.distributed the frames of all Sessions."""
+        """Return the number of frames of each independent training.
+
+        This is session_frames or, with meta.distributed, in which all Sessions train one net, the frames of all Sessions.
+        """
         return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
 
     @property
     def rollout_rows(self) -> int:
-        """Return the vector steps of a rollout worker's rollout."""
+        """Return the number of vector steps of a rollout that a rollout worker collects."""
         return self.agent.rollout_len if self.agent.algorithm.on_policy else REPLAY_ROWS
 
     @property
     def dataset_columns(self) -> int:
-        """Return the number of single-env rollouts in a dataset of meta.sampler."""
+        """Return the number of single-env rollouts in a dataset, the data that rollout workers (meta.sampler) collect for an update."""
         algorithm, sampler = self.agent.algorithm, self.meta.sampler
         assert sampler is not None
         if isinstance(algorithm, EPOCHS):
@@ -163,7 +172,7 @@ class Spec(SpecModel):
 
     @property
     def policy_names(self) -> list[str]:
-        """Return the names of the policies that a Session trains: those of agent.policies, or else their numbers."""
+        """Return the names of the policies that a Session trains: the keys of agent.policies or, if it is absent, "0", "1", …."""
         return [*map(str, range(self.policies))] if self.agent.policies is None else [*self.agent.policies]
 
 
@@ -172,7 +181,7 @@ _LATER = frozenset({"device"})
 
 
 def members(annotation: Any) -> list[Any]:
-    """Return the members of a union without None, or the annotation itself; each without Annotated."""
+    """Return the members of a union type except None, or a list of the annotation if it is not a union. Annotated is removed."""
     if isinstance(annotation, FieldInfo):
         annotation = annotation.annotation
     if get_origin(annotation) is Annotated:
@@ -183,7 +192,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
-    """Return the models allowed at `path`; only one if `raw` names it."""
+    """Return the pydantic models that are allowed at `path` of a raw spec, or only one model if the raw spec names this model."""
     annotations: list[Any] = [root]
     for key in (None, *path):
         if key is not None:
@@ -194,7 +203,7 @@ def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[typ
 
 
 def chosen_models(annotations: list[Any], raw: Any) -> list[Any]:
-    """Return the model that `raw` names, or all alternatives."""
+    """Return the one model that the key `name` of `raw` selects, or all `annotations` if `raw` selects none."""
     name = raw.get("name") if isinstance(raw, dict) else None
     kinds = [kind_of(a) for a in annotations if is_model(a) and issubclass(a, Component)] if is_extension(name) else []
     if kinds:
@@ -207,7 +216,7 @@ def chosen_models(annotations: list[Any], raw: Any) -> list[Any]:
 
 
 def names_of(annotations: list[Any]) -> list[str]:
-    """Return the values of `name` that identify the models of a union."""
+    """Return the values of the key `name` that select the models in `annotations`."""
     fields = [a.model_fields["name"].annotation for a in annotations if is_model(a) and "name" in a.model_fields]
     return [value for field in fields if get_origin(field) is Literal for value in get_args(field)]
 
@@ -231,11 +240,11 @@ _SECTIONS: dict[KeyPath, FieldInfo] = {
 SECTION_KEYS = {
     location: frozenset[str](name for model in members(section) for name in model.model_fields) for location, section in _SECTIONS.items()
 }
-"""Section → keys of all its components."""
+"""Path of a section → keys of all components that the section can have."""
 
 
 def foreign_keys(location: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
-    """Return the keys of a section that have no effect with the component that the spec names."""
+    """Return the keys of a section that have no effect with the component (such as an algorithm) that the raw spec names."""
     models = models_at(location, raw)
     known = SECTION_KEYS.get(location, frozenset()) | (_LATER if location == ("env",) else frozenset())
     return known - models[0].model_fields.keys() if len(models) == 1 else frozenset()

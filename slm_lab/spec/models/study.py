@@ -1,4 +1,4 @@
-"""A study: specs × envs × seeds that are run and compared together."""
+"""Models of a study: a comparison of specs, each of which is run in several envs with several seeds."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Metric = Literal["current_return", "total_reward", "total_reward_ma", "return_ne
 
 
 class StudyEntry(SpecModel):
-    """One of the specs that are compared."""
+    """A spec that a study compares with other specs."""
 
     spec: str
     """FILE:NAME, or the NAME of a spec in the study's own file."""
     label: str | None = None
-    """Name in tables and figures; default: NAME."""
+    """Name of the entry in tables and figures. Default: NAME."""
     set: dict[str, Any] = {}
-    """Values of keys by path, and of variables by name, as `--set` takes them: {"env.max_frame": 1e5}, or nested."""
+    """Values of keys by path, and of variables by name, as in `--set` arguments: {"env.max_frame": 1e5}, or nested objects."""
     env: str | None = None
-    """Name of the entry's env in tables and figures, in a study without `envs`; default: the id. Entries in different envs can have one
-    label."""
+    """Name of the entry's env in tables and figures, in a study without `envs`. Default: the id of the env. Entries in different envs can
+    have the same label."""
     published: Real | None = None
-    """Score to compare with, unless the env has one."""
+    """Published score with which the entry is compared, unless the env has a published score."""
     random_seed: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Seeds of this entry in place of the study's random_seed, for example fewer seeds if the runs take long."""
 
@@ -41,18 +41,18 @@ class StudyEntry(SpecModel):
 
 
 class StudyEnv(SpecModel):
-    """One of the envs in which the entries are run."""
+    """An env in which all entries of a study are run."""
 
     name: str
-    """Id of the env: fills ${env}, or replaces env.name in a spec without that variable."""
+    """Id of the env. The id is the value of the variable ${env} of a spec, or replaces env.name in a spec without this variable."""
     label: str | None = None
-    """Name in tables and figures; default: a short form of the id."""
+    """Name of the env in tables and figures. Default: a short form of the id."""
     set: dict[str, Any] = {}
     """Values of keys and variables for the runs in this env."""
     solve: Real | None = None
-    """Return that counts as solved in this env; default: the study's `solve`."""
+    """Return at or above which this env counts as solved. Default: `solve` of the study."""
     published: Real | dict[str, Real] | None = None
-    """Score to compare with: one for all entries, or one for each label."""
+    """Published score with which entries are compared in this env: one score for all entries, or {label of an entry: score}."""
 
     @property
     def title(self) -> str:
@@ -60,32 +60,34 @@ class StudyEnv(SpecModel):
 
 
 class StudySpec(SpecModel):
-    """Specs × envs × seeds, and how they are compared."""
+    """A study: specs that are run in several envs with several seeds, and keys that determine how the results are compared."""
 
     entries: Annotated[list[StudyEntry], Field(min_length=1)]
     """The specs that are compared."""
     envs: list[StudyEnv] = []
-    """The envs; each entry is run in each env. Default: each entry is run in the env of its spec."""
+    """The envs in which each entry is run. Default: each entry is run in the env of its spec."""
     random_seed: Annotated[list[Seed], Field(min_length=1)]
-    """Seeds: each entry is run once per env and seed, unless it has its own seeds; a run has meta.max_session Sessions."""
+    """Seeds with which each entry is run in each env, unless the entry has its own seeds. A run has meta.max_session Sessions."""
     set: dict[str, Any] = {}
-    """Values of keys and variables for all runs. Values of an env override them, and values of an entry override both."""
+    """Values of keys and variables for all runs. Values in `set` of an env override these values, and values in `set` of an entry override
+    both."""
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
     """Horizontal axes of the figures. With wall_t (seconds), one run is trained at a time."""
     metric: Metric | None = None
-    """The score: the last value of this column of the table, or the last evaluation; default: current_return, or total_reward_ma if
-    there are published scores, which are of this column."""
+    """Score of a run: the last value of this column of the log, or the last evaluation. Default: total_reward_ma if there are published
+    scores (which are values of total_reward_ma), otherwise current_return."""
     solve: Real | None = None
-    """Return of `metric` that counts as solved."""
+    """Value of `metric` at or above which an env counts as solved."""
     baseline: str | None = None
-    """Label of the entry that the other entries are compared with."""
+    """Label of the entry with which the other entries are compared."""
     paired: Flag = False
-    """Compute differences from the baseline seed by seed. This is useful if runs with the same random_seed are correlated."""
+    """Compute differences from the baseline seed by seed. Paired differences are useful if runs with the same random_seed are
+    correlated."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study: the same as `train` with these overrides and this random_seed."""
+    """One run of a study: a training of a spec, with the values that the study sets, in one env with one seed."""
 
     entry: str
     """Label of the entry."""
@@ -93,7 +95,7 @@ class StudyRun:
     """Label of the env."""
     spec: Spec
     settings: Mapping[str, Any]
-    """Everything except the seed that determines the results: path → value (see `settings`)."""
+    """{dotted path: value} of all keys except the seed that determine the results (see `study_file.settings`)."""
 
     @property
     def random_seed(self) -> int:
@@ -102,12 +104,12 @@ class StudyRun:
         return seed
 
     def with_seed(self, random_seed: int) -> StudyRun:
-        """Return the same run with another random_seed."""
+        """Return a copy of the run with another random_seed."""
         return replace(self, spec=self.spec.with_meta(random_seed=random_seed))
 
     @property
     def digest(self) -> str:
-        """Hash of the settings."""
+        """Hash of the settings, which is equal for runs that differ only in their seeds."""
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -116,7 +118,7 @@ class StudyRun:
 
 
 class PlannedRun(NamedTuple):
-    """A run of a study by label of its entry, label of its env, and random_seed."""
+    """A run of a study, identified by the label of its entry, the label of its env, and its random_seed."""
 
     entry: str
     env: str
@@ -125,19 +127,19 @@ class PlannedRun(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """What reports of a study need: without the specs of its runs."""
+    """The information about a study that reports need, without the specs of the runs."""
 
     name: str
     source: str
-    """The file."""
+    """Path of the file that contains the study."""
     spec: StudySpec
     raw: Mapping[str, Any]
-    """The study's entry in the file, with --set applied."""
+    """The study's entry in the file, with --set arguments applied."""
     runs: tuple[PlannedRun | StudyRun, ...]
     scores: Mapping[tuple[str, str], float]
-    """(entry, env) → published score."""
+    """(label of an entry, label of an env) → published score."""
     sets: tuple[str, ...] = ()
-    """`--set` arguments with which it was loaded."""
+    """`--set` arguments with which the study was loaded."""
 
     @property
     def metric(self) -> Metric:
@@ -154,23 +156,24 @@ class StudyPlan:
         return list(dict.fromkeys(run.env for run in self.runs))
 
     def solve(self, env: str) -> float | None:
-        """Return which return counts as solved in an env."""
+        """Return the score at or above which an env counts as solved, or None if no such score is given."""
         own = next((one.solve for one in self.spec.envs if one.title == env), None)
         return self.spec.solve if own is None else own
 
     def published(self, entry: str, env: str) -> float | None:
-        """Return the score that an entry is compared with in an env."""
+        """Return the published score with which an entry is compared in an env, or None if no such score is given."""
         return self.scores.get((entry, env))
 
 
 @dataclass(frozen=True)
 class Study(StudyPlan):
-    """A loaded study."""
+    """A loaded study, including the specs of all runs."""
 
     runs: tuple[StudyRun, ...]
 
     def with_seed(self, keys: Collection[tuple[str, str]]) -> Study:
-        """Return the study with one more run of each (entry, env) in `keys`, with the smallest random_seed that no run has."""
+        """Return the study with one additional run for each (entry, env) in `keys`. The seed is the smallest that no run of the study
+        has."""
         used = {run.random_seed for run in self.runs}
         seed = next(seed for seed in count() if seed not in used)
         first = {(run.entry, run.env): run for run in reversed(self.runs)}
@@ -178,7 +181,7 @@ class Study(StudyPlan):
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The planned runs and published scores, for a JSON file."""
+        """The planned runs and the published scores, as JSON values."""
         return {
             "runs": [PlannedRun(run.entry, run.env, run.random_seed) for run in self.runs],
             "scores": [[*key, score] for key, score in self.scores.items()],

@@ -1,1 +1,1 @@
-"""Use of a trained agent: load, enjoy, record and export it."""
+"""Use of trained agents: load an agent, play or record episodes, and export its policy."""

@@ -24,7 +24,7 @@ _SEAL = re.compile(r"\n<!-- crc32 ([0-9a-f]{8}): [^\n]*-->\n\Z")
 
 
 class Exports(NamedTuple):
-    """The exported file that a card describes."""
+    """Name, inputs and outputs of the exported policy file that a model card describes."""
 
     file: str
     inputs: Mapping[str, str]
@@ -32,12 +32,13 @@ class Exports(NamedTuple):
 
 
 def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | None, *, is_named: bool) -> str:
-    """Return the Markdown of a card.
+    """Return the Markdown text of a model card.
 
     Args:
-        name: title of the card.
-        exported: the exported file, if there is one.
-        is_named: whether `name` is the name of a model, so that load_agent accepts it.
+        name: title of the model card.
+        known: information about the policy.
+        exported: the exported policy file, or None if there is no such file.
+        is_named: whether `name` is the name of a registered model, so that `load_agent(name)` loads the policy.
     """
     parts = [_header(name, known), f"# {name}", _introduction(known), _return_text(known)]
     parts += [_table("Training", _training(known)), _table("Interface", _interface(known, agent)), "## Use"]
@@ -48,9 +49,9 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
 
 
 def write_card(path: Path, text: str) -> bool:
-    """Write a card; return whether it was written. A failure causes a notice.
+    """Write a model card, and return whether the card was written. If the card cannot be written, log a notice.
 
-    An existing file is replaced only if it is a card that has not been changed.
+    An existing file is replaced only if it is a model card that has not been edited.
     """
     try:
         if path.exists() and not _is_unchanged(path.read_bytes().decode(errors="replace")):
@@ -69,7 +70,7 @@ def _is_unchanged(text: str) -> bool:
 
 
 def _header(name: str, known: Facts) -> str:
-    """Return the YAML header. Strings are written as JSON, which is valid YAML."""
+    """Return the YAML header of a model card. Strings are written as JSON, which is valid YAML."""
     spec = known.spec
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", _env_id(spec), spec.agent.algorithm.name]
     lines = ["---", "library_name: slm-lab", "pipeline_tag: reinforcement-learning"]
@@ -197,5 +198,5 @@ def _quoted(text: str) -> str:
 
 
 def _escaped_for_code(text: str) -> str:
-    """Escape text for `code` in a table cell."""
+    """Escape a text for inline code in a cell of a Markdown table."""
     return re.sub(r"\s+", " ", text.replace("`", "'").replace("|", "\\|"))

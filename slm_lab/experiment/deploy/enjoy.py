@@ -1,4 +1,4 @@
-"""Mode enjoy: play episodes with a checkpoint of a run, on screen, recorded as a video, or without rendering."""
+"""Mode enjoy: play episodes with the policy of a checkpoint, on screen, recorded as a video, or without rendering."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, show_path
 
 SMALLEST = 360
-"""Minimum height of a video frame in pixels. Smaller frames are enlarged by an integer factor, since H.264 blurs the colour of single
+"""Minimum height of a video frame in pixels. Smaller frames are enlarged by an integer factor, because H.264 blurs the colour of single
 pixels."""
 
 
 def load_ffmpeg() -> ModuleType:
-    """Import and return imageio_ffmpeg. Raises UserError if the package or ffmpeg itself is missing."""
+    """Import and return the package imageio_ffmpeg. Raises UserError if the package or the program ffmpeg is missing."""
     install = "--video needs ffmpeg: pip install 'slm-lab[video]'"
     try:
         import imageio_ffmpeg
@@ -73,7 +73,7 @@ def load_ffmpeg() -> ModuleType:
 class VideoFile:
     """Writes the frames of episodes to an MP4 file. The file gets its final name when `close` is called.
 
-    Args: stop_after_frames: number of frames after which no new episode is recorded; None: all episodes are recorded.
+    Args: stop_after_frames: number of frames after which no new episode is recorded, or None to record all episodes.
     """
 
     def __init__(self, path: Path, stop_after_frames: int | None = None) -> None:
@@ -84,7 +84,7 @@ class VideoFile:
         self._begins = False
 
     def begin_episode(self) -> bool:
-        """Begin an episode; return whether the episode will be recorded."""
+        """Begin an episode, and return whether the episode will be recorded."""
         self._begins = self.stop_after_frames is None or self.frames < self.stop_after_frames
         return self._begins
 
@@ -110,7 +110,7 @@ class VideoFile:
         self._begins = False
 
     def close(self, keep: bool) -> None:
-        """Close the file; delete it unless `keep`. Raises UserError if ffmpeg failed."""
+        """Close the video file, and delete the file if `keep` is False. Raises UserError if the file cannot be written."""
         if self._writer is None:
             return
         self._writer.close()
@@ -125,15 +125,15 @@ class VideoFile:
 
 EPISODES = 10
 GAMES = 100
-"""Default number of episodes against an opponent."""
+"""Default number of games against an opponent."""
 MAX_ENVS = 32
 """Maximum number of parallel envs."""
 VIDEO_FRAMES = 1_000
-"""Number of frames of a video. Without --episodes, the video ends with the episode in which this number is reached."""
+"""Default length of a video in frames. Without --episodes, the video ends with the episode in which this length is reached."""
 _TRAINING_KEYS = (
     "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
 )  # fmt: skip
-"""Keys of the env section that are fixed by the training of the policy. All other keys are used to build the env."""
+"""Keys of the section env of a spec that enjoy cannot change. All other keys of this section are used to build the env."""
 
 
 @dataclass(frozen=True)
@@ -141,38 +141,40 @@ class EnjoyOptions:
     """Options of mode enjoy."""
 
     episodes: int | None = None
-    """Number of episodes; None: GAMES against an opponent without rendering, else EPISODES."""
+    """Number of episodes. None: GAMES episodes against an opponent without rendering, otherwise EPISODES episodes."""
     deterministic: bool = False
     """Whether to use the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
     show: Literal["screen", "video"] | None = None
-    """"screen": open a window; "video": record an MP4 file in the run folder; None: do not render."""
+    """How to render episodes: "screen" opens a window, "video" records an MP4 file in the run folder, and None does not render."""
     which: CheckpointName = "best"
     session: int | None = None
-    """Index of the Session whose checkpoint is used; None: the Session with the best weights."""
+    """Index of the Session whose checkpoint is used, or None to use the Session with the best weights."""
     record: Path | None = None
     """File to which the episodes are written as a data set for meta.demonstrations."""
     replace: bool = False
     """Whether an existing file `record` may be replaced."""
     against: str | None = None
-    """Opponent that plays for the other agents of the env, see find_opponent; None: each agent is played by its policy."""
+    """Name of the opponent that plays for the other agents of the env (see `find_opponent`). None: the policies play for all agents."""
     sets: Sequence[str] = ()
-    """`--set` arguments. Only keys that are used to build the env are allowed."""
+    """`--set` arguments, which may change only keys that are used to build the env."""
 
 
 class Games(NamedTuple):
-    """Results of an env with several agents."""
+    """Results of the games that were played in an env with several agents."""
 
     policy_of: dict[str, str]
-    """Name of an agent → name of the policy that plays for it ("" if there is only one policy). Empty against an opponent."""
+    """Name of an agent → name of the policy that plays for the agent ("" if there is only one policy). Empty in games against an
+    opponent."""
     returns: list[np.ndarray]
-    """For each game, the returns of the agents, [A]."""
+    """Array [A] of the returns of the A agents, for each game."""
     scores: list[float]
-    """Against an opponent: for each game, the mean score of the policy's agents, from 0 to 1 (better than all other agents)."""
+    """Mean score of the policy's agents in each game against an opponent, from 0 (worse than all other agents) to 1 (better). Empty without
+    an opponent."""
     opponent: str | None = None
 
 
 class Played(NamedTuple):
-    """Result of `enjoy`."""
+    """Result of `enjoy`: the episodes that were played, and the files that were written."""
 
     checkpoint: Location
     description: str
@@ -181,17 +183,18 @@ class Played(NamedTuple):
     """Sum of raw rewards of each episode."""
     video: VideoFile | None = None
     bounds: tuple[float, float] | None = None
-    """Lowest and highest possible return of the env, if they are known."""
+    """Lowest and highest possible return of the env, or None if these bounds are unknown."""
     recorded: Path | None = None
-    """File to which the episodes were written."""
+    """File to which the episodes were written as a data set, if any."""
     games: Games | None = None
-    """Results of the agents, if the env has several."""
+    """Results of the games if the env has several agents."""
 
 
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     """Play episodes with a checkpoint of a training, in the env of the training or in another env with the same spaces.
 
-    The number of episodes per env is fixed in advance. A window or a video shows a single env. Raises SpecError or UserError.
+    With parallel envs, the number of episodes per env is fixed in advance. With a window or a video, a single env is used. Raises SpecError
+    if the env section is invalid, and UserError if the options cannot be used.
     """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     env_spec = env_section(spec, training.spec_file, options.sets)
@@ -222,7 +225,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
 
 
 def _origin_of(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
-    """Return the information about its origin that a data set contains."""
+    """Return the information about the origin of recorded episodes (spec, digest, checkpoint) that is stored with the data set."""
     return {"spec": spec.name, "digest": digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
 
 
@@ -234,9 +237,9 @@ def _play(
     options: EnjoyOptions,
     note: dict[str, Any],
 ) -> tuple[list[float], Games | None]:
-    """Play the episodes; return their returns and, with several agents, the results of the games.
+    """Play the episodes, and return the returns of the episodes and, in an env with several agents, the results of the games.
 
-    If options.record is set, the episodes and `note` are written to that file.
+    If options.record is set, the episodes and `note` are written to the file options.record.
     """
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
     usual = EPISODES if opponent is None or options.show is not None else GAMES
@@ -267,13 +270,13 @@ def _play(
 
 
 def make_player_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
-    """Return an env to play in. It does not normalise observations, since each policy has its own statistics."""
+    """Return a vector env for playing, which does not normalise observations, because each policy has its own statistics."""
     raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None})
     return make_env(raw, seed, num_envs=num_envs, gamma=spec.agent.algorithm.gamma, training=False, threads=cores(), input=spec.agent.input)
 
 
 def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, options: EnjoyOptions) -> None:
-    """Raise UserError if the options do not fit the number of agents of the env, or if no policy plays for an agent."""
+    """Raise UserError if the options do not fit the number of agents of the env, or if an agent has no policy that plays for it."""
     if not env.info.agents:
         if opponent is not None:
             raise UserError(f"--against {opponent.name} has no effect: {env.name} has one agent; remove it")
@@ -285,7 +288,7 @@ def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent 
 
 
 def _games(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, results: Results, own_N: np.ndarray) -> Games:
-    """Return the results of an env with several agents."""
+    """Return the results of the games that were played in an env with several agents."""
     found, count = results.games(), len(env.info.agents)
     returns = [returns_A for _, returns_A in found]
     if opponent is None:
@@ -296,7 +299,10 @@ def _games(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None,
 
 
 def env_section(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
-    """Return the env section with `--set` arguments applied. Raises UserError for an argument that is not used to build the env."""
+    """Return the section env of a spec with `--set` arguments applied.
+
+    Raises UserError if an argument changes a key that is not used to build the env.
+    """
     for name in parse_sets(sets).variables:
         raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
     for path in parse_sets(sets).overrides:
@@ -308,9 +314,12 @@ def env_section(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
 
 
 def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: str, names: Collection[str] | None = None) -> None:
-    """Raise UserError if the spaces of the env differ from those of a policy in more than their bounds.
+    """Raise UserError if the observation or action space of the env differs from that of a policy in more than the bounds.
 
-    Args: names: names of the agents for which the policies act; None: all.
+    Args:
+        agents: the policies.
+        played: name of the env for messages.
+        names: names of the agents for which the policies act, or None if the policies act for all agents.
     """
     try:
         info = env.info.for_agents(env.info.agents if names is None else names) if env.info.groups else env.info
@@ -339,7 +348,7 @@ def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoF
 
 
 def summary(played: Played) -> str:
-    """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the video file, if any."""
+    """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the written files, if any."""
     returns = played.returns
     count = _episodes(len(returns) if played.games is None else len(played.games.returns))
     lines = [played.description]
@@ -357,7 +366,7 @@ def _episodes(count: int) -> str:
 
 
 def _statistics(returns: Sequence[float], bounds: tuple[float, float] | None) -> str:
-    """Return mean, 95 % interval and range of returns in words."""
+    """Return a text with the mean, the 95 % interval and the range of returns."""
     mean = estimate(returns, bounds)
     assert mean is not None
     interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
@@ -365,7 +374,7 @@ def _statistics(returns: Sequence[float], bounds: tuple[float, float] | None) ->
 
 
 def _game_lines(games: Games) -> list[str]:
-    """Return the results of an env with several agents in words: of each agent, or of the games against an opponent."""
+    """Return lines of text with the results of games: the returns of each agent, or the results against an opponent."""
     count = _episodes(len(games.returns))
     if games.opponent is None:
         of_agents = np.array(games.returns).T.tolist()

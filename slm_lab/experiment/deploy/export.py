@@ -1,4 +1,4 @@
-"""Export a policy as an ONNX or torch.export file, and check its outputs against the agent."""
+"""Export a policy to an ONNX or torch.export file, and check that the outputs of the file are those of the agent."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ POLICIES: dict[Format, str] = {"onnx": "policy.onnx", "torch": "policy.pt2"}
 OBSERVATIONS = 1_000
 """Number of observations with which the exported file is checked."""
 TOLERANCE = 1e-4
-"""Maximum allowed difference from the agent's outputs, relative to the largest of these outputs (at least 1)."""
+"""Maximum allowed difference between outputs of the file and of the agent, relative to the largest output of the agent (at least 1)."""
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 Outputs = list[np.ndarray]
 Run = Callable[[list[np.ndarray]], Outputs]
-"""Maps the inputs of an exported policy to its outputs."""
+"""Function that maps the inputs of an exported policy to its outputs."""
 
 
 class Exported(NamedTuple):
-    """A file that was written and checked."""
+    """An exported policy file that was written and checked."""
 
     path: Path
     checkpoint: Location
@@ -50,28 +50,30 @@ class Exported(NamedTuple):
     inputs: dict[str, str]
     """Name of each input → dtype and shape."""
     outputs: dict[str, str]
+    """Name of each output → dtype and shape."""
     action_difference: float
-    """Largest difference from the agent's actions."""
+    """Largest difference between actions of the file and of the agent."""
     params_difference: float
-    """Largest difference from the agent's distribution parameters (and hidden states)."""
+    """Largest difference between distribution parameters (and hidden states) of the file and of the agent."""
     card: Path | None = None
-    """The model card."""
+    """Path of the model card, if any."""
 
 
 def export_training(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
 ) -> tuple[Exported, LoadedAgent]:
-    """Export the policy of a checkpoint as a function from observations to deterministic actions.
+    """Export the policy of a checkpoint to a file, as a function from observations to deterministic actions.
 
-    The function includes the observation normaliser and the action rule.
+    The function includes the observation normaliser and the conversion of network outputs to actions. Returns the exported file and the
+    loaded agent.
 
     Args:
-        format: "onnx" or "torch" (torch.export); None: determined by the suffix of `out`, by default "onnx".
-        out: the output file, which is created or replaced only after the check has succeeded; None: a file beside the checkpoint, or below
-            the data folder for a pretrained agent.
-        which, session: as in load_agent.
+        format: "onnx" or "torch" (torch.export), or None to choose the format by the suffix of `out` ("onnx" without `out`).
+        out: path of the output file, or None for a file beside the checkpoint (for a pretrained agent, below the data folder). The file is
+            created or replaced only after the check of its outputs has succeeded.
+        which, session: as in `load_agent`.
 
-    Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
+    Raises UserError if the policy cannot be exported, or if the actions of the exported file differ from those of the agent.
     """
     format = format_of(out, format)
     check_packages(format)
@@ -81,9 +83,11 @@ def export_training(
 
 
 def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: bool = False) -> Exported:
-    """Write the policy of an agent to `path`, and check it. If this raises UserError (see export_training), no file is written.
+    """Export the policy of an agent to the file `path`, and check the outputs of the file.
 
     Args: new_folder: whether to create the folder of `path` if it does not exist.
+
+    Raises UserError in the same cases as `export_training`, without writing a file.
     """
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
@@ -102,14 +106,17 @@ def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: 
 
 
 def check_packages(format: Format) -> None:
-    """Raise UserError if a package that the format needs is not installed."""
+    """Raise UserError if a package that an export to `format` needs is not installed."""
     for package in _ONNX_PACKAGES if format == "onnx" else ():
         if find_spec(package) is None:  # not imported: onnxscript takes seconds, and is rarely used
             raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'")
 
 
 def format_of(out: Path | None, format: Format | None) -> Format:
-    """Return the format of the output file. Raises UserError if it cannot be written, or its suffix does not fit the format."""
+    """Return the format of the output file `out`: the given format, the format of the suffix of `out`, or "onnx".
+
+    Raises UserError if `out` cannot be written, or if its suffix does not fit the format.
+    """
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
         raise UserError(f"--out {out} {why}")
@@ -121,7 +128,7 @@ def format_of(out: Path | None, format: Format | None) -> Format:
 
 
 def summary(done: Exported) -> str:
-    """Return a text with the checkpoint, the file, its inputs and outputs, and its differences from the agent."""
+    """Return a text with the checkpoint, the exported file, its inputs and outputs, and the differences of its outputs from the agent's."""
     lines = [done.description, str(done.path)]
     lines += [
         f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
@@ -137,11 +144,11 @@ def summary(done: Exported) -> str:
 
 
 Ports = tuple[dict[str, str], dict[str, str]]
-"""Two dicts, of the inputs and of the outputs: name → dtype and shape."""
+"""Two dicts {name: dtype and shape}, the first for the inputs and the second for the outputs of an exported policy."""
 
 
 class _Example(NamedTuple):
-    """A batch of inputs with their names, and the names of the outputs."""
+    """An example batch of inputs for the exporters, the names of the inputs, and the names of the outputs."""
 
     inputs: tuple[Tensor, ...]
     names: list[str]
@@ -149,10 +156,11 @@ class _Example(NamedTuple):
 
 
 def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Ports, tuple[float, float]]:
-    """Write the file and check it; return its inputs and outputs, and the differences from the agent. Raises UserError.
+    """Write the exported policy to `path` and check the file. Raises UserError if no exporter succeeds.
 
-    A trace takes 0.3 s, and torch.export with the translation of its result 9 s, but a trace cannot contain control flow that depends on
-    values. torch.export is therefore used only if tracing reports a doubt, or if the traced policy gives different actions.
+    Returns the inputs and outputs of the file, and the differences of its actions and of its other outputs from those of the agent. For
+    ONNX, tracing is tried first, which takes 0.3 s (torch.export with translation to ONNX takes 9 s). A trace cannot contain control flow
+    that depends on values. torch.export is therefore used if tracing fails or warns, or if the traced policy gives different actions.
     """
     policy = ExportedPolicy(agent)
     example = _example(policy)
@@ -191,7 +199,7 @@ def _not_exportable(format: Format, error: Exception) -> UserError:
 
 
 def _trace_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
-    """Return the ONNX file of a trace. Raises TracerWarning if values that were computed during the trace became constants."""
+    """Return the content of an ONNX file of the traced policy. Raises TracerWarning if the trace turns computed values into constants."""
     content: Any = BytesIO()
     axes = {name: {0: "batch"} for name in (*example.names, *example.out_names)}
     doubt: type[Warning] = vars(torch.jit)["TracerWarning"]
@@ -208,7 +216,7 @@ def _exported_program(policy: ExportedPolicy, example: _Example) -> torch.export
 
 
 def _export_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
-    """Return the ONNX file that torch translates from the program of torch.export."""
+    """Return the content of the ONNX file to which torch translates the program of torch.export."""
     program = _exported_program(policy, example)
     written = torch.onnx.export(program, input_names=example.names, output_names=example.out_names, verbose=False)
     assert written is not None
@@ -217,7 +225,7 @@ def _export_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
 
 
 def _export_to_torch(policy: ExportedPolicy, example: _Example) -> bytes:
-    """Return the content of the torch.export file. It is created in memory, since torch's file writer aborts if the disk is full."""
+    """Return the content of a torch.export file, created in memory, because torch's file writer aborts if the disk is full."""
     content = BytesIO()
     torch.export.save(_exported_program(policy, example), content)
     return content.getvalue()
@@ -229,7 +237,7 @@ def _form(tensor: Tensor) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress log messages and warnings of torch's exporters, whose failures raise errors."""
+    """Suppress log messages and warnings of torch's exporters, which are not needed because failures of the exporters raise errors."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -256,10 +264,10 @@ def _runner(format: Format, path: Path) -> Run:
 
 
 def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
-    """Compare with agent.act(deterministic=True); return the largest differences of actions and of parameters.
+    """Compare the exported policy with agent.act(deterministic=True), and return the largest differences of actions and of parameters.
 
-    Integer actions may differ from the agent's only because the parameters differ slightly: the action rule, applied to the file's own
-    parameters, must give the file's action. Raises UserError for a mismatch.
+    An integer action of the file may differ from the agent's action only because of slightly different distribution parameters. The action
+    of the file must therefore be the mode of the distribution that the file's own parameters define. Raises UserError for a mismatch.
     """
     rng = np.random.default_rng(0)
     inputs = [_observations(entry, policy, rng) for entry in policy.entries]
@@ -296,13 +304,19 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
 
 
 def _difference(found: np.ndarray, known: np.ndarray) -> float:
-    """Return the largest difference, relative to the largest value of `known` (at least 1); infinite if a value is not finite."""
+    """Return the largest difference between two arrays, relative to the largest absolute value of `known` (at least 1).
+
+    If a value is not finite, return infinity.
+    """
     difference = float(np.abs(found.astype(np.float64) - known).max() / max(1.0, float(np.abs(known).max())))
     return difference if np.isfinite(difference) else float("inf")
 
 
 def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator) -> np.ndarray:
-    """Sample observations of an entry in the env's form: around the normaliser's mean, or over the space."""
+    """Sample random values of an entry of the observation, in the form of the env.
+
+    Values of a normalised entry are drawn around the mean of the normaliser, and other values are drawn from the complete space.
+    """
     space, count = entry.space, OBSERVATIONS
     match space:
         case spaces.Discrete():

@@ -1,4 +1,4 @@
-"""A policy as one torch module that maps the env's observations to its actions and can be exported by torch.export or to ONNX."""
+"""A policy as one torch module that maps observations of the env to actions of the env, and that can be exported to a file."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from slm_lab.lib.records import Use
 
 
 class Entry(NamedTuple):
-    """One input of the module: the observation, or an entry of a Dict or Tuple observation."""
+    """One input of an exported policy: the observation, or an entry of a Dict or Tuple observation."""
 
     name: str
     path: tuple[Any, ...]
-    """Keys that lead to the entry; empty if the observation is not a Dict or Tuple."""
+    """Keys that lead to the entry, or () if the observation is not a Dict or Tuple."""
     space: spaces.Space[Any]
     encode: Callable[[Tensor], Tensor]
-    """Convert a batch of the env's observations to the agent's form, without normalisation."""
+    """Function that converts a batch of observations from the form of the env to the form of the policy, without normalisation."""
     floats: slice
-    """Slice of the normaliser's statistics for this entry; empty if the entry is not normalised."""
+    """Slice of the normaliser's statistics for this entry. The slice is empty if the entry is not normalised."""
     is_image: bool
     use: Use
 
 
 class ExportedPolicy(nn.Module):
-    """Computes actions from observations in the env's form (one batch [B, …] per entry) and, if recurrent, a hidden state [B, S].
+    """Module that computes the actions of a policy. Raises UserError if the policy cannot be exported.
 
-    forward returns (action, params) and, for a recurrent policy, the next hidden state. action [B, …] is the mode of the action
-    distribution in the env's form, in a Dict or Tuple space one action per entry (`action_names`); params [B, P] are the parameters of the
-    distribution. Raises UserError if a policy cannot be exported.
+    The inputs are observations in the form of the env, one batch [B, …] for each entry of a Dict or Tuple observation, and, for a recurrent
+    policy, a hidden state [B, S]. `forward` returns (action, params) and, for a recurrent policy, the next hidden state. The action [B, …]
+    is the mode of the action distribution in the form of the env. For a Dict or Tuple action space, there is one action output for each
+    entry (`action_names`). The output params [B, P] contains the parameters of the action distribution.
     """
 
     mean: Tensor | None
@@ -66,7 +67,7 @@ class ExportedPolicy(nn.Module):
         mask = next((entry for entry in self.entries if entry.use == "mask"), None)
         self.masked = mask is not None
         self.unmasked = 0 if mask is None else self.distribution.param_dim - math.prod(mask.space.shape or ())
-        """Number of parameters, the last ones, that the mask does not concern."""
+        """Number of distribution parameters, at the end of the parameter vector, to which the action mask does not apply."""
         self.packed = len(self.entries) > 1 and any(entry.is_image for entry in self.entries)
         if self.packed:
             first = next(iter(self.body.layers), None)
@@ -110,7 +111,7 @@ class ExportedPolicy(nn.Module):
 
 
 def all_params(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
-    """Return the actor's outputs, with the log standard deviation appended if it does not depend on the observation."""
+    """Return the outputs of the actor, to which a log standard deviation that does not depend on the observation is appended."""
     if distribution.normal is None or distribution.normal.log_std is None:
         return params_BP
     log_std_BD = distribution.normal.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
@@ -118,7 +119,7 @@ def all_params(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
 
 
 class _Join(nn.Module):
-    """Replaces a net's Unpack: takes entries concatenated as float32 [B, F] instead of packed in bytes."""
+    """Replaces the layer Unpack of a net. Its input is a float32 tensor [B, F] of concatenated entries instead of packed bytes."""
 
     def __init__(self, unpack: Unpack) -> None:
         super().__init__()
@@ -144,7 +145,7 @@ def _entries(agent: LoadedAgent) -> list[Entry]:
 
 
 def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Tensor], Tensor]:
-    """Return the function of `observation_codec`, implemented in torch."""
+    """Return a function, implemented in torch, that encodes observations of `space` as `observation_codec` does."""
     if layout is not None and layout.is_image:
         target, last, dtype = layout.shape, layout.channels_last, torch.uint8 if layout.dtype == "uint8" else torch.float32
         return lambda x: (x.movedim(x.dim() - 1, x.dim() - 3) if last else x).to(dtype).reshape(-1, *target)
@@ -172,11 +173,12 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
 
 
 Decoder = Callable[[Tensor], list[Tensor]]
-"""Maps a batch of the agent's actions to the env's actions: one batch per entry of a Dict or Tuple, otherwise one."""
+"""Function that converts a batch of actions from the form of the policy to the form of the env: one batch for each entry of a Dict or
+Tuple action space, or one batch for any other space."""
 
 
 def _joint_decoder(space: spaces.Space[Any]) -> Decoder:
-    """Return the function from the number of a combination of a MultiDiscrete space to its components."""
+    """Return a function that converts the index of a combination of MultiDiscrete actions to the components of the action."""
     assert isinstance(space, spaces.MultiDiscrete)
     nvec, first = torch.from_numpy(space.nvec.ravel()).long(), torch.from_numpy(space.start.ravel()).long()
     below = torch.cat([nvec[1:].flip(0).cumprod(0).flip(0), torch.ones(1, dtype=torch.int64)])
@@ -185,7 +187,7 @@ def _joint_decoder(space: spaces.Space[Any]) -> Decoder:
 
 
 def _decoder(space: spaces.Space[Any]) -> Decoder:
-    """Return the function of `action_codec`, implemented in torch."""
+    """Return a function, implemented in torch, that decodes actions of `space` as `action_codec` does."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         decode = _leaf_decoder(space)
         return lambda a: [decode(a)]
@@ -216,7 +218,7 @@ def _leaf_decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
 
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
-    """Return the dtype of a space's values. Raises UserError if torch has no such dtype."""
+    """Return the torch dtype of the values of a space. Raises UserError if torch has no such dtype."""
     try:
         return torch.from_numpy(np.zeros(1, space.dtype)).dtype
     except TypeError:

@@ -27,15 +27,15 @@ class Facts(NamedTuple):
     digest: str
     """First 16 hexadecimal digits of the SHA-256 of the saved spec without meta.run."""
     saved: Mapping[str, Any]
-    """Entries of its checkpoint, see bundle.PLAYABLE."""
+    """Entries of the checkpoint of the policy (see bundle.PLAYABLE)."""
     source: str
     """Name of the run folder and of the checkpoint file."""
     start: Mapping[str, Any]
-    """The record of the last start of the run (meta.run): versions, git, date."""
+    """Last entry of meta.run, which describes the last start of the run: versions, git commit, date."""
 
     @property
     def mean_return(self) -> tuple[float, float | None, str] | None:
-        """Mean return, its standard error, and a description of the episodes; None if no episode had ended."""
+        """(mean return, standard error of the mean, description of the episodes), or None if no episode had ended."""
         value = self.saved.get("current_return")
         if value is None:
             return None
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
 
 
 def policy_facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> Facts:
-    """Return information about a policy. Raises SpecError or UserError if its spec is damaged.
+    """Return information about the policy of a checkpoint. Raises SpecError or UserError if the saved spec is damaged.
 
     Args: saved: entries of the checkpoint.
     """
@@ -63,7 +63,7 @@ def _checkpoint_text(training: Training, checkpoint: Location) -> str:
 
 
 def read_saved_spec(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the name and the body of the only spec in a file. Raises UserError."""
+    """Return the name and the content of the only spec in a file. Raises UserError if the file cannot be read or has another form."""
     try:
         ((name, body),) = json.loads(file.read_text(encoding="utf-8")).items()
         return str(name), dict(body)
@@ -72,16 +72,16 @@ def read_saved_spec(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def digest(name: str, body: Mapping[str, Any]) -> str:
-    """Return the digest of a saved spec, which covers the spec without meta.run."""
+    """Return the digest of a saved spec without meta.run: the first 16 hexadecimal digits of its SHA-256."""
     meta = {key: value for key, value in body.get("meta", {}).items() if key != "run"}
     return hashlib.sha256(json.dumps({name: {**body, "meta": meta}}, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def list_models(data_dir: Path) -> list[dict[str, Any]]:
-    """Return one row per model, the models of the user before the pretrained agents.
+    """Return one dict for each registered model, followed by one dict for each pretrained agent.
 
-    A row contains name, pretrained, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest and
-    folder. If a model cannot be read, its row contains only name, pretrained, problem and folder.
+    A dict contains name, pretrained, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest and
+    folder. If a model cannot be read, its dict contains only name, pretrained, problem and folder.
     """
     own, shipped = [models_dir(data_dir) / name for name in model_names(data_dir)], [PRETRAINED / name for name in pretrained_names()]
     return [{"name": folder.name, "pretrained": folder in shipped, **_row(folder), "folder": str(folder)} for folder in own + shipped]
@@ -113,7 +113,7 @@ def _facts_row(known: Facts, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
-    """Return the models as lines of aligned columns, followed by the pretrained agents."""
+    """Return a text table of the registered models, followed by a text table of the pretrained agents. Args: rows: as from list_models."""
     own = [row for row in rows if not row["pretrained"]]
     lines = _table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
     if shipped := _table([row for row in rows if row["pretrained"]], columns=5):

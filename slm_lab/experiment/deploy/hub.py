@@ -1,7 +1,8 @@
-"""Named models in repositories of the Hugging Face Hub: `push` and `pull`.
+"""Upload named models to repositories of the Hugging Face Hub (`push`), and download them (`pull`).
 
-A downloaded model is untrusted data. Only files whose names are in PULLED are downloaded, none of which contains a pickle; the weights are
-a safetensors file. A spec that names modules is refused unless the user trusts it, since these modules would be imported.
+A downloaded model is untrusted data. Only files whose names are in PULLED are downloaded. None of these files contains a pickle, and the
+weights are a safetensors file. A spec that names modules is refused unless the user trusts the spec, because these modules would be
+imported.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from slm_lab.lib.text import error_line
 from slm_lab.spec.report import KeyPath, show_path
 
 PULLED = (WEIGHTS, SPEC, "policy.onnx", CARD)
-"""Files that are downloaded. policy.pt2 is not, since torch.export.load may unpickle it; it can be exported again from the weights."""
+"""Names of the files that are downloaded. policy.pt2 is not downloaded, because torch.export.load may unpickle it. The policy can be
+exported to policy.pt2 again from the weights."""
 LARGEST = {WEIGHTS: 2**31, "policy.onnx": 2**31, SPEC: 2**20, CARD: 2**20}
 """Maximum size in bytes of each file that is downloaded."""
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".zip", ".joblib")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CODE = re.compile(r"\S+:\S+")
-"""A name of the form "package.module:Name", whose module would be imported."""
+"""Regular expression for a name of the form "package.module:Name", whose module would be imported."""
 _WHY = {
     401: "the token is not valid: hf auth login, or set HF_TOKEN",
     403: "the token does not allow it: it needs write access to this repository",
@@ -40,11 +42,12 @@ _WHY = {
 
 
 def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
-    """Upload a named model to a repository, which is created if it does not exist; return a summary.
+    """Upload a named model to a repository, and return a summary. The repository is created if it does not exist.
 
-    Args: private: whether a new repository is private. An existing repository must then be private too.
+    Args: private: whether a new repository is private. If `private` is True, an existing repository must be private too.
 
-    Raises UserError if there is no such model, token, network or permission, or if the repository is public although `private` is set.
+    Raises UserError if the model does not exist, if the token, the network or the permission is missing, or if the repository is public
+    although `private` is True.
     """
     model = named_model(name, data_dir)
     _check_repo(repo)
@@ -67,16 +70,16 @@ def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
 
 
 def pull(where: str, data_dir: Path, name: str | None = None, *, replace: bool = False, trust_code: bool = False) -> str:
-    """Download a model from a repository and register it; return a summary.
+    """Download a model from a repository, register the model on this machine, and return a summary.
 
     Args:
         where: USER/REPO, or USER/REPO@REVISION (a branch, tag or commit).
-        name: name of the model; None: the name of the repository.
+        name: name under which the model is registered, or None for the name of the repository.
         replace: whether to replace an existing model with this name.
         trust_code: whether to accept a spec that names modules, which are imported when the model is loaded.
 
-    Raises UserError if there is no such repository or no network, or if the model is not of slm_lab, damaged or unsafe. In these cases no
-    model is registered.
+    Raises UserError, without registering a model, if the repository or the network cannot be reached, or if the model was not written by
+    slm_lab, is damaged, or is unsafe.
     """
     repo, _, revision = where.partition("@")
     _check_repo(repo)
@@ -120,7 +123,7 @@ def _api(hub: ModuleType) -> Any:
 
 @contextmanager
 def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
-    """Convert errors of the Hub and of the network to UserError."""
+    """Convert errors of the Hugging Face Hub and of the network to UserError."""
     try:
         yield
     except UserError:
@@ -144,7 +147,7 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
 
 
 def _files(where: str, sizes: Mapping[str, int | None]) -> list[str]:
-    """Return the files to download. Raises UserError if the repository has no model of slm_lab, or too large a file."""
+    """Return the names of the files to download. Raises UserError if the repository has no model of slm_lab, or if a file is too large."""
     if missing := [file for file in (WEIGHTS, SPEC) if file not in sizes]:
         pickles = sorted(file for file in sizes if file.endswith(_PICKLES))
         unsafe = (
@@ -158,7 +161,7 @@ def _files(where: str, sizes: Mapping[str, int | None]) -> list[str]:
 
 
 def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path) -> None:
-    """Download one file to `folder`."""
+    """Download one file of a repository to `folder`."""
     cache = folder / ".download"
     try:
         found = Path(_api(hub).hf_hub_download(repo, file, revision=revision, local_dir=cache))
@@ -170,7 +173,7 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
 
 
 def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
-    """Load a downloaded model; return its description. Raises UserError if it is damaged, unsafe, or of another version."""
+    """Load a downloaded model to check it, and return its description. Raises UserError if it is damaged, unsafe, or of another version."""
     from slm_lab.experiment.deploy.facts import read_saved_spec
     from slm_lab.experiment.deploy.load import load_trained
 
@@ -192,7 +195,7 @@ def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
 
 
 def _reject_control_characters(tree: Any) -> None:
-    """Raise UserError for a text with a control character, which could change what a terminal shows."""
+    """Raise UserError if a string in nested lists and dicts contains a control character, which could change what a terminal shows."""
     match tree:
         case dict():
             _reject_control_characters([*tree.keys(), *tree.values()])
@@ -204,7 +207,7 @@ def _reject_control_characters(tree: Any) -> None:
 
 
 def _code_names(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the values of a spec that name a module, outside the record of its starts, with their paths."""
+    """Yield (path, value) for each value of a saved spec that names a module. The record meta.run is skipped."""
     if path == ("meta", "run"):
         return
     match tree:

@@ -22,21 +22,29 @@ from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.report import nearest_hint
 
 SEATS = ("first", "second", "random")
-"""Whether the person makes the first move of each game; random: drawn for each game."""
+"""Seat of the person in each game: "first" or "second" to move, or "random" (drawn for each game)."""
 _QUIT = ("q", "quit", "exit")
 _STONES = "XO"
-"""Letters of the stones of the player who moves first, and of the other."""
+"""Letters that show the stones of the player who moves first and of the player who moves second."""
 Read = Callable[[], str]
-"""Returns the next line of input with its newline; "" at the end."""
+"""Function that returns the next line of input including its newline, or "" at the end of the input."""
 Write = Callable[[str], None]
 
 
 class _End(Exception):
-    """The person ends the game."""
+    """Raised if the person ends the game."""
 
 
 def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str, read: Read, write: Write) -> None:
-    """Play games between a person and a trained agent until all are played, or until the person quits. Raises SpecError or UserError."""
+    """Play games between a person and a trained agent until all games are played or the person quits.
+
+    Args:
+        seat: one of SEATS.
+        read: function that reads a line of the person's input.
+        write: function that writes text to the terminal.
+
+    Raises SpecError if the env section is invalid, and UserError if the agent was not trained in a supported board game.
+    """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     env_spec = env_section(spec, training.spec_file, options.sets)
     name = env_spec.name.rpartition(":")[2]
@@ -59,7 +67,7 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
 
 
 def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
-    """Return a function that acts for all agents of an env, by the policy of each agent or by the only policy."""
+    """Return a function that computes the actions of all agents of an env, with the policy of each agent or the only policy."""
     rng = np.random.default_rng()
     if len(players) == 1:  # also for the other agent, whose moves are then not used
         return policy_act(players[0].agent, rng, deterministic)
@@ -67,9 +75,9 @@ def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Ac
 
 
 class _HumanGames:
-    """Games of a person against policies in one env.
+    """Plays games of a person against policies in one env.
 
-    Args: act: acts for both players.
+    Args: act: function that computes the actions of both players, of which the person's action is replaced.
     """
 
     def __init__(self, env: Env, game: BoardGame, act: Act, read: Read, write: Write) -> None:
@@ -77,7 +85,7 @@ class _HumanGames:
         self.results = {"won": 0, "drawn": 0, "lost": 0}
 
     def play(self, games: int, seat: str, rng: np.random.Generator) -> None:
-        """Play games, and print how many of them the person has won, unless there is only one game."""
+        """Play games until the person quits. If `games` is above 1, print the numbers of games won, drawn and lost."""
         try:
             for _ in range(games):
                 is_first = bool(rng.integers(2)) if seat == "random" else seat == "first"
@@ -88,7 +96,7 @@ class _HumanGames:
             self.write(f"you have {', '.join(f'{result} {count}' for result, count in self.results.items())}\n")
 
     def _play_game(self, is_first: bool) -> Literal["won", "drawn", "lost"]:
-        """Play a game; return its result for the person."""
+        """Play one game, and return the result for the person."""
         obs_N, first_N = self.env.reset(), np.ones(2, np.bool_)
         observation = self.env.info.observation
         turn = self._turn()
@@ -114,7 +122,7 @@ class _HumanGames:
         return int(self.env.acts_N.argmax())
 
     def _ask(self, valid: list[str]) -> int:
-        """Return the action that the person enters; ask again until it is valid. Raises _End."""
+        """Ask the person for a move until the move is valid, and return the action. Raises _End if the person quits."""
         if valid == ["pass"]:
             self.write("you have no other move than: pass\n")
         while True:
@@ -130,7 +138,7 @@ class _HumanGames:
                 self.write(f"'{word}' {why}\n")
 
     def _result(self, step: VecStep, human: int) -> Literal["won", "drawn", "lost"]:
-        """Announce and return the result of a game for the person."""
+        """Print who has won the game, and return the result for the person."""
         returns = {episode.env: episode.total_reward for episode in step.episodes}
         difference = returns[human] - returns[1 - human]
         self.write("you win\n" if difference > 0 else "the agent wins\n" if difference < 0 else "a draw\n")

@@ -28,18 +28,18 @@ from slm_lab.spec.models.spec import Spec
 
 
 class LoadedAgent:
-    """A trained policy with its observation normaliser and the spaces of its env. No env is needed to use it.
+    """A trained policy with its observation normaliser and the spaces of its env. A LoadedAgent can act without creating an env.
 
     Attributes:
         policy: the policy.
         normalizers: the observation normaliser of the policy.
         observation_space, action_space: Gymnasium spaces of a single env.
-        path: the loaded checkpoint.
+        path: path of the loaded checkpoint.
         description: description of the agent in one line.
         saved: the entries of the checkpoint that are needed to act.
-        spaces: the agent's spaces, and the functions that convert between them and the spaces of the env.
-        layouts: for each entry of an observation (a Box is its only entry), the image or vector to which it is converted for the policy;
-            None for an entry that is not a Box.
+        spaces: spaces of the policy's inputs and outputs, and functions that convert between these spaces and the spaces of the env.
+        layouts: one item for each entry of a Dict or Tuple observation (or one item for the observation): the image or vector to which the
+            entry is converted for the policy, or None if the space of the entry is not a Box.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LoadedAgent:
 
     @property
     def acting_space(self) -> gym.Space[Any]:
-        """The observation space without the entries that only the critic uses, which are not needed to act."""
+        """The observation space without the entries that only the critic uses, which are not needed to choose actions."""
         space, uses = self.observation_space, self.spaces.uses
         if "critic" not in uses.values():
             return space
@@ -71,15 +71,16 @@ class LoadedAgent:
         return f"<LoadedAgent {self.description}>"
 
     def act(self, obs: Any, state: np.ndarray | None = None, deterministic: bool = False) -> tuple[Any, np.ndarray | None]:
-        """Choose the action for one observation, or the actions for a batch of observations, in the env's own form.
+        """Choose the action for one observation, or the actions for a batch of observations.
 
         Args:
-            obs: an element of `observation_space` (of the env after env.wrappers), or a batch of elements with a leading axis. If
-                env.obs_keys keeps one part of a Dict or Tuple, the whole observation is accepted too.
-            state: hidden state [N, S] of a recurrent net after the previous observation; None at the start of an episode.
+            obs: an element of `observation_space` (an observation after the wrappers of the spec), or a batch of elements with a leading
+                axis. If env.obs_keys keeps one entry of a Dict or Tuple, the complete observation of the env is accepted too.
+            state: hidden state [N, S] of a recurrent net after the previous observation, or None at the start of an episode.
             deterministic: whether to use the mode of the action distribution instead of a sample.
 
-        Returns: the action (or actions), and the hidden state (None if the policy is not recurrent).
+        Returns: (action, hidden state). The action is an element of `action_space`, or a batch of elements for a batch of observations. The
+            hidden state is None if the policy is not recurrent.
         """
         if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
@@ -94,7 +95,7 @@ class LoadedAgent:
         return first_action(self.action_space, action_N), out.state_N
 
     def encode(self, obs_N: Any) -> np.ndarray:
-        """Convert a batch of the env's observations to the policy's input: one normalised array."""
+        """Convert a batch of observations of the env to the input of the policy, which is one normalised array."""
         encoded_N = self.spaces.encode(obs_N)
         return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
 
@@ -114,14 +115,15 @@ def load_agent(
     """Load a trained agent.
 
     Args:
-        folder: the folder of a run, search or study, the name of a model below data/models (or its folder), or the
-            name of a pretrained agent.
+        folder: the folder of a run, search or study, the name of a model in data/models (or the folder of the model), or the name of a
+            pretrained agent.
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
-        session: index of the Session; with num_policies of meta.sampler, number of the table (see RunPaths.session_df). None: the Session
-            with the best weights.
-        trial: index of a trial of a search; None: the best confirmed trial or, if no trial was confirmed, the best trial.
-        entry, env, seed: select a run of a study; None: the best run (if the study has several envs, `env` is required).
-        policy: name of the policy in agent.policies; required if there are several policies.
+        session: index of the Session, or None for the Session with the best weights. If meta.sampler.num_policies is above 1, `session` is
+            the number of the log of a Session and policy (see RunPaths.session_df).
+        trial: index of a trial of a search, or None for the best confirmed trial or, if no trial was confirmed, the best trial.
+        entry, env, seed: labels of entry and env and seed of a run of a study, or None for the best run. If the study has several envs,
+            `env` is required.
+        policy: name of the policy in agent.policies, which is required if there are several policies.
 
     Raises UserError if the folder, model, trial, run or policy does not exist, or if there is no usable checkpoint.
     """
@@ -131,10 +133,10 @@ def load_agent(
 def load_trained(training: Training, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
     """Load the agent of a training from a checkpoint.
 
-    If a checkpoint is unusable but another one is usable, there is only a notice. Raises UserError if no checkpoint is usable, or if the
-    training has several policies and none of them is chosen.
+    If the best checkpoint cannot be used but another checkpoint can, log a notice and load the other checkpoint. Raises UserError if no
+    checkpoint can be used, or if the training has several policies and training.policy is None.
 
-    Args: session: index of the Session; None: the Session with the best weights, see bundle.rank.
+    Args: session: index of the Session, or None for the Session with the best weights (see bundle.rank).
     """
     if training.policy is None and len(names := training.policies) > 1:
         raise UserError(f"{training.paths.root} has several policies; choose one of {', '.join(names)} (--policy, or policy=…)")
@@ -158,7 +160,7 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu", name: str = "") -> LoadedAgent:
     """Build the agent of a spec with the weights of a checkpoint. Raises BundleError if the weights do not fit the spec.
 
-    Args: name: name of the training in its search or study.
+    Args: bundle: content of the checkpoint. name: name of the training in its search or study, for the description.
     """
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
@@ -195,7 +197,7 @@ def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: st
 
 
 def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
-    """Return a text with the reasons why no checkpoint is usable, and the name of a readable one; "" if there are no problems."""
+    """Return a text with the reasons why no checkpoint can be used, and the name of a readable checkpoint, or "" without problems."""
     index = None if session is None else _tables(training, session)[0]
     other = readable_checkpoint(training.paths, index, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
@@ -217,7 +219,10 @@ def _no_checkpoint(training: Training, which: CheckpointName, session: int | Non
 def _checkpoints(
     training: Training, which: CheckpointName, session: int | None, problems: list[str]
 ) -> list[tuple[Location, dict[str, Any]]]:
-    """Return the readable checkpoints of a training, best first. The reasons why others cannot be read are added to `problems`."""
+    """Return (path, content) of the readable checkpoints of a training, best first.
+
+    The reasons why other checkpoints cannot be read are added to `problems`.
+    """
     found, paths, trial = [], training.paths, training.trial
     for index in _tables(training, session):
         path = paths.checkpoint(index, which, trial)
@@ -234,7 +239,10 @@ def _checkpoints(
 
 
 def _tables(training: Training, session: int | None) -> list[int]:
-    """Return the numbers of the tables (of Sessions or their policies) whose checkpoints may be used."""
+    """Return the indices of the logs whose checkpoints may be used.
+
+    Each Session or, if the training has several policies, each policy of each Session has its own log and checkpoints.
+    """
     if not (names := training.policies):
         return training.paths.sessions(t=training.trial) if session is None else [session]
     policy = 0 if training.policy is None else names.index(training.policy)
@@ -243,7 +251,7 @@ def _tables(training: Training, session: int | None) -> list[int]:
 
 
 def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
-    """Return whether an observation consists of the parts of a Dict or Tuple space."""
+    """Return whether an observation has exactly the entries of a Dict or Tuple space."""
     if isinstance(space, gym.spaces.Dict):
         return isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()
     return isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space.spaces)

@@ -32,17 +32,19 @@ class PolicyPlayer(NamedTuple):
 
     agent: LoadedAgent
     policy: str | None = None
-    """Name of the policy in agent.policies; None: it is the only policy."""
+    """Name of the policy in agent.policies, or None if the training has only one policy."""
     agents: tuple[str, ...] | None = None
-    """Names of the agents for which the policy acts; None: all agents."""
+    """Names of the agents for which the policy acts, or None if the policy acts for all agents."""
 
 
 def load_players(
     training: Training, spec: Spec, which: CheckpointName = "best", session: int | None = None, device: str = "cpu"
 ) -> list[PolicyPlayer]:
-    """Load all policies of one Session of a training, or only the policy that was chosen (Training.policy). Raises UserError.
+    """Load all policies of one Session of a training or, if training.policy is given, only this policy.
 
-    Args: session: index of the Session; None: the Session whose worst policy ranks highest, see bundle.rank.
+    Args: session: index of the Session, or None for the Session whose worst policy ranks highest (see bundle.rank).
+
+    Raises UserError if there is no usable checkpoint.
     """
     policies = spec.agent.policies
     if policies is None:
@@ -59,7 +61,7 @@ def load_players(
 
 
 def best_session(training: Training, which: CheckpointName) -> int | None:
-    """Return the Session whose worst policy ranks highest; None if no Session has checkpoints of all policies."""
+    """Return the index of the Session whose worst policy ranks highest, or None if no Session has checkpoints of all policies."""
     paths, count, ranks = training.paths, len(training.policies), dict[int, tuple[int, float]]()
     for session in sorted({index // count for index in paths.sessions(t=training.trial)}):
         with suppress(state.BundleError, OSError):
@@ -69,7 +71,10 @@ def best_session(training: Training, which: CheckpointName) -> int | None:
 
 
 def policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool) -> Act:
-    """Return a function that acts for all rows of an env whose observations are not normalised."""
+    """Return a function that computes the actions of a policy for all rows (agents of parallel envs) of a vector env.
+
+    The function normalises the observations, so the env must return raw observations.
+    """
     act: Act = agent.policy.evaluator(rng, deterministic)
     normalizer = agent.normalizers.obs
     if normalizer is None:
@@ -78,7 +83,7 @@ def policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool
 
 
 def scripted_act(player: Player) -> Act:
-    """Return a function that computes the actions of a scripted player for the rows that act in the current step."""
+    """Return a function that computes the actions of a scripted player for the rows (agents of parallel envs) that act in a step."""
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
         rows = np.arange(len(obs_N)) if acts_N is None else np.flatnonzero(acts_N)
@@ -92,16 +97,19 @@ def scripted_act(player: Player) -> Act:
 
 
 def random_act(env: Env, rows: np.ndarray) -> Act:
-    """Return a function that draws uniformly among the valid actions, for some rows of an env."""
+    """Return a function that draws actions uniformly among the valid actions, for some rows (agents of parallel envs) of an env."""
     return lambda obs_N, first_N, acts_N=None, /: env.sample()[rows]
 
 
 Parts = list[tuple[np.ndarray, Act]]
-"""(rows, int64 [K]; function that acts for these rows) for each player."""
+"""Pairs (rows, function) for each player. The rows, int64 [K], are indices of agents of parallel envs, for which the function acts."""
 
 
 def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
-    """Return which policy acts for which of the given rows. Rows for which no policy acts are left out."""
+    """Assign policies to the given rows (agents of parallel envs), and return pairs (rows, function that acts for these rows).
+
+    Rows for which no policy acts are left out.
+    """
     parts: Parts = []
     for player in players:
         own = rows if player.agents is None else np.intersect1d(rows, env.info.rows_of(player.agents))
@@ -113,16 +121,20 @@ def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rn
 
 @dataclass(frozen=True)
 class Opponent:
-    """The player for the agents for which the policy does not play: random actions, a scripted player, or the policies of another run."""
+    """Opponent of a trained policy, which plays for all other agents: random actions, a scripted player, or the policies of another run."""
 
     name: str
     """Name of the opponent as the user has given it."""
     path: str | None = None
-    """Class of a scripted player, "package.module:Class"."""
+    """Class of a scripted player, "package.module:Class", or None."""
     players: tuple[PolicyPlayer, ...] = ()
+    """Policies of another run, or () for random actions or a scripted player."""
 
     def parts(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
-        """Return which player acts for which of the given rows. Raises UserError if the opponent does not fit the env."""
+        """Assign players of the opponent to the given rows (agents of parallel envs), and return pairs (rows, function that acts).
+
+        Raises UserError if the opponent does not fit the env.
+        """
         if self.path is not None:
             return self._scripted(self.path, env, rows, rng)
         if not self.players:
@@ -133,7 +145,7 @@ class Opponent:
         return parts
 
     def _scripted(self, path: str, env: Env, rows: np.ndarray, rng: np.random.Generator) -> Parts:
-        """Return the parts of scripted players, with one player for each group of agents that have equal spaces."""
+        """Return pairs (rows, function that acts), with one scripted player for each group of agents that have equal spaces."""
         parts: Parts = []
         for info in env.info.groups or (env.info,):
             try:
@@ -146,9 +158,9 @@ class Opponent:
 
 
 def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
-    """Return the opponent with this name. Raises UserError if there is none.
+    """Return the opponent of the given name. Raises UserError if there is no such opponent.
 
-    Args: name: "random", a class of slm_lab.env.board_players, "package.module:Class", or a run or model.
+    Args: name: "random", the name of a class in slm_lab.env.board_players, "package.module:Class", or the name of a run or model.
     """
     from slm_lab.spec.load.loader import load_spec
 
@@ -169,9 +181,10 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
 
 
 def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
-    """Return the rows for which a training plays in games against an opponent, bool [N].
+    """Return for which rows (agents of parallel envs) the policies of a training play in games against an opponent, bool [N].
 
-    These are the rows of its policies' agents or, if a policy plays for all agents, one agent of each env, in turn.
+    If the policies have agents of their own, they play for these agents. If one policy plays for all agents, it plays for one agent of each
+    env: the first agent in the first env, the second agent in the second env, and so on.
     """
     num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
     for player in players:
@@ -186,7 +199,7 @@ def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
 class Results:
     """Collects the returns of all agents in each game.
 
-    Args: num_agents: A, number of agents per env.
+    Args: num_rows: number of agents of all parallel envs. num_agents: A, number of agents per env.
     """
 
     def __init__(self, num_rows: int, num_agents: int) -> None:
@@ -194,7 +207,7 @@ class Results:
         self._returns: list[list[float]] = [[] for _ in range(num_rows)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, counts_N: np.ndarray) -> None:
-        """Add the episodes that end in a step. The arguments are those of evaluate.Record."""
+        """Add the returns of the episodes that end in a vector step. The arguments are those of evaluate.Record."""
         for episode in step.episodes:
             if counts_N[episode.env]:
                 self._returns[episode.env].append(episode.total_reward)
@@ -209,7 +222,7 @@ class Results:
 
 
 def check_all_played(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
-    """Raise UserError if no policy plays for some agents of an env."""
+    """Raise UserError if there is an agent of the env for which no policy plays. Args: name: name of the policies for the message."""
     played: set[Any] = {agent for player in players for agent in player.agents or env.info.agents}
     if missing := [agent for agent in env.info.agents if agent not in played]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Export a policy with a model card, to a file or as a named model."""
+"""Export a policy with a model card to a file, or register a policy as a named model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slm_lab.lib.files import indented_json, replace_file
 from slm_lab.lib.log import notice
 
 _PRIVATE = ("command", "host", "checkpoints")
-"""Entries of meta.run that are not copied to a model, since models may be published and these entries name a machine, folders and users."""
+"""Entries of meta.run that are not copied to a named model, because they name a machine, folders and users, and models may be published."""
 
 
 def export(
@@ -48,10 +48,11 @@ def export(
     Args:
         folder, which, session, trial, entry, env, seed, policy: as in `load_agent`.
         format, out: as in `export_training`.
-        name: name under which the policy is registered in data/models/{name}, so that `load_agent` accepts the name; excludes `out`.
+        name: name under which the policy is registered in data/models/{name}, so that `load_agent(name)` loads the policy. `name` and `out`
+            cannot be combined.
         replace: whether to replace an existing model with this name.
 
-    Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
+    Raises UserError if the policy cannot be exported, or if the actions of the exported file differ from those of the agent.
     """
     data_dir = Path("data")
     training = find_training(folder, None, data_dir, Choice(trial, entry, env, seed, policy))
@@ -67,9 +68,9 @@ def export(
 def export_with_card(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
 ) -> Exported:
-    """Export as `export_training` does, and write a model card beside the file, with the same name and the suffix .md.
+    """Export a policy as `export_training` does, and write a model card beside the exported file, with the same name and the suffix .md.
 
-    If a card that was edited or another file with this name exists, it is kept, and there is a notice.
+    If the path of the model card is that of an edited card or of another file, the existing file is kept, and a notice is logged.
     """
     done, agent = export_training(training, format, out, which, session)
     if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
@@ -89,10 +90,11 @@ def register(
     *,
     replace: bool = False,
 ) -> Exported:
-    """Register a policy as a named model: write weights, spec, exported policy and model card to a folder below `data_dir`/models.
+    """Register a policy as a named model: write weights, spec, exported policy and model card to the folder `data_dir`/models/`name`.
 
-    If the policy cannot be exported, it is registered without an exported file, with a notice, and the result contains the path of the
-    weights. If UserError is raised, because the name cannot be used or there is no usable checkpoint, nothing is written.
+    If `format` is None and the policy cannot be exported, the policy is registered without an exported file, a notice is logged, and the
+    result contains the path of the weights. Raises UserError, without writing anything, if the name cannot be used, if there is no usable
+    checkpoint, or if an export to the given `format` fails.
     """
     check_free(name, data_dir, replace)
     agent = load_trained(training, which, session)
@@ -112,7 +114,7 @@ def register(
 
 
 def _exported(agent: LoadedAgent, format: Format | None, folder: Path) -> Exported:
-    """Export to the folder of a model. A failure is an error if the user has chosen the format; otherwise it causes a notice."""
+    """Export a policy to the folder of a named model. If the export fails, raise UserError if `format` is given, else log a notice."""
     chosen = format_of(None, format)
     try:
         check_packages(chosen)
@@ -129,7 +131,7 @@ def _exports(done: Exported) -> Exports:
 
 
 def public_spec(file: Path) -> bytes:
-    """Return the saved spec without those entries of meta.run that name a machine, folders or users."""
+    """Return the saved spec in `file` as JSON bytes, without the entries of meta.run that name a machine, folders or users."""
     name, body = read_saved_spec(file)
     meta = dict(body.get("meta", {}))
     if isinstance(starts := meta.get("run"), list):

@@ -215,8 +215,9 @@ class LinearDecay(_Decay):
 class RateDecay(_Decay):
     """Schedule of exponential decay from start_val at start_step to end_val at end_step.
 
-    With f = frequency decays by the factor r = decay_rate, the value after k decays is end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 −
-    rᶠ). """
+    The schedule has f = frequency decays by the factor r = decay_rate. The value after k decays is
+    end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 − rᶠ).
+    """
 
     name: Literal["rate_decay"]
     decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9

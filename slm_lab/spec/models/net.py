@@ -75,8 +75,8 @@ SHAPED = ("Muon", "Adafactor")
 class LRSchedulerSpec(NamedClass):
     """A learning rate schedule: a scheduler of torch.optim.lr_scheduler, LinearToZero {frame}, or LinearToMin {frame, min_factor}.
 
-    A scheduler of torch steps once per training call. A training call learns from one rollout, or takes training_iter × training_batch_iter
-    gradient steps on replayed batches.
+    By default, a scheduler of torch steps once per training call. A training call learns from one rollout, or takes training_iter ×
+    training_batch_iter gradient steps on replayed batches.
     """
 
     unit: Literal["training_calls", "frames"] | None = None
@@ -273,8 +273,7 @@ class ConvNetSpec(LayersSpec):
 
 
 class DuelingConvNetSpec(ConvNetSpec):
-    """Network of convolutions and fully connected layers, followed by separate streams for state value and advantages
-    (arXiv:1511.06581)."""
+    """Convolutions and fully connected layers, followed by separate streams for state value and advantages (arXiv:1511.06581)."""
 
     dueling = True
 

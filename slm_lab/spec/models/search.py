@@ -115,8 +115,10 @@ class SearchKey:
         return self.multiple(math.ceil(low / step - _SLACK)), self.multiple(math.floor(high / step + _SLACK))
 
     def multiple(self, count: float) -> float:
-        """Return the product of `count` (rounded to an integer) and the step without rounding error, as an int if all values are
-        integers."""
+        """Return the product of `count`, rounded to an integer, and the step. The product has no rounding error.
+
+        The return type is int if all values of the distribution are integers.
+        """
         product = round(count) * (self.step or 1)
         return int(product) if self.is_whole else float(f"{product:.12g}")
 

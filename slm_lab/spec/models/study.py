@@ -172,8 +172,10 @@ class Study(StudyPlan):
     runs: tuple[StudyRun, ...]
 
     def with_seed(self, keys: Collection[tuple[str, str]]) -> Study:
-        """Return the study with one additional run for each (entry, env) in `keys`. The seed is the smallest that no run of the study
-        has."""
+        """Return the study with one additional run for each (entry, env) in `keys`.
+
+        The random_seed of the additional runs is the smallest seed that no run of the study has.
+        """
         used = {run.random_seed for run in self.runs}
         seed = next(seed for seed in count() if seed not in used)
         first = {(run.entry, run.env): run for run in reversed(self.runs)}

@@ -1,1 +1,4 @@
-"""Specs: JSON validated into frozen typed objects. Imports no heavy package (torch, pandas, plotly)."""
+"""Specs: JSON descriptions of trainings, which are validated and converted to frozen typed objects.
+
+This package imports no heavy package (torch, pandas, plotly).
+"""

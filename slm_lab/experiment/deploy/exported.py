@@ -111,7 +111,10 @@ class ExportedPolicy(nn.Module):
 
 
 def all_params(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
-    """Return the outputs of the actor, to which a log standard deviation that does not depend on the observation is appended."""
+    """Return the parameters [B, P] of the action distribution.
+
+    These are the outputs of the actor, and the log standard deviation if it does not depend on the observation.
+    """
     if distribution.normal is None or distribution.normal.log_std is None:
         return params_BP
     log_std_BD = distribution.normal.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
@@ -119,7 +122,7 @@ def all_params(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
 
 
 class _Join(nn.Module):
-    """Replaces the layer Unpack of a net. Its input is a float32 tensor [B, F] of concatenated entries instead of packed bytes."""
+    """Layer that replaces the layer Unpack of a net, and reads a float32 tensor [B, F] of concatenated entries instead of packed bytes."""
 
     def __init__(self, unpack: Unpack) -> None:
         super().__init__()

@@ -173,7 +173,10 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
 
 
 def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
-    """Load a downloaded model to check it, and return its description. Raises UserError if it is damaged, unsafe, or of another version."""
+    """Load a downloaded model to check it, and return its description.
+
+    Raises UserError if the model is damaged, unsafe, or of another version of slm_lab.
+    """
     from slm_lab.experiment.deploy.facts import read_saved_spec
     from slm_lab.experiment.deploy.load import load_trained
 

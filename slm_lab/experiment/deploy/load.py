@@ -118,8 +118,8 @@ def load_agent(
         folder: the folder of a run, search or study, the name of a model in data/models (or the folder of the model), or the name of a
             pretrained agent.
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
-        session: index of the Session, or None for the Session with the best weights. If meta.sampler.num_policies is above 1, `session` is
-            the number of the log of a Session and policy (see RunPaths.session_df).
+        session: index of the Session (training with one seed) of the run, or None for the Session with the best weights. If
+            meta.sampler.num_policies is above 1, `session` is the index of the log of a Session and policy (see RunPaths.session_df).
         trial: index of a trial of a search, or None for the best confirmed trial or, if no trial was confirmed, the best trial.
         entry, env, seed: labels of entry and env and seed of a run of a study, or None for the best run. If the study has several envs,
             `env` is required.

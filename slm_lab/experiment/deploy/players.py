@@ -183,8 +183,8 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
 def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
     """Return for which rows (agents of parallel envs) the policies of a training play in games against an opponent, bool [N].
 
-    If the policies have agents of their own, they play for these agents. If one policy plays for all agents, it plays for one agent of each
-    env: the first agent in the first env, the second agent in the second env, and so on.
+    A policy that has agents of its own plays for these agents. A single policy for all agents plays for one agent of each env: the first
+    agent in the first env, the second agent in the second env, and so on.
     """
     num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
     for player in players:

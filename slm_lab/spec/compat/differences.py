@@ -23,8 +23,8 @@ def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     """Return whether a raw spec was written for SLM Lab.
 
     A spec for SLM Lab v4 is recognised by a list at the key `agent` or `env`. A spec for SLM Lab v5 is recognised by the key agent.net.type
-    together with the keys meta.distributed and meta.max_trial (whose value may be null). For a spec that a run of this package saved, the
-    function returns False, because older versions of this package wrote these keys too.
+    together with the keys meta.distributed and meta.max_trial (whose value may be null). A spec that a run of this package saved is never
+    recognised as a spec for SLM Lab, because older versions of this package wrote the same keys.
     """
     if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
         return True
@@ -82,7 +82,7 @@ def _note_old_atari(env: Any, report: Report) -> None:
 def _playground(env: Any, report: Report) -> None:
     """Add a note that an env of MuJoCo Playground runs with the physics of C MuJoCo.
 
-    As in SLM Lab, only the entry `state` of its observations is used.
+    As in SLM Lab, only the entry `state` of the env's observations is used.
     """
     if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in pool_envs():
         return

@@ -142,11 +142,11 @@ class PoolEnv(NamedTuple):
     ids: tuple[str, ...]
     """Id of the env, followed by other ids of the same env."""
     observation: str
-    """Sizes of the parts of an observation; "" if unknown."""
+    """Sizes of the entries of an observation, or "" if the sizes are unknown."""
     action: str
     players: int
     success: str
-    """Entry of meta.track_info that contains the success of an episode; "" if the env does not report success."""
+    """Value of meta.track_info that logs the success of an episode, or "" if the env does not report success."""
 
     @property
     def refusal(self) -> str | None:
@@ -200,7 +200,7 @@ _ALSO_IN_ENVPOOL = ("minigrid", "gymnasium_robotics", "highway_env", "metaworld"
 
 
 def success_of(name: str) -> str:
-    """Return the entry of `info`, in the form of meta.track_info, in which an env of EnvPool reports the success of an episode.
+    """Return the name of the entry of `info` in which an env of EnvPool reports the success of an episode, in the form of meta.track_info.
 
     Return "" if the env is not in EnvPool or reports no success.
     """
@@ -373,7 +373,7 @@ def kinds_here() -> dict[str, str | None]:
 
 
 def other_ids() -> dict[str, list[str]]:
-    """Return {group: env ids} for the envs of other packages, with ids in the form that env.name of a spec expects.
+    """Return {group: env ids} for the envs of packages other than Gymnasium, ALE and EnvPool, with ids in the form of env.name of a spec.
 
     Each module in _MODULES is a group, which is empty if the module is not installed. The group of MinAtar is never empty, because its ids
     are known. Envs that other installed packages register in Gymnasium are grouped by the part of the id before the slash, or are in the
@@ -394,7 +394,7 @@ def other_ids() -> dict[str, list[str]]:
 
 
 def registering_module(name: str) -> str | None:
-    """Return the module in _MODULES that registers an env id, or None for other ids."""
+    """Return the module in _MODULES that registers an env id, or None if no such module registers the id."""
     return next((module for begin, module in _MODULES.items() if name.startswith(begin)), None)
 
 
@@ -469,7 +469,7 @@ def _installed(package: str) -> bool:
 def _registered() -> dict[str, object]:
     """Return {env id: entry point} for the envs that the installed Gymnasium can create.
 
-    If Gymnasium is not imported yet and KNOWN contains the ids of the installed version, return {}. This saves the import (0.3 s).
+    If Gymnasium is not imported yet and KNOWN contains the ids of the installed version, return {} to avoid the import, which takes 0.3 s.
     """
     if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"]:
         return {}

@@ -18,7 +18,8 @@ RENAMED: dict[KeyPath, KeyPath] = {
     ("meta", "num_gpus"): ("meta", "search_resources", "gpu"),
 }
 _ALGORITHMS = {"HydraDQN": "DQN"}
-"""Old names of algorithms. HydraDQN (v2) was DQN with a HydraMLPNet that had one head for each env; with one env it is DQN."""
+"""Old name of an algorithm → current name. HydraDQN of SLM Lab v2 was DQN with a HydraMLPNet that had one head for each env. With one env,
+HydraDQN is the same as DQN."""
 _WRITTEN = "SLM Lab writes it when it runs a spec"
 _FRAMES = ("total_t", "frame")
 """Values of max_tick_unit (v2, v3) with which max_tick counts frames."""
@@ -46,7 +47,7 @@ DROPPED: dict[KeyPath, str] = {
         )
     },
 }
-"""Key that is no longer used → reason."""
+"""Path of a key that is no longer used → reason why the key is no longer used."""
 
 OTHER_NAMES = {
     "learning_rate": "agent.net.optim_spec.lr",
@@ -191,7 +192,7 @@ def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
 
 
 def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
-    """Replace the list at `path` by its only item. If `v4` is true, a longer list is replaced by its first item, as in SLM Lab v4."""
+    """Replace a list at `path` of a raw spec by its only item or, if `v4` is true, by its first item, as SLM Lab v4 does."""
     section = _section(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):

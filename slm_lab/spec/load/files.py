@@ -58,7 +58,7 @@ def raw_specs(path: Source) -> dict[str, Any]:
 
 
 def find_spec_file(path: str | Path) -> Path:
-    """Return the path of a spec file, which is searched at `path`, then in the folder slm_lab/spec, then in the subfolders of slm_lab/spec.
+    """Find a spec file and return its path: `path` itself, or the first match in the folder slm_lab/spec or in one of its subfolders.
 
     The prefix slm_lab/spec/ of `path` is optional.
 
@@ -165,7 +165,7 @@ _TOKEN = re.compile(
 
 
 def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
-    """Return the content of a spec file.
+    """Read and parse a spec file (JSON or YAML), and return its content.
 
     Args: repeated: dict to which {name of a spec: one message for each duplicate key} is added for specs in the form of SLM Lab v4, in
         which the last value of a duplicate key is used.

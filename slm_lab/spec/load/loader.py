@@ -60,9 +60,10 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
 
 
 def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
-    """Load all specs of a file or, if `name` is given, all specs to which the entry `name` expands by its key `spec_params`.
+    """Load all specs of a file or, if `name` is given, all specs to which the entry `name` expands.
 
-    Raises the same errors as `load_spec`.
+    The key `spec_params` of an entry, {variable: [values]}, expands the entry to one spec for each combination of values. Raises the same
+    errors as `load_spec`.
     """
     loaded = load_with_notices(path, name, sets)
     notify(loaded.notes)
@@ -72,8 +73,9 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return a spec as JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without notices.
 
-    Default values are included, except for absent keys whose values a run determines: meta.log_frequency and, in a short spec (see
-    Spec.is_short), agent.net and the keys of agent.algorithm. meta.eval_episodes is left out if other keys disable default evaluations.
+    Default values are included, except for absent keys whose values a run determines. These keys are meta.log_frequency and, in a spec
+    without agent.net (see Spec.is_short), agent.net and the keys of agent.algorithm. The key meta.eval_episodes is left out if other keys
+    disable the default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:

@@ -28,7 +28,7 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
     """Add a problem for each malformed key of the search section, and for each search value that is invalid in the spec.
 
     A value is reported only if it is invalid with the spec's own values of the other searched keys, and also with all tested combinations
-    of their search values. If `problems_of` is None, because the spec itself is invalid, values are not tested.
+    of search values of the other keys. If `problems_of` is None, because the spec itself is invalid, values are not tested.
     """
     search = raw.get("search")
     if not isinstance(search, dict):
@@ -72,8 +72,8 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
 def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
     """Remove unusable keys and values from the search section of a spec written for SLM Lab, in place and with a note.
 
-    Unusable keys belong to another section of the spec, and SLM Lab ignores them. Unusable values are options of a choice that are invalid
-    in combination with other values of the spec.
+    Unusable keys are keys that belong to another section of the spec, which SLM Lab ignores. Unusable values are options of a choice that
+    are invalid in combination with other values of the spec.
     """
     known = frozenset().union(*SECTION_KEYS.values())
     for node, text, where in [*_leaves(raw["search"], ())]:
@@ -125,7 +125,7 @@ def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) ->
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:
     """Add a problem for each search key that cannot be searched, or whose path another key searches at the same time.
 
-    Args: above: paths of the search keys on the levels above `keys`.
+    Args: above: paths of the search keys inside whose values `keys` are nested.
     """
     seen = set(above)
     for key in keys:

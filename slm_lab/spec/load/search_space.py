@@ -71,7 +71,7 @@ class SearchSpace:
         return tuple(_combinations(self.search_keys))
 
     def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
-        """Return the values of one trial. Args: choose: function that returns the choice (see KeyChoices) for (name of a key, key)."""
+        """Return the values of one trial. Args: choose: function (name of a search key, search key) → choice (see KeyChoices)."""
         return {key.text: value for key, value in settings(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:

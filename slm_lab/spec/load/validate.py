@@ -1,4 +1,7 @@
-"""Validate a raw spec with the pydantic model Spec. A problem names the path, the given and allowed values, and the nearest valid key."""
+"""Validate a raw spec with the pydantic model Spec, and describe each problem.
+
+A problem names the path of the key, the given value, the allowed values, and the most similar valid key.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,7 @@ def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
     if path and path[-1] == "name" and len(names := names_of(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
     end = next((n for n in range(len(path), 0, -1) if isinstance(path[n - 1], str)), 0)
-    """Length of the path up to its last key."""
+    """Length of the path up to its last key. (List indices may follow this key.)"""
     key = path[end - 1] if end else ""
     models = models_at(path[: end - 1], raw, root) if end else []
     schema: dict[str, Any] = next((_schema(model)[key] for model in models if key in model.model_fields), {})

@@ -89,7 +89,7 @@ class AlgorithmSpec(Component):
     """Probability distribution of actions. The default depends on the action space: Categorical, MultiCategorical, Bernoulli or Normal.
     NormalTanh is a Normal distribution whose samples pass through tanh, and the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
-    """How to choose an action from the distribution; "default": sample it."""
+    """How to choose an action from the distribution. "default": the action is sampled."""
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
@@ -209,10 +209,7 @@ class ActorCriticSpec(VTraceSpec):
 
 
 class AdaptiveLR(SpecModel):
-    """Adaptive learning rate that depends on the Kullback–Leibler divergence between the policies before and after an update.
-
-    The rule is that of rl_games and rsl_rl.
-    """
+    """Adaptive learning rate that depends on the KL divergence of the policies before and after an update, as in rl_games and rsl_rl."""
 
     kl_target: PositiveReal = 0.01
     """Target of the divergence KL(π_old, π) per update: after each rollout, the learning rate is divided by `factor` if approx_kl of the
@@ -331,7 +328,7 @@ class EpsilonGreedySpec(AlgorithmSpec):
     action_pdtype: ActionPdtype = "Argmax"
     """Probability distribution of actions over the action values. Default: Argmax or, with action_policy boltzmann, Categorical."""
     action_policy: ActionPolicy = "epsilon_greedy"
-    """How to choose an action from the distribution; "default": sample it."""
+    """How to choose an action from the distribution. "default": the action is sampled."""
     explore_var_spec: Schedule | None = None
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames. Default with epsilon_greedy: from 1 to 0.05 over the first tenth of
     env.max_frame or, with a noisy net, constantly 0."""
@@ -527,9 +524,9 @@ class EntropyAnneal(SpecModel):
     """Linear annealing of the automatic target entropy over discrete actions."""
 
     start_ratio: Fraction | None = None
-    """Target entropy at the first frame, as a fraction of ln|A|; default: target_entropy_ratio."""
+    """Target entropy at the first frame, as a fraction of ln|A|. Default: target_entropy_ratio."""
     end_ratio: Fraction | None = None
-    """Target entropy after `frames` frames, as a fraction of ln|A|; default: start_ratio."""
+    """Target entropy after `frames` frames, as a fraction of ln|A|. Default: start_ratio."""
     frames: Count = 0
     """Number of frames (of all workers together) over which the target entropy changes. 0: the target entropy stays at start_ratio."""
 

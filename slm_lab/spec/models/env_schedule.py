@@ -19,7 +19,7 @@ _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
 class Steps(NamedTuple):
-    """A sequence of values. Each value holds from a frame, or from a mean return of episodes, until the next value holds."""
+    """A sequence of values. Each value is used from a given frame, or from a given mean return, until the next value is used."""
 
     by: Literal["frame", "return"]
     bounds: tuple[float, ...]

@@ -134,7 +134,7 @@ class RolloutMemorySpec(MemorySpec, SILReplayKeys):
 
 
 class OnPolicyReplaySpec(RolloutMemorySpec):
-    """On-policy memory of complete episodes, from each of which the algorithm learns once. training_frequency counts episodes."""
+    """On-policy memory of complete episodes, each used once. The key training_frequency counts episodes."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyReplay"
     episodes = True
@@ -143,7 +143,7 @@ class OnPolicyReplaySpec(RolloutMemorySpec):
 
 
 class OnPolicyBatchReplaySpec(RolloutMemorySpec):
-    """On-policy memory of rollouts with a fixed number of vector steps, each used once. training_frequency counts vector steps."""
+    """On-policy memory of rollouts with a fixed number of vector steps, each used once. The key training_frequency counts vector steps."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyBatchReplay"
     name: Literal["OnPolicyBatchReplay"]

@@ -146,7 +146,7 @@ class MetaSpec(SpecModel):
     def evaluates_by_default(self) -> bool:
         """Return whether `eval_episodes="auto"` may lead to evaluations.
 
-        The value is False if eval_episodes is not given, but rigorous_eval or eval_frequency is.
+        The value is False if eval_episodes is not given, but rigorous_eval or eval_frequency is given.
         """
         given = self.model_fields_set
         return self.eval_episodes == "auto" and ("eval_episodes" in given or not given & {"rigorous_eval", "eval_frequency"})

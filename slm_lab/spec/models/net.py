@@ -222,7 +222,7 @@ class SimbaNetSpec(NetSpec):
 
     name: Literal["SimbaNet"]
     width: Positive = 128
-    """Units of the residual stream; the hidden layer of each block has four times as many."""
+    """Number of units of the residual stream. The hidden layer of each residual block has four times as many units."""
     blocks: Positive = 1
     """Number of residual blocks."""
     actor_init_std: PositiveReal | None = 1.0
@@ -236,13 +236,13 @@ class SimbaV2NetSpec(NetSpec):
 
     name: Literal["SimbaV2Net"]
     width: Positive = 128
-    """Units of the residual stream; the hidden layer of each block has four times as many."""
+    """Number of units of the residual stream. The hidden layer of each residual block has four times as many units."""
     blocks: Positive = 1
     """Number of residual blocks."""
 
 
 class HydraMLPNetSpec(LayersSpec):
-    """Network of fully connected layers with several heads that read the observation, one body, and a tail for each output."""
+    """Network of fully connected layers with several heads that read the observation, one common body, and a tail for each output."""
 
     name: Literal["HydraMLPNet"]
     hid_layers: Annotated[list[Any], Field(min_length=3, max_length=3)]

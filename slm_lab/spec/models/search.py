@@ -21,7 +21,7 @@ RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequenc
 
 @dataclass(frozen=True)
 class _Form:
-    """Form of the arguments of a distribution."""
+    """Number and kind of the arguments of a distribution."""
 
     words: str
     """Description of the arguments, for messages."""

@@ -145,7 +145,7 @@ class Spec(SpecModel):
     def trial_frames(self) -> int:
         """Return the number of frames of each independent training.
 
-        This is session_frames or, with meta.distributed, in which all Sessions train one net, the frames of all Sessions.
+        The number is session_frames or, with meta.distributed (all Sessions train one net), the sum of the frames of all Sessions.
         """
         return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
 
@@ -181,7 +181,10 @@ _LATER = frozenset({"device"})
 
 
 def members(annotation: Any) -> list[Any]:
-    """Return the members of a union type except None, or a list of the annotation if it is not a union. Annotated is removed."""
+    """Return the member types of a union annotation, without None and without Annotated.
+
+    For any other annotation, return a list that contains only this annotation.
+    """
     if isinstance(annotation, FieldInfo):
         annotation = annotation.annotation
     if get_origin(annotation) is Annotated:

@@ -354,7 +354,7 @@ def _check_env(spec: Spec, report: Report) -> None:
 def _check_goals(spec: Spec, report: Report) -> None:
     """Reject keys that cannot be combined with HindsightReplay, which computes the rewards of stored transitions again for other goals.
 
-    These keys are n-step returns, and normalisers and schedules of the env that change observations or rewards over time.
+    The rejected keys are num_step_returns above 1, and keys of the env that change observations or rewards over time.
     """
     if isinstance(spec.agent.memory, HindsightReplaySpec):
         _require_one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)

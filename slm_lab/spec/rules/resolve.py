@@ -130,9 +130,9 @@ def _resolve_meta(draft: _Draft) -> None:
 
 
 def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
-    """Add a note for each optimizer of a net that does not fit distributed or single-process training.
+    """Add a note for each Global optimizer without distributed training, and for each other optimizer in distributed training.
 
-    In distributed training, all Sessions (processes) share the statistics of a Global optimizer, but not those of another optimizer.
+    In distributed training, all Sessions (training processes) share the statistics of a Global optimizer.
     """
     for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
@@ -342,8 +342,8 @@ def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
 def derive_sizes(spec: Spec) -> Spec:
     """Return a spec of PPO or PQN with rollout workers in which minibatch_size and num_batches_per_epoch fit the number of envs.
 
-    Only absent keys are filled in. The dataset of an update then consists of one rollout of each env, and is divided into minibatches of
-    the given size or, if no size is given, of the size nearest to the default. Any other spec is returned unchanged.
+    Only absent keys are filled in. With the new values, the dataset of an update consists of one rollout of each env, and is divided into
+    minibatches of the given size or, if no size is given, of the size nearest to the default. Any other spec is returned unchanged.
     """
     algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
     if sampler is None or not isinstance(algorithm, EPOCHS):

@@ -93,6 +93,6 @@ def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
     """Return the number of transitions that must divide the size of a dataset of PPO or PQN.
 
-    This number is the length of a rollout, multiplied by the number of envs in synchronous mode.
+    The number is the length of a rollout or, in synchronous mode, the length of a rollout multiplied by the number of envs.
     """
     return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

@@ -254,7 +254,7 @@ def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, sou
             key = str(key)
             if last:
                 if path[:2] in (NET, CRITIC_NET) and key in ("name", "type"):
-                    node.pop("type" if key == "name" else "name", None)  # two names of one key
+                    node.pop("type" if key == "name" else "name", None)  # `type` and `name` are two names of the same key
                 node[key] = value
             elif node.get(key) is None:
                 node[key] = {}

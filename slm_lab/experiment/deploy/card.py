@@ -76,7 +76,7 @@ def _header(name: str, known: Facts) -> str:
     lines = ["---", "library_name: slm-lab", "pipeline_tag: reinforcement-learning"]
     lines += ["# license: choose one, see https://huggingface.co/docs/hub/repositories-licenses", "tags:"]
     lines += [f"- {_quoted(tag)}" for tag in tags]
-    if known.mean_return is not None and spec.meta.self_play is None:  # returns against itself do not measure the strength
+    if known.mean_return is not None and spec.meta.self_play is None:  # returns of a policy against itself do not measure its strength
         value, error, over = known.mean_return
         args = {"standard_error": error, "over": over, "frame": known.saved.get("frame")}
         env = _quoted(_env_id(spec))

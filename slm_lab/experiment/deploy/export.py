@@ -100,7 +100,7 @@ def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: 
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        with suppress(OSError):  # the folder is read-only
+        with suppress(OSError):  # deletion fails if the folder is read-only
             temporary.unlink(missing_ok=True)
     return Exported(path, agent.path, agent.description, *ports, *differences)
 
@@ -108,7 +108,7 @@ def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: 
 def check_packages(format: Format) -> None:
     """Raise UserError if a package that an export to `format` needs is not installed."""
     for package in _ONNX_PACKAGES if format == "onnx" else ():
-        if find_spec(package) is None:  # not imported: onnxscript takes seconds, and is rarely used
+        if find_spec(package) is None:  # packages are not imported here, because importing onnxscript takes seconds, and it is rarely used
             raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'")
 
 

@@ -85,7 +85,7 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         encoded = [self._normalize(entry, entry.encode(x)) for entry, x in zip(self.entries, inputs, strict=False)]
-        mask_BA = encoded.pop().flatten(1) if self.masked else None  # the last entry
+        mask_BA = encoded.pop().flatten(1) if self.masked else None  # the action mask is the last entry
         flat = self.packed or len(encoded) > 1
         obs_B = torch.cat([x.to(torch.float32).flatten(1) for x in encoded], dim=1) if flat else encoded[0]
         if isinstance(self.body, RecurrentBody):

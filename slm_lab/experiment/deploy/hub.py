@@ -138,7 +138,7 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
         raise UserError(f"{where}: {why} ({_api(hub).endpoint}, HTTP status {status})") from None
     except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError) as error:
         raise UserError(f"{where}: {error_line(error)}") from None
-    except (RuntimeError, ValueError) as error:  # a file that was not uploaded, or an answer that is none of the Hub's
+    except (RuntimeError, ValueError) as error:  # a file was not uploaded, or the answer is not from the Hub
         raise UserError(f"{where}: {error_line(error)} ({_api(hub).endpoint})") from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub"):
@@ -188,7 +188,7 @@ def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
             shown = ", ".join(f"{show_path(path)}: '{name}'" for path, name in named)
             raise UserError(f"its spec names code, which is imported when the model is used ({shown}); if you trust it, add --trust-code")
         agent = load_trained(Training(model))
-    except Exception as error:  # whatever a crafted or damaged file causes
+    except Exception as error:  # a crafted or damaged file can cause any error
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         kind = f"{WEIGHTS} " if isinstance(error, tensor_file.TensorFileError) else kind
         raise UserError(

@@ -69,7 +69,7 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
 def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
     """Return a function that computes the actions of all agents of an env, with the policy of each agent or the only policy."""
     rng = np.random.default_rng()
-    if len(players) == 1:  # also for the other agent, whose moves are then not used
+    if len(players) == 1:  # the policy also acts for the person's agent, but these actions are replaced
         return policy_act(players[0].agent, rng, deterministic)
     return joint_act([(env.info.rows_of(one.agents or ()), policy_act(one.agent, rng, deterministic)) for one in players])
 

@@ -168,7 +168,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
     known = agent_spaces(spec.env, observation_space, action_space, spec.agent.input)
     info = EnvInfo(1, known.observation, known.action)
-    net = spec.agent.net  # float32, the dtype of its weights, on any processor and in an exported file
+    net = spec.agent.net  # a loaded agent acts in float32, the dtype of its weights, on any processor and in an exported file
     float32 = spec.agent.model_copy(update={"net": None if net is None else net.model_copy(update={"dtype": "float32"})})
     policy = build_policy(float32, info, np.random.default_rng(), device)
     try:
@@ -209,7 +209,7 @@ def _no_checkpoint(training: Training, which: CheckpointName, session: int | Non
     if not (of_any := checkpoints(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
     if session is not None and not (of_any := checkpoints(paths, _tables(training, session)[0], trial)):
-        count = max(1, len(training.policies))  # without names, policies are numbered like sessions
+        count = max(1, len(training.policies))  # policies without names are numbered like sessions
         known = sorted({index // count for index in paths.sessions(t=trial) if checkpoints(paths, index, trial)})
         return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
     of = "" if session is None else f" of session {session}"

@@ -49,7 +49,7 @@ def load_players(
     policies = spec.agent.policies
     if policies is None:
         return [PolicyPlayer(load_trained(training, which, session, device))]
-    if (one := training.policy) is None and not training.policies:  # a model, or the only policy
+    if (one := training.policy) is None and not training.policies:  # a named model, or a training with only one policy
         agent = load_trained(training, which, session, device)
         one = agent.saved.get("policy") or next(iter(policies))
         return [PolicyPlayer(agent, one, tuple(policies[one]))]

@@ -74,7 +74,7 @@ def export_with_card(
     """
     done, agent = export_training(training, format, out, which, session)
     if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
-        return done  # the folder has a card
+        return done  # the folder of a named model already has a model card
     card = done.path.with_suffix(".md")
     text = model_card(done.path.stem, policy_facts(training, agent.saved, agent.path), agent, _exports(done), is_named=False)
     return done._replace(card=card if write_card(card, text) else None)

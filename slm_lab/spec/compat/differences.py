@@ -49,7 +49,7 @@ def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
                 _without_lookahead(net, ("agent", key), report)
     algorithm, meta = value_at(raw, _ALGORITHM), value_at(raw, ("meta",))
     if report.for_slm_lab and isinstance(meta, dict):
-        meta.setdefault("rigorous_eval", 0)  # not evaluated by default
+        meta.setdefault("rigorous_eval", 0)  # SLM Lab does not evaluate by default
         if isinstance(meta["rigorous_eval"], bool):
             _convert_rigorous_eval(meta, value_at(raw, ("env", "num_envs")) or 1, report)
     if report.for_slm_lab and isinstance(algorithm, dict):
@@ -389,7 +389,7 @@ def _note_actor_and_critic(spec: Spec) -> Notes:
             yield ("agent", "critic_net", "loss_spec"), "loss_spec", "is that of the critics; in SLM Lab agent.net.loss_spec is"
         own = ["actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc"]
         own += ["critic_optim_spec", "critic_lr_scheduler_spec", "critic_arc"] if critic_net is None else []
-        one_optimizer = net.use_same_optim and "use_same_optim" in net.model_fields_set  # absent: these keys make it false
+        one_optimizer = net.use_same_optim and "use_same_optim" in net.model_fields_set  # if it is absent, these keys set it to false
         for key in own:
             if getattr(net, key, None) is not None and (key.endswith("arc") or not one_optimizer):
                 yield (*_NET, key), "optimizers of actor and critics", "is used; SLM Lab ignores it"

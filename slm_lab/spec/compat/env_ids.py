@@ -92,7 +92,7 @@ def pettingzoo_envs() -> dict[str, ZooEnv]:
         return found
     from pettingzoo.env_registry.registration import aec_registry, parallel_registry
 
-    for kind, registry in (("aec", aec_registry), ("parallel", parallel_registry)):  # parallel where an env is both
+    for kind, registry in (("aec", aec_registry), ("parallel", parallel_registry)):  # an env in both registries is used as a parallel env
         for id_ in registry:
             package = next((package for begin, package in _OF_ZOO.items() if id_.startswith(begin)), "pettingzoo")
             found[_zoo_name(id_)] = ZooEnv(kind, id_, package)
@@ -384,7 +384,7 @@ def other_ids() -> dict[str, list[str]]:
     for name in sorted(registered.keys() - KNOWN.keys()):
         namespace, slash, _ = name.rpartition("/")
         if str(registered[name]).startswith(tuple(f"{module}." for module in PACKAGES)):
-            continue  # listed below, or for an older version of MuJoCo
+            continue  # ids of these modules are added below; others need an older version of MuJoCo
         if not name.startswith(("ALE/", "GymV21Environment", "GymV26Environment", *_MODULES)):
             found.setdefault(namespace if slash else "other packages", []).append(name)
     for module in PACKAGES:

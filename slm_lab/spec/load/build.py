@@ -86,7 +86,7 @@ def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict
 def _check_version(raw: dict[str, Any], report: Report) -> None:
     """Add a problem if a run of another version of slm_lab saved the spec, since keys may have another meaning in that version."""
     starts = value_at(raw, ("meta", "run"))
-    last = starts[-1] if isinstance(starts, list) and starts else None  # one entry per start of the run
+    last = starts[-1] if isinstance(starts, list) and starts else None  # meta.run has one entry for each start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
         why = "another version of slm_lab saved this spec; remove meta.run to use its values as they are meant now"
         report.fail(("meta", "run"), f"spec_version {show(version)}; expected {SPEC_VERSION}: {why}")
@@ -99,7 +99,7 @@ def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Re
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
             if names and path[-1] not in names:
                 report.fail(path, f"unknown key{nearest_hint(str(path[-1]), names)}", "unknown")
-        override(raw, path, copy.deepcopy(value), report)  # the specs of a file share the values
+        override(raw, path, copy.deepcopy(value), report)  # all specs of a file get the same value objects
         if path[:2] == ("meta", "run"):
             report.fail(path, "has no effect: written by a run, ignored on load")
     return raw
@@ -207,7 +207,7 @@ def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
         if not isinstance(section, dict):
             continue
-        # if the part is a stand-in already and still invalid (hid_layers of HydraMLPNet in another net), remove it
+        # a placeholder that is invalid too is removed (the placeholder of hid_layers is only valid in a HydraMLPNet)
         if path[:end] in _STAND_IN and section.get(key) != _STAND_IN[path[:end]]:
             section[key] = copy.deepcopy(_STAND_IN[path[:end]])
             return path[:end]
@@ -246,7 +246,7 @@ def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
     net, memory, algorithm = agent.get("net"), agent.get("memory"), agent.get("algorithm")
     model = ALGORITHMS.get(str(algorithm.get("name"))) if isinstance(algorithm, dict) else None
     if net == {} or (isinstance(net, dict) and "name" not in net and model is not None and not model.learns):
-        del agent["net"]  # Random needs none
+        del agent["net"]  # Random needs no net
     elif isinstance(net, dict) and "name" not in net:
         env_name = str(env.get("name")) if isinstance(env, dict) else ""
         if net.keys() & {"conv_hid_layers", "fc_hid_layers", "normalize"} or env_name.startswith(("ALE/", "CarRacing-")):

@@ -89,7 +89,7 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
             continue
         form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])
         if form is not None and not form.options:
-            continue  # ends of a range: the whole range is an error
+            continue  # an invalid bound makes the complete range invalid
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
         if not bad:
             continue
@@ -208,9 +208,9 @@ def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, re
         below = {inner.text for inner in key.nested[value]} if key.nested else set()
         for problem in values.problems({**above, key.where: value}):
             if problem.path in below:
-                continue  # reported where the nested key is checked
+                continue  # this problem is reported when the nested key is checked
             is_own = problem.path == key.text
             if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
                 report.fail(location, problem.message if is_own else str(problem), "unknown")
-                return  # the same for every value
+                return  # the problem is the same for every value of the key
             report.fail(location, f"invalid value {shown}: {problem.message if is_own else problem}")

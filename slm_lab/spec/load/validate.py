@@ -50,7 +50,7 @@ def wrong_parts(raw: dict[str, Any]) -> list[KeyPath]:
 
 def _errors(error: ValidationError) -> list[ErrorDetails]:
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    return [item for item in found if item["type"] != "default_factory_not_called"]  # the consequence of another error
+    return [item for item in found if item["type"] != "default_factory_not_called"]  # this error is a consequence of another error
 
 
 def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
@@ -159,7 +159,7 @@ def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
     """Return {key: JSON Schema of the value} for a pydantic model."""
     try:
         return dict(model.model_json_schema()["properties"])
-    except PydanticInvalidForJsonSchema:  # a user's model has types of its own
+    except PydanticInvalidForJsonSchema:  # a user's model can have types without JSON Schema
         return {key: {} for key in model.model_fields}
 
 

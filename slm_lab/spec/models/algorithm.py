@@ -628,7 +628,7 @@ class TQCSpec(SoftActorCriticSpec):
 
     @property
     def uses_loss_spec(self) -> bool:
-        return False  # but quantiles
+        return False  # the critics learn quantiles with their own loss
 
 
 class DistributionalSACSpec(SoftActorCriticSpec):
@@ -652,7 +652,7 @@ class DistributionalSACSpec(SoftActorCriticSpec):
 
     @property
     def uses_loss_spec(self) -> bool:
-        return False  # but distributions
+        return False  # the critics learn distributions with their own loss
 
 
 class TD3Spec(ReplayActorCriticSpec):

@@ -95,7 +95,7 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
     path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # the user's module can raise any error
         if isinstance(error, ModuleNotFoundError) and error.name and (path == error.name or path.startswith(f"{error.name}.")):
             raise ExtensionError(f"cannot import '{path}': no module '{error.name}' is installed or in the current folder") from None
         raise ExtensionError(f"importing '{path}' failed: {type(error).__name__}: {error}") from error
@@ -123,7 +123,7 @@ def find_model(name: str, kind: type[Component]) -> type[Component]:
         raise ExtensionError(f"'{name}' inherits the name of a built-in model; declare `name: str` in it")
     try:
         found.model_rebuild()
-    except Exception as error:  # an annotation that pydantic cannot resolve
+    except Exception as error:  # the model has an annotation that pydantic cannot resolve
         raise ExtensionError(f"'{name}' is not a valid pydantic model: {error_line(error)}") from error
     return found
 

@@ -133,7 +133,7 @@ class SearchKey:
         if self.is_normal:
             return (self.args[0] if self.step is None else self.multiple(self.args[0] / self.step),)
         low, high = self.bounds
-        inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # a fraction, which a whole-number key refuses
+        inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # a fraction is invalid for an integer key
         return tuple(dict.fromkeys((low, high, *inner)))
 
 
@@ -254,7 +254,7 @@ def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath
             inner = (text,) if isinstance(text, int) else to_path(text)
             yield from search_entries(value, report, (*path, *inner), here)
         elif isinstance(node, list) and value is None:
-            continue  # an item of the spec's list that is not searched
+            continue  # null stands for an item of a list in the spec that is not searched
         elif not name or not to_path(name):
             meant = _misspelt(str(text), value)
             hint = f"; did you mean '{meant}__{str(text)[len(meant) + 1 :]}'?" if meant else ""

@@ -122,7 +122,7 @@ class Spec(SpecModel):
                 change["action_pdtype"] = "Categorical"
             if change:
                 agent = self.agent.model_copy(update={"algorithm": algorithm.model_copy(update=change)})
-                object.__setattr__(self, "agent", agent)  # the model is frozen for its users
+                object.__setattr__(self, "agent", agent)  # assignment is not possible, because the model is frozen
         return self
 
     def with_meta(self, **changes: Any) -> Spec:

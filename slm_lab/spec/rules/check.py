@@ -125,7 +125,7 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
     if isinstance(algorithm, SoftActorCriticSpec) and "initial_alpha" in algorithm.model_fields_set and algorithm.fixed_alpha is None:
-        least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # without overflow
+        least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # no overflow
         if not least <= algorithm.initial_alpha <= most:
             allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"
             report.fail((*ALGORITHM, "initial_alpha"), f"must be {allowed}, not {algorithm.initial_alpha:g}")
@@ -241,7 +241,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
     path = (*ALGORITHM, keys[0] if keys else "training_frequency")
     if spec.is_short and isinstance(algorithm, EPOCHS) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
-        return None  # the recommended value will fit
+        return None  # the recommended time_horizon will be short enough
     if spec.agent.memory.episodes:
         late = rows > spec.session_frames
         return (path, f"trains after {rows} episodes, each of at least one frame") if late else None
@@ -257,7 +257,7 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None
     absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
     every = getattr(algorithm, "training_frequency", 1)
     batch = getattr(memory, "batch_size", 1)
-    if absent and (spec.is_short or start == batch):  # a short spec gets a value that fits
+    if absent and (spec.is_short or start == batch):  # a spec without a net gets a training_start_step that is small enough
         start = 0
     if start >= spec.session_frames:
         return (*ALGORITHM, "training_start_step"), f"training starts after {start} transitions{' (the default)' if absent else ''}"

@@ -88,7 +88,7 @@ class _Draft:
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default and not self._is_kept(by):
                 self.set((*location, key), field.default, f"has no effect: {why}; ignored")
-                value_of(self.spec, location).model_fields_set.discard(key)  # of a copy
+                value_of(self.spec, location).model_fields_set.discard(key)  # a set of a copied section
 
     def _is_kept(self, by: Sequence[KeyPath]) -> bool:
         return bool(by) and _is_searched(self.spec, *by)
@@ -207,7 +207,7 @@ def _resolve_minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None
     """Reduce minibatch_size to the number of transitions of a rollout if minibatch_size is larger."""
     spec, steps, rollout = draft.spec, algorithm.time_horizon, algorithm.time_horizon * draft.spec.env.num_envs
     sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
-    is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see complete
+    is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # `complete` sets time_horizon later
     if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
         why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
         draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
@@ -288,7 +288,7 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
             message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
             draft.report.note((*location, "polyak_coef"), message)
             draft.report.differs((*location, "polyak_coef"), "polyak_coef", message)
-    for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # a search may change the name
+    for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # without a search, which may change the name of the optimizer
         current = getattr(value_of(draft.spec, location), key)
         if current is not None and current.lr is None:
             draft.set((*location, key), current.model_copy(update={"lr": current.rate}))
@@ -381,7 +381,7 @@ def _resolve_sampler(sampler: SamplerSpec, draft: _Draft) -> None:
         ineffective["num_batches_to_accumulate"] = why
         if sampler.serial_mode:
             ineffective["worker_num_splits"] = why
-        if sampler.num_policies == 1:  # with several policies, the data of one policy can wait for more
+        if sampler.num_policies == 1:  # with several policies, the data of one policy can become old while they wait for more data
             ineffective["max_policy_lag"] = why
     for key, why in ineffective.items():
         draft.ignore(SAMPLER, [key], why)
@@ -422,7 +422,7 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
         }
         if images:
             keys["entropy_coef_spec"] = constant(0.01)
-        if spec.meta.sampler is None:  # else the sizes of datasets decide
+        if spec.meta.sampler is None:  # with meta.sampler, the sizes of datasets determine time_horizon
             rollout = _power_of_2(min(1024 if images else 2048, frames // 10))
             horizon = max(1, rollout // spec.env.num_envs)
             given = algorithm.time_horizon if "time_horizon" in algorithm.model_fields_set else horizon
@@ -469,7 +469,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         if isinstance(algorithm, EpsilonGreedySpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
             if not images or isinstance(algorithm, PQNSpec):
-                net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
+                net["layer_norm"] = True  # without LayerNorm some seeds collapse (CartPole: 2 of 4)
         if algorithm.offline and action_kind == "continuous":
             net["log_std_init"] = 0.0
         if algorithm.own_critics:

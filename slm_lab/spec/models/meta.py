@@ -75,10 +75,10 @@ class MetaSpec(SpecModel):
     eval_deterministic: Flag = False
     """Evaluate with the mode of the action distribution instead of a sample."""
     track_info: list[str] = []
-    """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The logged value is that of the last step of an
-    episode or, in EnvPool with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), a value over all steps of the episode. The
-    mean over the last 100 episodes is written to the column info_{key} of the logs, and plotted on the page of the run. If track_info is
-    absent, success is logged for envs of EnvPool that report success, and nothing for other envs."""
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The logged value is the value in the last step of an
+    episode or, in EnvPool with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), the maximum, minimum, sum or mean over all
+    steps of the episode. The mean over the last 100 episodes is logged in the column info_{key}, and plotted on the page of the run. If
+    track_info is absent, success is logged for envs of EnvPool that report success, and nothing for other envs."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. Default: no limit."""
     random_seed: Seed = 0

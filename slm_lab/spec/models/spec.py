@@ -25,7 +25,7 @@ policy after each rollout."""
 
 
 def default_memory(algorithm: AlgorithmSpec | None) -> Any:
-    """Return the default memory of an algorithm, which is the first memory that the algorithm names in its attribute `memories`.
+    """Return the default memory of an algorithm, which is the first built-in memory in the attribute `memories` of the algorithm.
 
     Args: algorithm: the algorithm, or None if the algorithm of the spec is invalid.
     """

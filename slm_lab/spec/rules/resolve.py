@@ -225,7 +225,7 @@ def _resolve_vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
 
 
 def _resolve_memory(draft: _Draft) -> None:
-    """Fill in the absent keys of a prioritized replay memory, and remove the replay keys of an on-policy memory without effect.
+    """Fill in absent keys of prioritised replay, and remove those replay keys of an on-policy memory that have no effect.
 
     The replay keys of an on-policy memory have an effect only if the algorithm uses self-imitation learning.
     """

@@ -1,4 +1,4 @@
-"""Write the metrics and figures of a trial from the tables of its Sessions."""
+"""Write the metrics and figures of a trial from the CSV tables of its Sessions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("current_return", "current_return_se", "final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 EPISODES = "recent episodes"
-"""Default description, for messages and figures, of the episodes whose mean is a row's current_return (see EpisodeWindow.current)."""
+"""Description, in messages and figures, of the training episodes whose mean return is current_return (see EpisodeWindow.current)."""
 
 
 def analyze_trial(
@@ -59,40 +59,40 @@ def analyze_trial(
     episodes: str = EPISODES,
     complete: bool = False,
 ) -> dict[str, Any]:
-    """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
+    """Write the metrics and figures of trial `t` from the existing tables of its Sessions, and return the metrics.
 
     Args:
         failed: index of each failed Session → the cause. The tables of failed Sessions are drawn and their metrics files have the status
-            "failed", but the metrics of the trial do not include them.
+            "failed", but the metrics of the trial do not include failed Sessions.
         stop: the Stop of a run that has just ended. If a stop was requested, Sessions may be incomplete, and the env's random baseline is
-            not measured. None: whether a Session is done is determined from its table alone.
-        recorded_baseline: random baseline of the env to use if none is shipped or cached.
+            not measured. If `stop` is None, the table of a Session alone determines whether the Session is done.
+        recorded_baseline: random baseline of the env, which is used if no baseline is shipped or cached.
         episodes: description, for the figures, of the training episodes whose mean is the return.
-        complete: raise UserError if something cannot be written, for example because the disk is full.
+        complete: whether to raise UserError if a file cannot be written, for example because the disk is full.
 
-    Unfinished runs are analyzed too. Returns {} if there is neither a table nor a failed Session. With meta.rigorous_eval, the metrics and
-    returns of the trial are computed from the evaluations. If a table cannot be read, or a file or figure cannot be written, a notice is
-    printed and the analysis continues.
+    Unfinished runs are analyzed too. Returns {} if the trial has neither a table nor a failed Session. With meta.rigorous_eval, the metrics
+    and returns of the trial are computed from the evaluations. If a table cannot be read, or a file or figure cannot be written, a notice
+    is printed and the analysis continues.
 
-    If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s; `stop` can
-    interrupt the measurement. The metrics and the figures are then written again.
+    If the random baseline is neither shipped, cached nor recorded, the baseline is measured for at most 30 s after all files are written.
+    A stop request interrupts the measurement. After the measurement, the metrics and the figures of the returns are written again.
 
-    The metrics are, with None for a metric that is not defined:
+    The metrics are the following; a metric that is not defined is None:
 
-    - current_return (from the last evaluation, otherwise from the last row that has one) and its standard error current_return_se, which is
-      computed over Sessions if there are several and over episodes if there is one; evaluated: whether current_return comes from
-      evaluations.
+    - current_return is the return of the last evaluation or, without a recent evaluation, the last finite current_return of the table.
+      Its standard error is current_return_se, computed over Sessions if there are several, and over episodes if there is one Session.
+      `evaluated` tells whether current_return comes from evaluations.
     - Means over Sessions: final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength, final_strength,
       sample_efficiency, training_efficiency, stability and frame (the last frame).
     - consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or "failed").
-    - If Sessions failed: failed (their number) and failures (Session → last line of the cause).
-    - If the rollout workers and the learner were measured: bottleneck and busy.
-    - If a Session trains several policies: policies and best_policy (see sampler_metrics). The means above are then over all policies of
-      all Sessions.
+    - If Sessions failed: failed (the number of failed Sessions) and failures (index of the Session → last line of the cause).
+    - If the busy time of the rollout workers and the learner was measured: bottleneck and busy (see sampler_metrics).
+    - If a Session trains several policies: policies and best_policy (see sampler_metrics). All means over Sessions are then means over all
+      policies of all Sessions.
     - With self-play: elo.
 
-    Sessions that train one shared net are a single experiment. Its metrics are computed over global frames from the rows of all workers,
-    including failed ones; frame is the last global frame, and consistency is None.
+    If the Sessions train one shared net, they are a single experiment: its metrics are computed over global frames from the rows of all
+    workers, including failed workers. In this case, frame is the last global frame, and consistency is None.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -122,7 +122,9 @@ def analyze_trial(
 
 
 def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES) -> str:
-    """Return a text with the current return of a trial, its standard error, and the episodes and Sessions that it is the mean of.
+    """Return a text with the current return of a trial, its standard error, and the episodes and Sessions over which it is averaged.
+
+    With self-play, the text has the Elo rating instead of the return.
 
     Args: episodes: description of the training episodes whose mean is the return.
     """
@@ -139,7 +141,7 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
 
 
 class _Trial:
-    """The tables of a trial, indexed by Session, or by Session and policy (see RunPaths.session_df)."""
+    """The tables of a trial. The index of a table is Session · policies + policy (see RunPaths.session_df)."""
 
     def __init__(self, spec: Spec, run: Run, failures: Mapping[int, str], stop: Stop | None) -> None:
         self.spec, self.run, self.stop = spec, run, stop
@@ -171,7 +173,7 @@ class _Trial:
 
     @cached_property
     def evaluated(self) -> bool:
-        """Whether current_return comes from the last evaluation: each Session that did not fail has a recent evaluation."""
+        """Whether current_return comes from the last evaluation, which is the case if each Session that did not fail has a recent one."""
         tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
         return bool(tables) and all(is_recent(self.evaluations.get(index), table) for index, table in tables.items())
 
@@ -220,7 +222,7 @@ class _Trial:
         return metrics
 
     def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
-        """Return the metrics of a table. For a worker that trains a shared net, only `frame` has a value, since it is no experiment."""
+        """Return the metrics of the table with this index. For a single worker of a shared net, only the metric `frame` has a value."""
         frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
@@ -234,7 +236,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the table's Session ended. Without `self.stop`, its last frame decides between "stopped" and "done"."""
+        """Return how the Session of the table with this index ended. If `self.stop` is None, the last frame decides whether it is done."""
         if index not in self.successful_tables:
             return "failed"
         may_stop = self.stop is None or self.stop.requested
@@ -245,9 +247,9 @@ class _Trial:
 
 
 def _in_a_line(text: str) -> str:
-    """Return a cause in one line: the last line of a traceback, or else the first line, with the frame if it is on a separate line.
+    """Return the cause of a failure in one line: the last line of a traceback or, without a traceback, the first line of the cause.
 
-    Lines after the first are the output of a process before it died.
+    A separate last line "(at frame …)" is appended. Without a traceback, the lines after the first are the output of a process that died.
     """
     lines = nonblank_lines(text) or ["unknown cause"]
     if "Traceback" not in text:

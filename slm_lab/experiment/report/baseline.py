@@ -1,9 +1,9 @@
-"""Random baselines: the mean return of an agent that samples random actions. The strength metrics are relative to this baseline.
+"""Random baseline of an env: the mean return of an agent that samples random actions. The strength metrics are relative to this baseline.
 
-The baselines of the envs in the shipped specs are in baselines.json (written by tools/baselines.py). For another env, the baseline is
-measured once, with a fixed seed and a time limit, after the graphs of a run are written. The result is cached in the user's cache folder,
-in one file per env that is written atomically and without a lock. Two runs that end at the same time both measure the baseline, without
-waiting for each other.
+The baselines of the envs in the shipped specs are in baselines.json, which tools/baselines.py writes. For another env, the baseline is
+measured once, with a fixed seed and a time limit, after the graphs of a run are written. The baseline is cached in the user's cache folder,
+in one file per env. The cache file is written atomically and without a lock, so two runs that end at the same time both measure the
+baseline, without waiting for each other.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ EPISODES = 100
 TIME_LIMIT = 30.0
 """Maximum time of a measurement, s."""
 _EPISODE_TIME_FRACTION = 0.9
-"""Fraction of the time limit used for episodes; the rest is for the last step and env.close(). If an env takes longer, its thread is
-abandoned."""
+"""Fraction of the time limit that is used for episodes. The remaining time is for the last step and env.close(). If the env takes longer,
+the thread that measures is abandoned."""
 _SEED = 0
 _ENVS = 10
-"""Number of parallel envs. Each contributes the same number of episodes; otherwise short episodes, which end first, would prevail."""
+"""Number of parallel envs. Each env contributes the same number of episodes, since short episodes, which end first, would prevail."""
 _MAX_STEPS = 300_000
 """Maximum number of vector steps of a measurement: more than ten of the longest Atari games (27,000 steps each)."""
 _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
@@ -47,14 +47,14 @@ _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpo
 
 
 class Baseline(NamedTuple):
-    """Mean return of a random agent, None if no episode ended; and the number of episodes."""
+    """Mean return of a random agent, which is None if no episode ended, and the number of episodes of this mean."""
 
     mean_return: float | None
     episodes: int = EPISODES
 
 
 def known_baseline(spec: EnvSpec) -> Baseline | None:
-    """Return the shipped or cached baseline; None if it has to be measured. Takes almost no time and never raises."""
+    """Return the shipped or cached baseline of an env, or None if the baseline has to be measured. This function is fast and raises no error."""
     try:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -64,10 +64,11 @@ def known_baseline(spec: EnvSpec) -> Baseline | None:
 
 
 def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
-    """Measure the baseline, cache it and return the mean return.
+    """Measure the random baseline of an env, cache it, and return the mean return.
 
-    Takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested becomes true. When the limit is reached, the
-    mean of the episodes so far is used. Returns None, with a notice, if the measurement fails or is interrupted or no episode ended.
+    The measurement takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested becomes true. When the limit is
+    reached, the mean of the episodes that have ended is used. Prints a notice and returns None if the measurement fails or is interrupted,
+    or if no episode ended.
     """
     begin = time.monotonic()
     notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
@@ -97,7 +98,7 @@ def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIM
 
 
 def baseline_key(spec: EnvSpec) -> str:
-    """Return the env's name with the arguments that affect the return of a random agent: `LunarLander-v3 {"continuous": true}`."""
+    """Return the env's name with the arguments that affect the return of a random agent, such as `LunarLander-v3 {"continuous": true}`."""
     kwargs = spec.kwargs
     if kwargs and spec.name.startswith("ALE/") and "obs_type" not in kwargs:
         from slm_lab.env.atari import AtariSettings
@@ -116,8 +117,8 @@ def baseline_key(spec: EnvSpec) -> str:
 def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed.
 
-    When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes can be used, the same number from each env.
-    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the error of the env.
+    When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes can be used, with the same number from each of
+    the parallel envs. Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the error that the env raises.
     """
     from slm_lab.env.make import make_env
 
@@ -146,13 +147,16 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: in
 
 
 def cache_folder() -> Path:
-    """Return the folder of measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError if there is no home folder."""
+    """Return the folder of the measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "slm_lab" / "baselines"
 
 
 def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
-    """Measure in a daemon thread, so that an env that blocks can be abandoned. Returns None if it blocks; raises errors of `measure`."""
+    """Measure the baseline in a daemon thread, so that an env that blocks can be abandoned. Return None if the env blocks.
+
+    Raises the errors of `measure`.
+    """
     result: Future[Baseline] = Future()
 
     def ended() -> bool:
@@ -185,7 +189,7 @@ def _read_cache(file: Path) -> Baseline | None:
 
 
 def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
-    """Write the baseline to the cache and return its file; None if this fails, in which case the next run measures it again."""
+    """Write the baseline to the cache and return the cache file. If writing fails, return None; the next run measures the baseline again."""
     try:
         key = baseline_key(spec)
         file = _cache_file(spec, key)
@@ -198,7 +202,7 @@ def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
 
 
 def _source(spec: EnvSpec) -> bytes:
-    """Return the source code of the env and its wrappers. It is part of the cache key, since users edit their own envs."""
+    """Return the source code of the env and its wrappers. The source code is part of the cache key, since users edit their own envs."""
     from slm_lab.env.arguments import env_creator
     from slm_lab.env.make import find_target
 

@@ -1,4 +1,4 @@
-"""Compare several runs: group them as seeds of settings, and summarize each setting.
+"""Compare runs: group the runs into settings, which differ in more than their seeds, and summarize each setting.
 
 A seed is one independent training: a Session with all its policies. In a distributed run, whose Sessions train one shared net, all Sessions
 together are one seed.
@@ -48,7 +48,7 @@ from slm_lab.spec.report import diff, nearest_hint
 SOLVE_EPISODES = 10
 """Minimum number of episodes whose mean return is compared with a threshold."""
 _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
-"""Maximum number of keys in the name of a setting, and maximum number of letters of each value."""
+"""Maximum number of spec keys in the name of a setting, and maximum number of letters of each value."""
 
 
 TRAINING = "training episodes"
@@ -64,56 +64,59 @@ RULES = {
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Results of one seed. `tables` has one table per policy, or a single table of all workers that train a shared net."""
+    """Results of one seed. `tables` has one training table per policy, or a single joint table of all workers that train a shared net."""
 
     tables: list[Table]
     status: Status = "done"
     rows: Sequence[Table] = ()
-    """The tables as written, one per worker of a shared net; empty: same as `tables`."""
+    """The tables as written, one for each worker of a shared net. An empty sequence means the same as `tables`."""
     evaluation: Sequence[Table] = ()
-    """Evaluation tables of meta.rigorous_eval that have rows."""
+    """Evaluation tables that have rows, if the run uses meta.rigorous_eval."""
     few_evaluations: Sequence[Table] = ()
-    """Evaluation tables of meta.eval_episodes, one for each of `tables`. They have too few rows for a curve. Empty if the last evaluation
-    is not recent."""
+    """Evaluation tables, one for each of `tables`, if the run uses meta.eval_episodes. Such tables have too few rows for a curve.
+    The sequence is empty if the last evaluation is not recent."""
     deterministic: bool = True
     """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
     @property
     def source(self) -> str:
-        """The kind of episodes from which the final current return is computed."""
+        """Description of the episodes from which the final current return is computed: training episodes or evaluation episodes."""
         if not (self.evaluation or self.few_evaluations):
             return TRAINING
         return f"evaluation with {'deterministic' if self.deterministic else 'sampled'} actions"
 
     def curve(self, column: str, x_column: str) -> Curve:
-        """Return a column over frame, global_frame, wall_t (seconds) or opt_step; for several tables, return their mean.
+        """Return the curve of `column` over `x_column`; if the seed has several tables, return the mean of their curves.
 
-        The column "evaluation" is the return of the evaluation rows, as is current_return if there are evaluation rows. The column
-        training_return is the current return of training episodes.
+        Args:
+            column: a column of the training tables; "evaluation": the return of the evaluation rows; "training_return": the current return
+                of the training episodes. If there are evaluation rows, current_return is the same as "evaluation".
+            x_column: frame, global_frame, wall_t (seconds) or opt_step.
         """
         curves = self._curves(column, x_column)
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     def _curves(self, column: str, x_column: str = "frame") -> list[Curve]:
-        """Return the column's curve for each table, or for each evaluation table."""
+        """Return the curve of a column for each training table, or for each evaluation table if the column is a return of evaluations."""
         if column == "evaluation" or (column == "current_return" and self.evaluation):
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
         return [_curve(table, column_of(column), x_column) for table in self.tables]
 
     @property
     def threshold_rule(self) -> str:
-        """Key of RULES for the comparison with a threshold; total_reward, a mean that includes old episodes, is the last choice."""
+        """Key of RULES: the data of this seed that are compared with a threshold. total_reward is the last choice: it has old episodes."""
         if self.evaluation:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
 
     def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> Reached | None:
-        """Return the lowest value of `x_column` at which a table reached the threshold; None if no table did or there is no threshold.
+        """Return the lowest value of `x_column` at which a table of this seed reached the threshold.
 
-        Between two evaluations, the value is interpolated. Training rows are means over the time before them, so the value of the row is
-        used. If the first row is already at or above the threshold, its value is only an upper limit.
+        Between two evaluations, the value of `x_column` is interpolated linearly. Between two training rows, the value of `x_column` is not
+        interpolated, since the return of a training row is a mean over the time before the row. If the first row is already at or above
+        the threshold, its value of `x_column` is only an upper limit. Returns None if no table reached the threshold, or without threshold.
 
-        Args: rule: the data to compare: "evaluation", "return_new" or another column of the rows; "": `threshold_rule`.
+        Args: rule: the data to compare with the threshold: "evaluation", "return_new" or another column; "": `threshold_rule`.
         """
         if threshold is None:
             return None
@@ -129,9 +132,9 @@ class SeedResult:
         return min(reached, default=None)
 
     def final_return(self, metric: str = "current_return") -> float | None:
-        """Return the last current_return (or other column), averaged over the tables; None if no episode ended.
+        """Return the last value of the column `metric`, averaged over the tables of this seed; None if no episode ended.
 
-        If there are evaluations, the last current_return is the return of the last evaluation.
+        If the seed has evaluations, its last current_return is the return of the last evaluation.
         """
         if metric == "current_return" and self.few_evaluations:
             return average(last_value(table, metric) for table in self.few_evaluations)
@@ -139,38 +142,39 @@ class SeedResult:
 
     @property
     def _evaluation(self) -> list[Table]:
-        """Evaluation tables. For the workers of a shared net, a single table with the evaluations of that net at their global frames."""
+        """Evaluation tables of this seed. Workers of a shared net have a single joint table, in which the frame is the global frame."""
         return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
-        """Return the mean gradient norm over rows and tables."""
+        """Return the mean gradient norm over the rows of each table, averaged over the tables of this seed."""
         return average(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
 
     def updates_per_second(self) -> float | None:
-        """Return the number of optimizer steps per second, summed over all tables; None if the time is unknown."""
+        """Return the number of optimizer steps per second, summed over the tables of this seed; None if the training time is unknown."""
         steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
 
 
 def column_of(metric: str) -> str:
-    """Return the column of a training table that has the values of a metric."""
+    """Return the name of the column of training tables that has the values of `metric`."""
     return "current_return" if metric == "training_return" else metric
 
 
 class Comparable(NamedTuple):
-    """The metric by which all seeds of a comparison can be compared."""
+    """The metric by which all seeds of a comparison can be compared, and why it may differ from the requested metric."""
 
     metric: str
     reason: str = ""
-    """Reason why `metric` is not the requested metric; "" if it is."""
+    """Reason why `metric` is not the requested metric; "" if `metric` is the requested metric."""
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
-    """Return the metric by which all seeds can be compared: `metric` itself if it is measured in the same way for each of them.
+    """Return the metric by which all seeds can be compared: `metric` itself if `metric` is measured in the same way for all seeds.
 
-    The current return of a seed is computed from evaluations or from training episodes. If the seeds differ in this, the result is
-    training_return (the current return of training episodes), or total_reward if a run has no column current_return.
+    The current return of a seed is computed either from evaluations or from training episodes. If it is computed from evaluations for some
+    seeds only, the metric training_return (the current return of training episodes) is returned, or total_reward if a run has no column
+    current_return.
     """
     if column_of(metric) != "current_return":
         return Comparable(metric)
@@ -192,12 +196,12 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs in the same env that differ only in their seeds or have the same --label. They are drawn as one curve."""
+    """Runs in the same env that differ only in their seeds or have the same --label. The runs of a setting are drawn as one curve."""
 
     name: str
     runs: list[Run]
     label: str = ""
-    """The name without the env, which is the same for settings in different envs that belong together; "": same as `name`."""
+    """Name of the setting without the env. Settings in different envs that belong together have the same label. "" means `name`."""
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
@@ -210,7 +214,7 @@ class Setting:
 
     @property
     def status(self) -> str:
-        """Text that says how the seeds ended: "done", "1 failed (left out)", or "2 stopped" if none is done."""
+        """Text that says how the seeds ended: "done", "1 failed (left out)", or "2 stopped" if no seed is done."""
         each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
@@ -231,7 +235,7 @@ class Setting:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """Lowest and highest possible return of the env; None if they are unknown or differ between the runs."""
+        """Lowest and highest possible return of the env; None if these bounds are unknown or differ between the runs."""
         ranges = {return_range(run.settings()) for run in self.runs}
         return ranges.pop() if len(ranges) == 1 else None
 
@@ -240,7 +244,10 @@ class Setting:
         return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
 
     def aligned(self, column: str, x_column: str) -> Aligned:
-        """Return the curves of the seeds, over the range that all curves with points cover; value_SF is [seeds, F]."""
+        """Return the curves of `column` over `x_column` of all seeds, interpolated at common points; value_SF has the shape [seeds, F].
+
+        The common points are in the range that all curves with points cover.
+        """
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
     def count(self) -> str:
@@ -251,7 +258,7 @@ class Setting:
 
 
 def seeds_of(run: Run) -> list[SeedResult]:
-    """Return the seeds of a run that have rows."""
+    """Return the results of each seed of a run that has training rows."""
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.distributed:
         rows = list(tables.values())
@@ -266,7 +273,7 @@ def seeds_of(run: Run) -> list[SeedResult]:
 
 
 def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
-    """Return the results of a seed. Args: evaluation: index → the evaluation tables of the seed that have rows."""
+    """Return the results of one seed. Args: evaluation: index of the table → evaluation table of the seed, for tables that have rows."""
     found = list(evaluation.values())
     if run.has_evaluation_curve:
         return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
@@ -276,16 +283,18 @@ def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choice = BEST, data_dir: Path = Path("data")) -> list[Setting]:
-    """Group runs as settings: by label or, without labels, by the content of their specs except the seeds (see Run.settings).
+    """Read the runs that `words` name, and group them into settings.
 
-    Each word names a run folder, the folder of a search or a study (with or without `data_dir`), a pattern of run folders, or anything
-    else that `find_training` accepts. For a search, the best trial is used (the confirmed one if there is one), or `choice.trial`; for a
-    study, all runs, or the runs with the entry, env and seed of `choice`. If a pattern matches failed runs or runs of mode dev, they are
-    left out with a notice; they can be compared if their folders are named. Runs in different envs belong to different settings, even if
-    their labels are equal. If different specs have the same name, the keys that differ are appended to the names: "ppo_cartpole gamma=0.5".
+    Runs are grouped by label or, without labels, by the content of their specs except the seeds (see Run.settings). Each word names a run
+    folder, the folder of a search or a study (with or without `data_dir`), a pattern of run folders, or anything else that `find_training`
+    accepts. Of a search, the trial `choice.trial` is used or, by default, the best trial (the best confirmed trial if trials were
+    confirmed). Of a study, all runs are used, or the runs with the entry, env and seed of `choice`. Failed runs and runs of mode dev that
+    match a pattern are left out with a notice; such a run can be compared if its folder is named. Runs in different envs belong to
+    different settings, even if their labels are equal. If different specs have the same name, the keys that differ are appended to the
+    name of each setting, for example "ppo_cartpole gamma=0.5".
 
-    Raises UserError if a word, label or choice is invalid, or a run has no rows. A notice is printed for runs with the same label but
-    different specs, and for runs that failed or have not ended.
+    Raises UserError if a word, a label or `choice` is invalid, or if a run has no rows. A notice is printed for runs with the same label
+    but different specs, and for runs that failed or have not ended.
     """
     if not words:
         raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
@@ -317,7 +326,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
 
 
 def group_runs(runs: Iterable[Run]) -> list[Setting]:
-    """Group runs by the content of their specs, excluding seeds, like `read_settings` without labels."""
+    """Group runs into settings by the content of their specs without the seeds, like `read_settings` without labels."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.name, run.env, json.dumps(run.settings(), sort_keys=True)), []).append(run)
@@ -325,9 +334,9 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
 
 
 def study_results(word: str, choice: Choice = BEST) -> list[Run]:
-    """Return the results of the study in folder `word` that match `choice`; [] if `word` is not the folder of a study.
+    """Return the runs of the study in folder `word` that match `choice`; [] if `word` is not the folder of a study.
 
-    Raises UserError if the study has no results, or none that match `choice`.
+    The runs are read from the result files of the study. Raises UserError if the study has no result, or no result that matches `choice`.
     """
     paths = study_in(Path(word))
     if paths is None:
@@ -350,7 +359,7 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
 
 
 def _entry_order(paths: StudyPaths) -> dict[str, int]:
-    """Return label of each entry → its position: the baseline first, then in the study's order; {} if the study file is damaged."""
+    """Return label of a study entry → position; {} if the study file is damaged. The baseline is first, then the order of the study."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         study = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]["study"]
         labels = [study.get("baseline"), *(one.get("label") or one["spec"].rpartition(":")[2] for one in study["entries"])]
@@ -359,7 +368,10 @@ def _entry_order(paths: StudyPaths) -> dict[str, int]:
 
 
 def _named_runs(word: str, choice: Choice, data_dir: Path) -> list[Run]:
-    """Return the runs named by a word; if it is a pattern, without failed runs and runs of mode dev. Raises UserError if it is invalid."""
+    """Return the runs that `word` names. If `word` is a pattern, failed runs and runs of mode dev are left out.
+
+    Raises UserError if `word` is invalid.
+    """
     if word == "latest" or _is_search(Path(word)):
         return [_trial(word, choice, data_dir)]
     runs = [load_run(folder) for folder in run_folders(word)]
@@ -380,7 +392,7 @@ def _is_search(folder: Path) -> bool:
 
 
 def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
-    """Return the chosen trial of a search, by default the best one; for the word "latest", the latest run in mode train."""
+    """Return the trial `choice.trial` of a search, by default its best trial. For word="latest", return the latest run in mode train."""
     training = find_training(word, None, data_dir, Choice(trial=choice.trial))
     if training.name:
         notice(f"{word}: comparing {training.name}")
@@ -388,7 +400,10 @@ def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
 
 
 def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a Setting for each group. If the name in the group's key is not unique, the env or the differing keys are appended."""
+    """Return a Setting for each group of runs; the key of a group is (name, env, content of the spec).
+
+    If several groups have the same name, the env or the spec keys that differ are appended to the name of the setting.
+    """
     settings: list[Setting] = []
     names: Counter[str] = Counter()
     for (name, env, content), runs in groups.items():
@@ -406,7 +421,10 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the sorted paths at which specs differ, without keys that only some specs have because their component names differ."""
+    """Return the sorted paths of the keys in which the flat `specs` differ.
+
+    If specs use different components, such as different algorithms, keys that only some components have are omitted.
+    """
     keys = sorted({key for spec in specs[1:] for key in diff(specs[0], spec)})
     sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
 
@@ -418,7 +436,10 @@ def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
-    """Return a spec's values of the first few `keys`, named by the last part of the path if that is unique: "gamma=0.5 lr=0.1"."""
+    """Return a text with the values of the first few `keys` of a spec, such as "gamma=0.5 lr=0.1".
+
+    A key is shown as the last part of its path if that part is unique, else as the path.
+    """
     short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
     counts = Counter(short.values())
     shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value_text(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
@@ -445,7 +466,7 @@ def _report_status(setting: Setting) -> None:
 
 
 class Summary(NamedTuple):
-    """The numbers of a setting, which are the columns of the tables; None if a number is unknown."""
+    """The results of a setting, which are the columns of the comparison tables; a result that is unknown is None."""
 
     name: str
     label: str
@@ -458,14 +479,15 @@ class Summary(NamedTuple):
     solved: int | None
     """Number of seeds that reached the threshold; None if there is no threshold."""
     solved_by: str | None
-    """Key of RULES of the data that was compared with the threshold; if the seeds differ, all keys joined by " and "."""
+    """Key of RULES that names the data compared with the threshold. If the seeds have different keys, the keys are joined by " and "."""
     seconds_to_threshold: Median | None
-    """Median over the seeds, in seconds since the start of training; infinite if half of the seeds did not reach the threshold. None if
-    there is no threshold."""
+    """Median time over the seeds until the threshold was reached, in seconds since the start of training. The median is infinite if half of
+    the seeds did not reach the threshold, and None without a threshold."""
     steps_to_threshold: Median | None
-    """Like seconds_to_threshold, in global frames."""
+    """Median number of global frames over the seeds until the threshold was reached, with the same special values as
+    seconds_to_threshold."""
     final_return: Estimate | None
-    """Mean over seeds; opt_steps_per_second and grad_norm are means over seeds too."""
+    """Mean over the seeds. opt_steps_per_second and grad_norm are means over the seeds too."""
     final_return_median: float | None
     interquartile_mean: Estimate | None
     """Interquartile mean of the final returns, with the bootstrap interval over seeds."""
@@ -476,11 +498,11 @@ class Summary(NamedTuple):
 def summarize(
     setting: Setting, threshold: float | None, metric: str = "current_return", seeds: Sequence[SeedResult] | None = None, rule: str = ""
 ) -> Summary:
-    """Return the numbers of a setting. A seed counts as solved when one of its tables reaches `threshold` (see SeedResult.first_reached).
+    """Return the results of a setting. A seed counts as solved if one of its tables reaches `threshold` (see SeedResult.first_reached).
 
     Args:
         metric: the column whose last value is final_return.
-        seeds: the seeds to summarize; None: Setting.seeds.
+        seeds: the seeds to summarize; None: `setting.seeds`.
         rule: the data to compare with the threshold (see SeedResult.first_reached).
     """
     seeds = setting.seeds if seeds is None else seeds
@@ -508,9 +530,10 @@ def summarize(
 
 
 def recent_returns(table: Table, x_column: str) -> Curve:
-    """Return for each row the mean return of the newest episodes, which are at least SOLVE_EPISODES.
+    """Return for each row of a table the mean return of the newest episodes, of which there are at least SOLVE_EPISODES.
 
-    They are the episodes of the row and of as many previous rows as necessary. Rows up to which fewer episodes ended are omitted.
+    The newest episodes are those of the row and of as few previous rows as necessary. The curve begins at the first row up to which at
+    least SOLVE_EPISODES episodes have ended.
     """
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
@@ -523,5 +546,5 @@ def recent_returns(table: Table, x_column: str) -> Curve:
 
 
 def _curve(table: Table, column: str, x_column: str) -> Curve:
-    """Return a curve. If a Session trains its own net, its table has no global frames; they are equal to its frames."""
+    """Return the curve of `column` over `x_column`. If the table has no column global_frame, the global frame is equal to the frame."""
     return curve(table, column, "frame" if x_column == "global_frame" and x_column not in table else x_column)

@@ -1,4 +1,4 @@
-"""The command `compare`: compare runs in graphs, files and text."""
+"""Implementation of the command `compare`: compare runs in graphs, tables and one HTML page."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from slm_lab.lib.files import nonfinite_to_none
 from slm_lab.lib.text import aligned, wrapped
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
-"""Values of --by."""
+"""Value of the option --by → axis."""
 METRICS = {
     "current_return": "mean return (evaluation, or recent episodes)",
     "total_reward": "mean return (last 100 episodes)",
     "return_new": "mean return (episodes since the last row)",
     "training_return": "mean return (recent training episodes)",
 }
-"""Value of --metric → label of the vertical axis."""
+"""Value of the option --metric → label of the vertical axis."""
 PROFILES = "performance_profiles"
 """Name of the figure of performance profiles."""
 RETURNS = (*METRICS, "total_reward_ma", "evaluation")
-"""Columns that are returns. The other columns in graphs are never negative."""
+"""Columns that contain returns. All other columns that are drawn are never negative."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
-"""Title, and label of the vertical axis."""
+"""Title of the figure, and label of its vertical axis."""
 MEDIANS = (
     "medians over all seeds, interpolated between evaluations, with an interval from order statistics; ∞: at least half of the seeds "
     "did not reach the return; <=: an upper limit, because the first evaluation or row was already above the return"
@@ -51,7 +51,7 @@ MEDIANS = (
 
 
 class WrittenComparison(NamedTuple):
-    """Result of `comparison`: the text, the content of the JSON file and the written files."""
+    """Result of `comparison`: the text for the terminal, the content of the JSON file, and the written files."""
 
     text: str
     content: dict[str, Any]
@@ -60,7 +60,7 @@ class WrittenComparison(NamedTuple):
 
 
 def compare(run_patterns: Sequence[str], **options: Any) -> str:
-    """Return the text of `comparison`: the table and the written files."""
+    """Compare runs like `comparison`, and return only the text for the terminal: the tables and the names of the written files."""
     return comparison(run_patterns, **options).text
 
 
@@ -75,18 +75,19 @@ def comparison(
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> WrittenComparison:
-    """Compare the runs in the folders (or patterns) `run_patterns`, and return the tables and the written files.
+    """Compare the runs that `run_patterns` name, write the results to files, and return the tables and the written files.
 
     Args:
         by: key of AXES: the column on the horizontal axis of the graphs.
         metric: key of METRICS: the column to draw.
         solve: the return that counts as solved.
-        labels: a name for each pattern.
-        choice: the trial of searches and the part of studies to compare (see read_settings).
+        labels: a name for each pattern, or empty.
+        choice: the trial of searches and the runs of studies to compare (see read_settings).
+        data_dir: the folder that contains the run folders.
         out: the output folder; None: a new folder in `data_dir`.
 
-    A graph that cannot be drawn causes a notice. Raises UserError if an argument or a run is invalid, before anything is written, or if a
-    file cannot be written.
+    A graph that cannot be drawn causes a notice. Raises UserError before anything is written if an argument or a run is invalid. Raises
+    UserError too if a file cannot be written.
     """
     if by not in AXES:
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
@@ -112,7 +113,7 @@ def comparison(
 
 @dataclass(frozen=True)
 class _Report:
-    """Content of the files of a comparison."""
+    """Results of a comparison, from which the text and the content of all files are created."""
 
     settings: Sequence[Setting]
     summaries: Sequence[Summary]
@@ -124,7 +125,7 @@ class _Report:
 
     @property
     def tables(self) -> dict[str, list[list[str]]]:
-        """Title → table, without empty tables."""
+        """Title → table as lines of cells, for each table that is not empty."""
         tables = {"Results": settings_lines(self.summaries), "Differences": pair_lines(self.found), "All envs": overall_lines(self.found)}
         return {title: lines for title, lines in tables.items() if len(lines) > 1}
 
@@ -138,7 +139,7 @@ class _Report:
 
     @property
     def _metric_sentence(self) -> list[str]:
-        """Return the sentence that says why the metric is not the requested one; [] if it is the requested one."""
+        """The sentence that says why another metric than the requested metric is used; [] if the requested metric is used."""
         return [f"{self.used.reason}."] if self.used.reason else []
 
     def content(self) -> dict[str, Any]:
@@ -178,7 +179,10 @@ class _Report:
 
 
 def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> WrittenComparison:
-    """Write tables, page and graphs, and return their content. Raises UserError if a file cannot be written."""
+    """Write the tables, the page and the graphs of a comparison. Raises UserError if a file cannot be written.
+
+    Args: remove_empty: whether to remove the output folder if no file could be written.
+    """
     writer = Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: json_bytes(report.content())))
     writer.write("table not written", (paths.table("csv"), lambda: rows_csv([file_row(one._asdict()) for one in report.summaries])))
@@ -202,9 +206,10 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
 def comparison_graphs(
     settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "current_return"
 ) -> dict[str, Figure]:
-    """Return name → figure: of the return, the gradient norm and the variance of the return between seeds, if any setting has the data.
+    """Return name → figure of the return, of the gradient norm, and of the variance of the return between seeds.
 
-    Each env has separate figures. If there are several envs, the env is part of the name.
+    Figures without data are omitted, except the figure of the return. Each env has separate figures. If there are several envs, the env is
+    part of the name of a figure.
     """
     drawn = [
         Drawn("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
@@ -221,7 +226,7 @@ def comparison_graphs(
 
 
 class Drawn(NamedTuple):
-    """What a figure shows of each setting."""
+    """Description of a figure that shows the same column of each setting."""
 
     name: str
     """Name of the figure."""
@@ -229,20 +234,27 @@ class Drawn(NamedTuple):
     y_label: str
     column: str
     solve: float | None = None
-    """The return that counts as solved, or a published score, which is drawn as a horizontal line; None: no line."""
+    """Return at which a horizontal line is drawn: the return that counts as solved, or a published score; None: no line."""
     level: str = "solved"
-    """Name of the line in the legend."""
+    """Name of the horizontal line in the legend."""
     spread: bool = False
-    """Show the variance between seeds instead of the mean, which has a band if there are at least two seeds."""
+    """Whether the lines show the variance between seeds instead of the mean over seeds, which has a band if there are several seeds."""
 
 
 def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
-    """Return the axis of the column `by`; frames are global frames if the Sessions of a run train one shared net."""
+    """Return the horizontal axis of the column `by`. For by="frame", it shows global frames if the Sessions of a run train a shared net."""
     return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
 
 
 def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[Drawn]) -> dict[str, Figure]:
-    """Return name → figure, with a line for each setting that has points, over the column `by` of AXES. All settings are of `env`."""
+    """Return name → figure of an env, in which each setting that has points is a line.
+
+    Args:
+        env: env of all `settings`, for the titles.
+        by: key of AXES: the column on the horizontal axis.
+        colours: colour of each setting.
+        drawn: description of each figure.
+    """
     styles = [
         Line(f"{one.label or one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour)
         for one, colour in zip(settings, colours, strict=False)
@@ -260,7 +272,7 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
 
 
 def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
-    """Return the range of possible values of a column, to which bands are clipped."""
+    """Return the range of possible values of the column that a figure shows. Bands are clipped to this range."""
     if what.column not in RETURNS:
         return 0.0, math.inf
     known = {setting.bounds for setting in settings}
@@ -268,7 +280,10 @@ def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
 
 
 def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
-    """Return a setting's mean or, with `spread`, its variance (unbiased, since the number of seeds may differ between settings)."""
+    """Return the line of the mean over the seeds of a setting or, with spread=True, of the unbiased variance between the seeds.
+
+    The variance is unbiased because the number of seeds may differ between settings.
+    """
     if spread:
         return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
     mean, (low, high) = one.mean(), one.band()
@@ -277,7 +292,7 @@ def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
 
 
 def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
-    """Return the horizontal line of a figure, such as the return that counts as solved; [] if it has none."""
+    """Return the horizontal line of a figure at the level `what.solve`; [] if the figure has no such line."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
     if what.solve is None or not last:
         return []
@@ -285,10 +300,10 @@ def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
 
 
 def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Return the table of settings.
+    """Return the header and the rows of the table of settings.
 
-    It has columns about solving only if there is a threshold, a status column only if a seed is not done, and an env column only if there
-    are several envs.
+    The table has columns about solving only if there is a threshold, a status column only if a seed is not done, and an env column only if
+    there are several envs.
     """
     several = len({one.env for one in summaries}) > 1
     columns: dict[str, list[str]] = {
@@ -313,7 +328,7 @@ def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def pair_lines(found: Comparison) -> list[list[str]]:
-    """Return the table of differences between each setting and the first one."""
+    """Return the header and the rows of the table of differences between each setting B and the first setting A."""
     pairs = found.pairs
     several = len({one.env for one in pairs}) > 1
     columns: dict[str, list[str]] = {
@@ -333,7 +348,7 @@ def _rounded(value: float) -> float:
 
 
 def overall_lines(found: Comparison) -> list[list[str]]:
-    """Return the table of the settings' results over all envs."""
+    """Return the header and the rows of the table with the results of each setting over all envs."""
     rows = found.overall
     columns: dict[str, list[str]] = {
         f"over {len(found.scales)} envs": [one.name for one in rows],
@@ -346,7 +361,7 @@ def overall_lines(found: Comparison) -> list[list[str]]:
 
 
 def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
-    """Return sentences that explain the columns of the tables."""
+    """Return sentences that explain the columns of the tables of a comparison."""
     lines = [f"[low, high]: {INTERVAL}; interquartile mean and P(B > A): percentiles of the stratified bootstrap."]
     if any(one.solved is not None for one in summaries):
         lines.append(f"Seconds and global frames to solve: {MEDIANS}.")
@@ -359,7 +374,7 @@ def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
 
 
 def answers(found: Comparison) -> list[str]:
-    """Return a sentence for each pair: which setting is better, or that the seeds do not show it."""
+    """Return a sentence for each pair of settings, which says which setting is better or that no difference is shown."""
     several = len({one.env for one in found.pairs}) > 1
     return [_comparison_sentence(one, f" in {one.env}" if several else "") for one in found.pairs]
 
@@ -387,7 +402,7 @@ TERMS = {
     "better.",
     "optimality gap": "Mean amount by which normalised returns miss 1; lower is better.",
 }
-"""Term → its definition; docs/statistics.md has the formulas."""
+"""Term of a comparison → definition. The formulas are in docs/statistics.md."""
 
 
 # ---- text and files of tables
@@ -396,13 +411,17 @@ _INTERVALS = (
     "steps_to_threshold", "seconds_to_threshold", "final_return", "interquartile_mean", "score", "difference", "improvement",
     "optimality_gap", "solve_seconds", "solve_frames",
 )  # fmt: skip
-"""Columns of output files that have a 95 % interval."""
+"""Columns of output files whose values have a 95 % interval."""
 _MEDIANS = ("steps_to_threshold", "seconds_to_threshold", "solve_seconds", "solve_frames")
 """Columns of output files whose value may be only an upper limit."""
 
 
 def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a file: an estimate becomes NAME, NAME_low and NAME_high, a median also NAME_at_most; infinite numbers are null."""
+    """Return a row for a CSV or JSON file.
+
+    An estimate NAME is split into the columns NAME, NAME_low and NAME_high. A median has the additional column NAME_at_most, which is true
+    if the median is only an upper limit. Infinite numbers become null.
+    """
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if name in _INTERVALS:
@@ -415,25 +434,25 @@ def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the content of a CSV file from rows with the same columns."""
+    """Return the content of a CSV file with the given rows, which all have the same columns."""
     return csv_bytes(rows[0], [row.values() for row in rows])
 
 
 def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the header and the lines of a table, without empty columns."""
+    """Return the header and the rows of a table, without empty columns. Args: columns: title → cells."""
     kept = {title: cells for title, cells in columns.items() if cells}
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
 
 
 def number_text(value: float | None) -> str:
-    """Format a number of a table."""
+    """Format a number for a table of the terminal or the page: "1,234", "0.25", "∞", or "-" for None."""
     if value is not None and math.isinf(value):
         return "∞"
     return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else number(value)
 
 
 def estimate_text(one: Estimate | None, sign: str = "") -> str:
-    """Format an estimate with its interval: "12 [11, 13]". With sign="+", positive values have a plus sign."""
+    """Format an estimate with its interval, such as "12 [11, 13]". With sign="+", positive values have a plus sign."""
     if one is None:
         return "-"
     value = f"{sign if one.value > 0 else ''}{number_text(one.value)}"
@@ -441,7 +460,7 @@ def estimate_text(one: Estimate | None, sign: str = "") -> str:
 
 
 def median_text(one: Median | None) -> str:
-    """Format the median of the points at which a threshold was reached: "<= 12" if it is only an upper limit."""
+    """Format the median of the points at which a threshold was reached, such as "<= 12" if the median is only an upper limit."""
     if one is None:
         return "-"
     return f"{'<= ' if one.at_most else ''}{estimate_text(Estimate(one.value, one.low, one.high))}"

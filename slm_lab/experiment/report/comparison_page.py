@@ -1,4 +1,4 @@
-"""Parts of the HTML page of a comparison. The page loads no file except plotly.min.js from its own folder."""
+"""Create the HTML page of a comparison of runs. The page loads no file except plotly.min.js from its own folder."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ if (window.Plotly) { draw(); dark.addEventListener("change", draw); }
 else for (const node of plots) node.textContent = "plotly.min.js is missing beside this page: no graph";
 """
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob: file:"
-"""Content security policy: nothing is loaded from another machine."""
+"""Content security policy of the page: the page loads nothing from another machine."""
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """Return a page, which loads plotly.min.js from its own folder."""
+    """Return an HTML page with the given sections. The page loads plotly.min.js from its own folder."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
@@ -73,13 +73,13 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return a section with a heading; "" if all parts are empty."""
+    """Return an HTML section with a heading and the HTML texts `parts`; "" if all parts are empty."""
     body = "".join(parts)
     return f"<section><h2>{html.escape(title)}</h2>{body}</section>\n" if body else ""
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table. Args: lines: the header and the rows, as plain text. Returns "" if there are no rows."""
+    """Return an HTML table, or "" if there are no rows below the header. Args: lines: the header and the rows, as plain text."""
     if len(lines) < 2:
         return ""
     head, *rows = (f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in _tagged(lines))
@@ -91,30 +91,33 @@ def _tagged(lines: Sequence[Sequence[str]]) -> Iterable[tuple[str, Sequence[str]
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return a list of sentences of plain text."""
+    """Return an HTML bullet list of lines of plain text."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else ""
 
 
 def definitions(texts: Mapping[str, str]) -> str:
-    """Return a list of terms and their definitions in plain text."""
+    """Return an HTML definition list. Args: texts: term → definition, both as plain text."""
     return f"<dl>{''.join(f'<dt>{html.escape(term)}</dt><dd>{html.escape(text)}</dd>' for term, text in texts.items())}</dl>"
 
 
 def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
-    """Return a list of links to files and folders, relative to the page's folder `root`; only the name if the target does not exist."""
+    """Return an HTML list of links to files and folders, relative to the page's folder `root`.
+
+    A target that does not exist is shown as its name without a link. Args: targets: (name, path) of each target.
+    """
     shown = ((html.escape(name), target) for name, target in targets)
     items = (f'<a href="{link(target, root)}">{name}</a>' if target.exists() else name for name, target in shown)
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
 def link(target: Path, root: Path) -> str:
-    """Return the URL of a file or folder relative to `root`."""
+    """Return the URL of the file or folder `target`, relative to the folder `root`."""
     return html.escape(quote(os.path.relpath(target, root)), quote=True)
 
 
 def plot(figure: AnyFigure) -> str:
-    """Return an interactive graph."""
+    """Return the HTML of an interactive plotly graph."""
     content = json.dumps(plotly_json(figure), separators=(",", ":"))
     for letter in "<>&":  # so that no text can end the script element
         content = content.replace(letter, f"\\u{ord(letter):04x}")

@@ -1,4 +1,7 @@
-"""Decisions of a study that adds seeds until differences are clear, based on confidence sequences of the differences of paired seeds."""
+"""Decide whether the entries of a study differ, when the study adds seeds until differences are clear (--until-decided).
+
+The decisions are based on confidence sequences of the differences of paired seeds.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,28 @@ from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.models.study import StudyPlan
 
 MAX_SEEDS = 32
-"""Default of --max-seeds."""
+"""Default value of the option --max-seeds."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The difference between an entry and the reference entry in one env, and whether it is decided."""
+    """The difference of the scores of an entry and the reference entry in one env, and whether this difference is decided."""
 
     entry: str
     reference: str
     env: str
     pairs: int
-    """Number of seeds that both entries have."""
+    """Number of seeds with which both entries have been trained."""
     difference: Estimate | None
-    """Mean difference and the current interval of the confidence sequence (None if it is infinite); None if there are no pairs."""
+    """Mean difference and the current interval of the confidence sequence. While the interval is infinite, both of its ends are None. The
+    estimate is None if there are no pairs."""
     after: int | None
-    """Number of pairs after which the interval excluded 0 for the first time; None if the difference is not decided."""
+    """Number of pairs of seeds after which the interval excluded 0 for the first time; None if the difference is not decided."""
     bounded: bool
-    """Whether the range of returns is known; the interval then assumes no distribution."""
+    """Whether the range of possible returns is known. If this range is known, the interval is valid for any distribution of returns."""
 
     def text(self, where: str = "") -> str:
-        """Return the result as a sentence. Args: where: the env, as " in ENV"."""
+        """Return the decision as a sentence. Args: where: text with the env, such as " in CartPole-v1", or ""."""
         if self.difference is None:
             return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
         value, low, high = self.difference
@@ -51,10 +55,11 @@ def _bound_text(value: float | None, infinite: str) -> str:
 
 
 def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> list[Decision]:
-    """Return a Decision for each env and entry. The reference is the study's baseline or, where that has no runs, the env's first entry.
+    """Return a Decision for each env and each entry except the reference entry.
 
-    Each interval has the level 0.05 / number of intervals. With probability 0.95, all intervals therefore contain the true differences, at
-    every number of seeds.
+    The reference entry is the study's baseline or, in an env in which the baseline has no runs, the first entry of the env. The error
+    probability of each interval is 0.05 / number of intervals. Therefore, with probability 0.95, all intervals contain the true differences
+    at every number of seeds.
 
     Args: found: (env, entry) → Setting.
     """
@@ -94,14 +99,14 @@ def _decide(
 
 
 def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
-    """Return random_seed of each run → score of the run: the mean over its Sessions."""
+    """Return random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions."""
     runs = {run.random_seed: seeds_of(run) for run in setting.runs if isinstance(run, ResultRun)}
     means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
     return {key: mean for key, mean in means.items() if mean is not None}
 
 
 def explanation(found: Sequence[Decision]) -> str:
-    """Return a text that explains the intervals of the decisions and their assumptions."""
+    """Return a text that explains the intervals of the decisions and the assumptions of these intervals."""
     ways = {one.bounded for one in found if one.pairs}
     how = ["betting, for any distribution of returns within their range"] if True in ways else []
     how += ["mixture of t tests, for normal differences, since the range of returns is unknown"] if False in ways else []

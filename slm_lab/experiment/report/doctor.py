@@ -1,4 +1,7 @@
-"""Diagnose a run: find its problems, rank them, and give evidence and a key to change. The rules are in doctor_rules, doctor_learning."""
+"""Diagnose a run: find the faults of its training, rank them by severity, and name the evidence and the spec key to change.
+
+The rules that detect the faults are in doctor_rules.py and doctor_learning.py.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +35,29 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
     *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
-"""The rules for a single session, with causes before symptoms. Findings of equal severity are ranked in this order."""
+"""The rules that are applied to each session. Rules for causes precede rules for symptoms; findings of equal severity keep this order."""
 TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
-"""The rules for a trial as a whole."""
+"""The rules that are applied once to the whole trial."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of a run, and which rules could be applied."""
+    """The findings of the doctor in a run, and the rules that could be applied."""
 
     findings: tuple[Finding, ...]
-    """The findings, ranked by severity, with causes before symptoms."""
+    """The findings, ordered by severity and then by the order of RULES."""
     checked: tuple[str, ...]
     """Names of the rules for which at least one session had the necessary data."""
     not_checked: dict[str, str]
-    """Name of a rule that applies to the run, but for which data is missing → the missing data."""
+    """Name of each rule that could not be applied because data is missing → the missing data."""
 
 
 def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
-    """Return the ranked problems of a run, and the rules that could be applied. Rules that need missing or damaged files are not applied.
+    """Return the faults of a run, ordered by severity, and the names of the rules that could be applied.
 
-    Args: checkpoints: whether to read the last checkpoint of each session too, which imports torch.
+    A rule that needs a missing or damaged file is not applied.
+
+    Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
 
     Raises UserError if the spec of the run cannot be read.
     """
@@ -73,7 +78,10 @@ def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
 def _apply_rule(
     rule: Callable[[Subject], Finding | None], subjects: Sequence[Subject], missing: dict[str, str]
 ) -> Iterator[tuple[Subject, Finding | None]]:
-    """Yield the result of a rule for each subject with the necessary data; add the data that other subjects do not have to `missing`."""
+    """Yield (subject, finding or None) for each subject that has the data that the rule needs.
+
+    If a subject lacks data, the description of this data is stored in `missing` under the name of the rule.
+    """
     for subject in subjects:
         try:
             finding = rule(subject)
@@ -90,6 +98,8 @@ def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Fin
     """Merge the findings of one rule in several sessions into one finding.
 
     The evidence is taken from the first finding. If less than half of the sessions have the fault, the severity is lowered by one level.
+
+    Args: sessions: number of sessions in which the rule was applied.
     """
     if not found:
         return []
@@ -102,7 +112,7 @@ def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Fin
 
 
 def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
-    """Return the run that `where` and `choice` name, see find_training. A trial of a search that `choice` names needs no checkpoint.
+    """Return the run that `where` and `choice` name (see find_training). Unlike find_training, accept a trial without a checkpoint.
 
     Raises UserError if there is no such run.
     """
@@ -116,7 +126,7 @@ def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
 
 
 def check_rows(run: Run) -> None:
-    """Raise UserError if a run has no rows, so that no rule can be applied."""
+    """Raise UserError if no training table of a run has a row, since no rule can then be applied."""
     if not any(len(table["frame"]) for table in run.tables("train").values()):
         where = f"{run.paths.root} has no rows to examine (status: {run.status})"
         raise UserError(f"{where}; expected at least one row in {run.paths.session_df(0, t=run.trial)}")
@@ -126,7 +136,10 @@ def check_rows(run: Run) -> None:
 
 
 def set_option(finding: Finding) -> str | None:
-    """Return the option that makes the change, such as `--set agent.net.optim_spec.lr=0.0003`; None if no key helps."""
+    """Return the command-line option that makes the recommended change, such as `--set agent.net.optim_spec.lr=0.0003`.
+
+    Returns None if the finding names no key.
+    """
     if finding.key is None:
         return None
     value = finding.value
@@ -135,14 +148,17 @@ def set_option(finding: Finding) -> str | None:
 
 
 def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return a diagnosis for a JSON document: run, trial, status, findings (see Finding; `set` is the option), checked, not_checked."""
+    """Return a diagnosis as a dict for a JSON file, with the keys run, spec, trial, status, findings, checked and not_checked.
+
+    Each finding has the fields of Finding and the key `set`, which is the option that makes the recommended change.
+    """
     findings = [{**asdict(finding), "set": set_option(finding)} for finding in diagnosis.findings]
     about: dict[str, Any] = {"run": str(run.paths.root), "spec": run.name, "trial": run.trial, "status": run.status}
     return about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}
 
 
 def as_text(run: Run, diagnosis: Diagnosis) -> str:
-    """Return a diagnosis for the screen, in 80 columns."""
+    """Return a diagnosis as text for the terminal, in lines of at most 80 characters."""
     lines = _wrapped(f"{run.name} in {run.env}, {_sessions(run)}, {run.status}: {_summary(diagnosis)}")
     for number, finding in enumerate(diagnosis.findings, 1):
         lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
@@ -177,7 +193,7 @@ def _summary(diagnosis: Diagnosis) -> str:
 
 
 def sessions_text(run: Run, finding: Finding) -> str:
-    """Return a text with the sessions of a finding; "" if the finding concerns all sessions."""
+    """Return a text with the numbers of the sessions that have a fault, such as " (session 1)"; "" if all sessions have the fault."""
     if not finding.sessions or set(finding.sessions) == set(run.sessions):
         return ""
     return f" (session{'s' if len(finding.sessions) > 1 else ''} {', '.join(map(str, finding.sessions))})"

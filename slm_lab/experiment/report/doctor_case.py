@@ -1,4 +1,4 @@
-"""The data that the rules of the doctor use: the settings of a run, its tables, and the state in its last checkpoint."""
+"""The data of a run that the rules of the doctor use: the settings, the tables, and the state in the last checkpoint."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.env import EnvSpec
 
 FEWEST_ROWS = 4
-"""Minimum number of rows with a value in a column for the column to be evaluated."""
+"""Minimum number of values that a rule needs in a column of a table."""
 MAX_HORIZON = 1e5
-"""Number of steps that is used for an infinite horizon."""
+"""Number of steps that replaces an infinite horizon."""
 _LARGEST_CHECKPOINT = 2**27
 """Size in bytes above which a checkpoint, such as one with a replay buffer, is not read. Reading 128 MiB takes about 0.1 s."""
 _HEADS = ("_head.", "head.")
-"""Strings that the names of output layers contain. Their units are not hidden units."""
+"""Parts of the names of output layers, whose units are not hidden units."""
 
 
 class NotMeasured(Exception):
-    """Raised if the run has no data for a rule. The message names the missing data."""
+    """Raised if a run lacks data that a rule of the doctor needs. The message names the missing data."""
 
 
 class NotApplicable(NotMeasured):
-    """Raised if a rule does not apply to this algorithm or kind of run."""
+    """Raised if a rule of the doctor does not apply to the algorithm or to the kind of run."""
 
 
 class Window(NamedTuple):
-    """The values of a column in a part of a run."""
+    """The finite values of a table column in an interval of frames."""
 
     curve: Curve
     column: str
@@ -54,12 +54,12 @@ class Window(NamedTuple):
 
     @property
     def frames(self) -> tuple[int, int]:
-        """First and last frame of the values."""
+        """First and last frame at which the column has a value."""
         return int(self.curve.frame[0]), int(self.curve.frame[-1])
 
     @property
     def peak(self) -> tuple[int, float]:
-        """Frame and value of the largest value."""
+        """The frame of the largest value, and the largest value."""
         place = int(np.argmax(self.curve.value))
         return int(self.curve.frame[place]), float(self.curve.value[place])
 
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
 
 class Case:
-    """A run, with the data that the rules use.
+    """A run, and the data of this run that the rules of the doctor use.
 
     Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
     """
@@ -76,27 +76,27 @@ class Case:
     def __init__(self, run: Run, *, checkpoints: bool = True) -> None:
         self.run, self.checkpoints = run, checkpoints
         self.settings: dict[str, Any] = run.settings()
-        """Path of each key → value, with defaults."""
+        """Path of each spec key → value. Missing keys have their default values."""
 
     @cached_property
     def algorithm(self) -> type[AlgorithmSpec]:
-        """The spec model of the algorithm, which declares its kind; for a user's own algorithm, the base model of all algorithms."""
+        """The spec model of the algorithm, which declares what kind of algorithm it is. A user's own algorithm has the base model."""
         return ALGORITHMS.get(str(self.setting("agent.algorithm.name")), AlgorithmSpec)
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """One entry for each independent training that has a row: a session (and policy), or all workers of a shared net together."""
+        """The independent trainings that have rows. One training is a session, a policy of a session, or all workers of a shared net."""
         tables = self.run.tables_per_training("train")
         return [Session(self, index, table) for index, table in tables.items() if len(table["frame"])]
 
     @cached_property
     def eval_tables(self) -> dict[int, Table]:
-        """Number, as in `sessions`, → evaluation table, for tables that have rows."""
+        """Index of each independent training (see Session.index) → evaluation table, for evaluation tables that have rows."""
         return {index: table for index, table in self.run.tables_per_training("eval").items() if len(table["frame"])}
 
     @cached_property
     def baseline(self) -> float:
-        """Mean return of a random agent. Raises NotMeasured if it is unknown."""
+        """Mean return of a random agent in the env. Raises NotMeasured if this return is unknown."""
         value = self.run.metrics.get("random_baseline")
         if value is None:
             with suppress(ValidationError, TypeError):
@@ -107,18 +107,18 @@ class Case:
         return float(value)
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """Return the value of a key; `default` if it is absent or null."""
+        """Return the value of the spec key at `path`, or `default` if the key is absent or null."""
         value = self.settings.get(path)
         return default if value is None else value
 
     def number(self, path: str, default: float = math.nan) -> float:
-        """Return the number at a path; `default` if there is none."""
+        """Return the value of the spec key at `path` as a float, or `default` if the value is not a number."""
         value = self.settings.get(path)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
 
     @cached_property
     def has_opponents(self) -> bool:
-        """Whether other agents of the env learn too, according to the spec; returns then depend on them."""
+        """Whether the env has other agents that learn too, according to the spec. Returns then depend on these opponents."""
         pool = pool_envs().get(str(self.setting("env.name")))
         policies = self.run.spec.get("agent", {}).get("policies")
         return (
@@ -127,12 +127,15 @@ class Case:
 
     @property
     def optim_path(self) -> str:
-        """Path of the optimizer that updates the policy."""
+        """Path of the spec section of the optimizer that updates the policy."""
         own = "agent.net.actor_optim_spec"
         return own if any(path.startswith(f"{own}.") for path in self.settings) else "agent.net.optim_spec"
 
     def schedule(self, name: str) -> tuple[str, float]:
-        """Return path and start value of a schedule of the algorithm, such as entropy_coef_spec. Raises NotMeasured if there is none."""
+        """Return the path and the value of the key start_val of a schedule of the algorithm, such as name="entropy_coef_spec".
+
+        Raises NotApplicable if the spec has no such schedule.
+        """
         path = f"agent.algorithm.{name}.start_val"
         if math.isnan(value := self.number(path)):
             raise NotApplicable(f"the spec has no {path}")
@@ -145,26 +148,26 @@ class Case:
 
     @property
     def horizon(self) -> float:
-        """1 / (1 − γ): the number of steps over which rewards count; it is infinite for γ = 1."""
+        """The horizon 1 / (1 − γ): the number of steps over which rewards count. The horizon is infinite for γ = 1."""
         gamma = self.number("agent.algorithm.gamma", 0.99)
         return math.inf if gamma >= 1.0 else 1.0 / (1.0 - gamma)
 
 
 def require_measured(condition: bool, reason: str) -> None:
-    """Raise NotMeasured with the reason if the condition is false."""
+    """Raise NotMeasured with the message `reason` if the condition is false."""
     if not condition:
         raise NotMeasured(reason)
 
 
 def require_applicable(condition: bool, reason: str) -> None:
-    """Raise NotApplicable with the reason if the condition is false."""
+    """Raise NotApplicable with the message `reason` if the condition is false."""
     if not condition:
         raise NotApplicable(reason)
 
 
 @contextmanager
 def _reading_checkpoint(what: str) -> Iterator[None]:
-    """Raise NotMeasured if the part of a checkpoint that the with-block reads does not have the usual form."""
+    """Raise NotMeasured if the with-block cannot read an entry of the checkpoint. Args: what: name of this entry, for the message."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
@@ -172,14 +175,17 @@ def _reading_checkpoint(what: str) -> Iterator[None]:
 
 
 class Session:
-    """One independent training: its table, and its last checkpoint."""
+    """One independent training, with its training table and its last checkpoint.
+
+    Args: index: index of the table (session · policies + policy), or ALL_WORKERS for the joint table of all workers of a shared net.
+    """
 
     def __init__(self, case: Case, index: int, table: Table) -> None:
         self.case, self.index, self.table = case, index, table
 
     @property
     def number(self) -> int | None:
-        """Number of the session; None for all workers of a shared net."""
+        """Number of the session, or None if the table is the joint table of all workers of a shared net."""
         return None if self.index == ALL_WORKERS else self.index // self.case.run.policies
 
     @property
@@ -187,9 +193,11 @@ class Session:
         return int(self.table["frame"][-1])
 
     def column(self, name: str, begin: float = 0.0, end: float = 1.0) -> Window:
-        """Return the values of a column in a part of the run. Raises NotMeasured if there are fewer than FEWEST_ROWS values.
+        """Return the finite values of a table column in an interval of frames.
 
-        Args: begin, end: limits of the part, as fractions of the frames so far.
+        Raises NotMeasured if the interval has fewer than FEWEST_ROWS values, and NotApplicable if the table has no such column.
+
+        Args: begin, end: limits of the interval, as fractions of the last frame of the table.
         """
         if name not in self.table:
             raise NotApplicable(f"the table has no column {name}")
@@ -201,14 +209,15 @@ class Session:
         return window
 
     def second_half(self, name: str) -> Window:
-        """Return a column in the second half of the frames."""
+        """Return the finite values of the column `name` in the second half of the frames, as `column` does."""
         return self.column(name, 0.5)
 
     @cached_property
     def returns(self) -> Window:
-        """The current return, of evaluations if there are any, in the last fifth of the frames (at least the last row).
+        """The values of current_return in the last fifth of the frames, or the last value if there is none in this interval.
 
-        Raises NotMeasured if no episode has ended.
+        The values are taken from the evaluation table if there is one, else from the training table. Raises NotMeasured if no episode has
+        ended.
         """
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return")
@@ -219,7 +228,7 @@ class Session:
 
     @property
     def return_error(self) -> float:
-        """Standard error of the current return, averaged over the last fifth of the frames; 0 if it is unknown."""
+        """Standard error of the current return, averaged over the last fifth of the frames; 0 if the standard error is unknown."""
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return_se")
         late = found.value[found.frame >= self.returns.frames[0]]
@@ -235,13 +244,13 @@ class Session:
         return self.second_half("elo_se").median
 
     def require_progress(self) -> None:
-        """Raise NotMeasured if less than half of env.max_frame has been trained, since a low return may be usual early in a run."""
+        """Raise NotMeasured if the training has reached less than half of env.max_frame, since low returns are usual early in a run."""
         planned = self.case.number("env.max_frame", 0.0)
         require_measured(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
 
     @cached_property
     def episode_length(self) -> float:
-        """Mean length of the episodes in the second half of the run, in steps. Raises NotMeasured if no episode has ended."""
+        """Mean length of the episodes in the second half of the frames, in steps. Raises NotMeasured if no episode has ended."""
         lengths, counts = curve(self.table, "epi_len"), curve(self.table, "epi")
         if len(late := lengths.value[lengths.frame >= 0.5 * self.last_frame]):
             return float(np.mean(late))
@@ -257,7 +266,7 @@ class Session:
 
     @property
     def steps_per_frame(self) -> float:
-        """Gradient steps per frame in the second half of the run. Raises NotMeasured if this half has fewer than two rows."""
+        """Gradient steps per frame in the second half of the frames. Raises NotMeasured if this half has fewer than two rows."""
         steps = curve(self.table, "opt_step")
         late = steps.frame >= 0.5 * self.last_frame
         require_measured(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
@@ -266,7 +275,7 @@ class Session:
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
-        """The last checkpoint. Raises NotMeasured if it does not exist, cannot be read, or is too large to read quickly."""
+        """Content of the last checkpoint. Raises NotMeasured if the file does not exist, cannot be read, or is too large to read quickly."""
         case, paths = self.case, self.case.run.paths
         require_measured(case.checkpoints, "checkpoints are not read")
         first = max(self.index, 0) // case.run.policies * case.run.policies  # all policies of a Session are in one checkpoint
@@ -281,7 +290,7 @@ class Session:
 
     @property
     def policy_state(self) -> Mapping[str, Any]:
-        """The state of this policy in the checkpoint."""
+        """The state of the policy in the last checkpoint."""
         checkpoint = self.checkpoint
         with _reading_checkpoint("policies"):
             policies = checkpoint["policies"]
@@ -290,16 +299,20 @@ class Session:
 
     @property
     def acts_continuously(self) -> bool:
-        """Whether actions are continuous, according to the action space in the checkpoint or else because an entropy is negative."""
+        """Whether actions are continuous, according to the action space in the last checkpoint.
+
+        If the checkpoint cannot be read, actions count as continuous if an entropy in the table is negative.
+        """
         with suppress(NotMeasured, KeyError, TypeError):
             return bool(self.policy_state["spaces"]["action"]["type"] == "Box")
         return bool((curve(self.table, "entropy").value < 0.0).any())
 
     @cached_property
     def experience(self) -> dict[str, np.ndarray]:
-        """The steps in the last checkpoint: obs [B, …] and, for on-policy algorithms, action [B, …] and reward [B].
+        """The env steps in the last checkpoint: obs [B, …] and, if the checkpoint has a rollout, action [B, …] and reward [B].
 
-        Observations are normalised, as the net receives them. Raises NotMeasured if the envs cannot be saved.
+        The observations are those that the net receives, for example normalised. Raises NotMeasured if the checkpoint has no observations
+        because the envs cannot be saved.
         """
         checkpoint = self.checkpoint
         with _reading_checkpoint("observations (the envs cannot be saved)"):
@@ -316,11 +329,11 @@ class Session:
             return {"obs": opened["obs"].numpy()}
 
     def unused_units(self) -> Iterator[tuple[str, float]]:
-        """Yield the name of each hidden layer of the policy's net, and the share of its units that receive no gradient.
+        """Yield the name of each hidden layer of the policy's net, and the share of the layer's units that receive no gradient.
 
-        For such a unit, the moving averages of squared gradients (Adam, RMSprop) of the bias and every incoming weight are at most 1e-10
-        times the largest average of the layer. Examples are a ReLU that is 0 for every observation, and a tanh that is always ±1. Raises
-        NotMeasured if the checkpoint has no such averages.
+        A unit receives no gradient if the moving averages of squared gradients (Adam, RMSprop) of its bias and all its incoming weights are
+        at most 1e-10 times the largest average of the layer. Examples are a ReLU unit that is 0 for every observation, and a tanh unit that
+        is always ±1. Raises NotMeasured if the checkpoint has no averages of squared gradients.
         """
         squares = self._squares()
         hidden = [name for name in squares if name.endswith(".weight") and not any(part in name for part in _HEADS)]
@@ -331,7 +344,10 @@ class Session:
             yield name.removesuffix(".weight"), float(np.mean(rows <= 1e-10 * rows.max(initial=0.0)))
 
     def _squares(self) -> dict[str, np.ndarray]:
-        """Return name of each parameter → moving averages of its squared gradients. Raises NotMeasured if they are unknown."""
+        """Return name of each parameter of the policy's net → moving averages of the squared gradients of the parameter.
+
+        Raises NotMeasured if the checkpoint has no such averages.
+        """
         policy = self.policy_state
         with _reading_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
             algorithm = policy["agent"]["algorithm"]

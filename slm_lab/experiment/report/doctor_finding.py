@@ -1,4 +1,4 @@
-"""A finding of the doctor, and functions that several of its rules use."""
+"""The class of the findings of the doctor, and functions that several rules of the doctor use."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from slm_lab.experiment.report.doctor_case import Session, Window
 
 Severity = Literal["problem", "warning", "remark"]
-"""problem: training cannot work well; warning: the performance is probably lower; remark: nothing is wrong with the training."""
+"""problem: the fault prevents good training; warning: the fault probably lowers the performance; remark: the training itself is good."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that a rule has found."""
+    """A fault of a run that a rule of the doctor has detected, with the evidence and the recommended change."""
 
     rule: str = field(default="", kw_only=True)
-    """Name of the rule, which `doctor.examine` adds."""
+    """Name of the rule that detected the fault; `doctor.examine` sets this name."""
     title: str
     severity: Severity
     evidence: str
-    """The measured values and their usual range."""
+    """The measured values and the usual range of these values."""
     advice: str
-    """The recommended change, in a sentence."""
+    """Description of the recommended change."""
     key: str | None = None
-    """Path of the key to change; None if no key helps."""
+    """Path of the spec key to change, or None if no key helps against the fault."""
     value: Any = None
-    """A value to try for the key."""
+    """Recommended value of the spec key `key`."""
     sessions: tuple[int, ...] = ()
-    """Sessions with the fault; empty if the fault concerns the whole trial."""
+    """Numbers of the sessions that have the fault; empty if the fault concerns the whole trial."""
     frames: tuple[int, int] | None = None
-    """First and last frame of the rows that are the evidence."""
+    """First and last frame of the table rows that are the evidence."""
 
 
 def number_text(value: float) -> str:
@@ -41,7 +41,7 @@ def number_text(value: float) -> str:
 
 
 def rounded(value: float) -> float:
-    """Return a value rounded to one significant digit, as a user would write it."""
+    """Return the value rounded to one significant digit, as a user would write it in a spec."""
     return float(f"{value:.1g}")
 
 
@@ -51,12 +51,18 @@ def range_text(window: Window) -> str:
 
 
 def largest_half(session: Session, column: str) -> Window:
-    """Return the half of the run in which the median of a column is larger, since a fault may disappear when the learning rate decays."""
+    """Return the values of a column in that half of the frames in which the median of the column is larger.
+
+    Both halves are examined because a fault may disappear when the learning rate decays.
+    """
     return max(session.column(column, 0.0, 0.5), session.second_half(column), key=lambda half: half.median)
 
 
 def learning_rate_of(session: Session) -> tuple[str, float]:
-    """Return the path and the value of the learning rate. If the spec has no value, it is taken from the first row."""
+    """Return the path of the spec key of the learning rate, and the learning rate.
+
+    If the spec does not have the key, the learning rate is the first finite value in the column `lr` of the table, or 1e-3.
+    """
     path = f"{session.case.optim_path}.lr"
     rate = session.case.number(path)
     if math.isnan(rate):
@@ -66,9 +72,9 @@ def learning_rate_of(session: Session) -> tuple[str, float]:
 
 
 def is_at_baseline(session: Session) -> bool:
-    """Return whether the final return is at most the return of a random agent, with a margin of two standard errors or 5 %.
+    """Return whether the final return is at most the return of a random agent plus a margin of two standard errors or 5 %.
 
-    In self-play: whether the final Elo rating is at most the rating of random actions, which is 0, with a margin of two standard errors.
+    In self-play, return whether the final Elo rating is at most two standard errors above 0, which is the rating of random actions.
     """
     session.require_progress()
     if "elo" in session.table:
@@ -79,9 +85,9 @@ def is_at_baseline(session: Session) -> bool:
 
 
 def is_poor(session: Session) -> bool:
-    """Return whether the final return is in the lower half of the range from the return of a random agent to the best return.
+    """Return whether the final return is in the lower half of the range from the return of a random agent to the best return of the run.
 
-    In self-play, the same applies to the Elo rating.
+    In self-play, return whether the final Elo rating is less than half of the best Elo rating of the run.
     """
     if "elo" in session.table:
         ratings = session.column("elo").curve.value

@@ -1,6 +1,6 @@
 """Rules of the doctor about learning: changes of the policy, values, gradients and the learning rate.
 
-As in doctor_rules, the docstring of a rule describes the fault that the rule detects.
+As in doctor_rules.py, the docstring of a rule describes the fault that the rule detects, and cites the sources of its threshold.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from slm_lab.experiment.report.doctor_finding import (
 )
 
 MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
-"""Bounds of approx_kl (of the median of a half of the run, of the largest value, of the 90 % quantile) and of clip_fraction."""
+"""Maximum median of approx_kl in half of a run, maximum of approx_kl in any row, minimum 90 % quantile of approx_kl, and maximum median
+of clip_fraction."""
 MIN_ENTROPY = 0.02
-"""Fraction of its largest entropy below which a categorical policy counts as deterministic."""
+"""A categorical policy counts as deterministic if its entropy is below this fraction of its largest entropy."""
 MAX_SATURATED = 0.85
-"""Maximum share of action components at or beyond the bounds."""
+"""Maximum share of the components of continuous actions that are at or beyond the bounds of the action space."""
 MAX_UNUSED = 0.5
-"""Maximum share of the units of a layer that receive no gradient."""
+"""Maximum share of the units of a hidden layer that receive no gradient."""
 USUAL_RATE = 0.003
-"""Largest usual learning rate of Adam."""
+"""Largest usual learning rate of the Adam optimizer."""
 MIN_EXPLAINED = 0.05
 """Minimum explained variance of a critic that is better than a constant."""
 MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
-"""Maximum growth of the gradient norm, and maximum ratio of the gradient norm to the norm at which it is clipped."""
+"""Maximum growth factor of the gradient norm during a run, and maximum ratio of the gradient norm to the norm to which it is clipped."""
 MAX_AT_FLOOR = 0.25
-"""Maximum share of the run at the lowest learning rate."""
+"""Maximum share of the frames of a run that are trained with the lowest learning rate."""
 
 
 # ---- how the policy changes
 
 
 def clipping(session: Session) -> Finding | None:
-    """PPO's ε does not fit the size of the updates: nearly all ratios are clipped although the policy hardly changes, or no ratio is
-    clipped although the policy changes.
+    """Detect a clip range ε of PPO that does not fit the size of the updates.
 
-    Schulman et al. 2017 (arXiv:1707.06347), ε = 0.2; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.1: start with 0.25.
+    The range is too narrow if most ratios are clipped although the policy hardly changes, and too wide if hardly any ratio is clipped
+    although the policy changes much. Schulman et al. 2017 (arXiv:1707.06347) use ε = 0.2. Andrychowicz et al. 2021 (arXiv:2006.05990),
+    section 3.1, recommend to start with ε = 0.25.
     """
     clipped, change = largest_half(session, "clip_fraction"), largest_half(session, "approx_kl")
     path, eps = session.case.schedule("clip_eps_spec")
@@ -67,10 +69,11 @@ def clipping(session: Session) -> Finding | None:
 
 
 def large_updates(session: Session) -> Finding | None:
-    """The policy changes too much in an update of PPO: approx_kl is above 0.1, or above 0.01 with clip_fraction above 0.5, or once above 1.
+    """Detect updates of PPO that change the policy too much.
 
-    Schulman et al. 2017 (arXiv:1707.06347), section 6.1: targets of 0.003 to 0.03 for the KL divergence; Engstrom et al. 2020
-    (arXiv:2005.12729): clipping alone does not keep the policy in its trust region.
+    The rule applies if the median of approx_kl is above 0.1, if this median is above 0.01 and the median of clip_fraction is above 0.5, or
+    if approx_kl is above 1 in any row. Schulman et al. 2017 (arXiv:1707.06347), section 6.1, use 0.003 to 0.03 as targets for the KL
+    divergence. Engstrom et al. 2020 (arXiv:2005.12729) show that clipping alone does not keep the policy in its trust region.
     """
     clipped, change = largest_half(session, "clip_fraction"), largest_half(session, "approx_kl")
     peak_frame, peak = session.column("approx_kl").peak
@@ -93,11 +96,11 @@ def large_updates(session: Session) -> Finding | None:
 
 
 def small_updates(session: Session) -> Finding | None:
-    """The policy hardly changes: in nine of ten rows, approx_kl is below 1e-5 and no ratio is clipped; and approx_kl is never above 0.1.
+    """Detect a policy that hardly changes: in nine of ten rows, approx_kl is below 1e-5 and at most 0.1 % of the ratios are clipped.
 
-    The last condition excludes a policy that no longer changes because a large update has made it deterministic.
-
-    Schulman, Nuts and Bolts of Deep RL (2016): watch the KL divergence of updates; values of 0.003 to 0.03 are targets.
+    The rule does not apply if approx_kl is above 0.1 in any row, since the policy may then no longer change because a large update has made
+    it deterministic. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Its usual targets are
+    0.003 to 0.03.
     """
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
     if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
@@ -116,11 +119,11 @@ def small_updates(session: Session) -> Finding | None:
 
 
 def entropy_high(session: Session) -> Finding | None:
-    """With an entropy bonus, the median entropy of the second half is at least 95 % of the largest entropy, and the return stays poor.
+    """Detect an entropy bonus that keeps the policy random.
 
-    The return counts as poor if it is not above the return of a random agent, see is_at_baseline.
-
-    Mnih et al. 2016 (arXiv:1602.01783), a bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8.
+    The rule applies if the spec has an entropy bonus, the median entropy in the second half of the run is at least 95 % of the largest
+    entropy, and the return is not above the return of a random agent (see is_at_baseline). Mnih et al. 2016 (arXiv:1602.01783) use an
+    entropy bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
     entropy, largest = session.second_half("entropy"), float(session.column("entropy").curve.value.max())
@@ -140,9 +143,11 @@ def entropy_high(session: Session) -> Finding | None:
 
 
 def entropy_lost(session: Session) -> Finding | None:
-    """The entropy of a categorical policy falls below 2 % of its largest value in the first half of the run, and the return stays poor.
+    """Detect a categorical policy that stops exploring too early.
 
-    Mnih et al. 2016 (arXiv:1602.01783), section 4: premature convergence to a deterministic policy; Ahmed et al. 2019 (arXiv:1811.11214).
+    The rule applies if the entropy falls below 2 % of its largest value in the first half of the run and stays below, and the final return
+    is poor (see is_poor). Mnih et al. 2016 (arXiv:1602.01783), section 4, describe the premature convergence to a deterministic policy.
+    Ahmed et al. 2019 (arXiv:1811.11214) study the effect of entropy on policy optimization.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
     entropy = session.column("entropy")
@@ -168,10 +173,10 @@ def entropy_lost(session: Session) -> Finding | None:
 
 
 def saturated_actions(session: Session) -> Finding | None:
-    """At least 85 % of the components of continuous actions are at or beyond the bounds, where the env treats all actions as equal.
+    """Detect continuous actions of which at least 85 % of the components are at or beyond the bounds of the action space.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2: the initial distribution should be narrow and centred; Chou et al. 2017
-    (beta policies), on the bias of clipped Gaussians.
+    The env clips actions beyond a bound, so that all of them have the same effect. Andrychowicz et al. 2021 (arXiv:2006.05990), section
+    3.2, recommend a narrow and centred initial distribution. Chou et al. 2017 (beta policies) describe the bias of clipped Gaussians.
     """
     case, steps = session.case, session.experience
     require_measured("action" in steps, "the last checkpoint has no actions")
@@ -197,9 +202,9 @@ def saturated_actions(session: Session) -> Finding | None:
 
 
 def dead_units(session: Session) -> Finding | None:
-    """At least half of the units of a hidden layer receive no gradient, and therefore no longer learn.
+    """Detect a hidden layer of which at least half of the units receive no gradient and therefore no longer learn.
 
-    Lu et al. 2019 (arXiv:1903.06733): dying ReLU; Sokar et al. 2023 (arXiv:2302.12902): dormant neurons in deep RL.
+    Lu et al. 2019 (arXiv:1903.06733) describe dying ReLU units. Sokar et al. 2023 (arXiv:2302.12902) describe dormant neurons in deep RL.
     """
     shares = dict(session.unused_units())
     require_measured(bool(shares), "the net has no hidden layer")
@@ -220,11 +225,12 @@ def dead_units(session: Session) -> Finding | None:
 
 
 def critic(session: Session) -> Finding | None:
-    """The critic is no better than a constant, and the return is poor: explained variance below 0.05 in nine of ten rows of each half.
+    """Detect a critic that is no better than a constant prediction.
 
-    A low value in one half, or without a poor return, is no fault: in rollouts of a few steps, and after a task is solved, returns are
-    nearly equal and the explained variance has no meaning. Schulman, Nuts and Bolts of Deep RL (2016): a critic with an explained variance
-    of 0 or less only adds noise.
+    The rule applies if the explained variance is at most 0.05 in nine of ten rows of each half of the run, and the return is poor (see
+    is_poor). The explained variance has no meaning in rollouts of a few steps and after a task is solved, since returns are then nearly
+    equal. Therefore, a low explained variance in one half of the run, or with a good return, is no fault. Schulman, Nuts and Bolts of Deep
+    RL (2016), states that a critic with an explained variance of 0 or less only adds noise.
     """
     explained = session.column("explained_variance")
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.second_half("explained_variance").quantile(0.9))
@@ -243,10 +249,10 @@ def critic(session: Session) -> Finding | None:
 
 
 def values(session: Session) -> Finding | None:
-    """Action values are more than twice as large as the largest return that was reached.
+    """Detect action values that are more than twice as large as the largest return of the run.
 
-    van Hasselt et al. 2016 (arXiv:1509.06461) describe overestimation. van Hasselt et al. 2018 (arXiv:1812.02648) take values above the
-    largest possible value as the sign of divergence.
+    van Hasselt et al. 2016 (arXiv:1509.06461) describe the overestimation of action values. van Hasselt et al. 2018 (arXiv:1812.02648)
+    interpret values above the largest possible value as a sign of divergence.
     """
     case, value = session.case, session.second_half("q_mean")
     case.require_raw_rewards()
@@ -268,7 +274,7 @@ def values(session: Session) -> Finding | None:
 
 
 def _entropy_bonus(session: Session) -> float:
-    """Return an upper bound of the entropy bonus that soft action values contain: α |H| / (1 − γ)."""
+    """Return α |H| / (1 − γ), an upper bound of the entropy bonus that soft action values contain; 0 if the algorithm is not soft."""
     case = session.case
     if not case.algorithm.soft:
         return 0.0
@@ -277,10 +283,10 @@ def _entropy_bonus(session: Session) -> float:
 
 
 def gradients(session: Session) -> Finding | None:
-    """The gradient norm has increased by a factor of 100, or gradients are clipped to less than a thousandth of their norm.
+    """Detect a gradient norm that has increased by a factor of 100, or gradients that are clipped to less than a thousandth of their norm.
 
-    Gradient clipping helps a little (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.3). Its threshold should be chosen by the norms
-    that occur in training (Pascanu et al. 2013, arXiv:1211.5063).
+    Gradient clipping helps a little (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.3). The threshold of gradient clipping should be
+    chosen according to the norms that occur in training (Pascanu et al. 2013, arXiv:1211.5063).
     """
     norm, early = session.second_half("grad_norm"), session.column("grad_norm", 0.0, 0.25)
     clip = session.case.number("agent.net.clip_grad_val")
@@ -302,9 +308,9 @@ def gradients(session: Session) -> Finding | None:
 
 
 def learning_rate(session: Session) -> Finding | None:
-    """During the last quarter of the run or longer, the learning rate is constant and at most a tenth of its start value.
+    """Detect a learning rate that is constant and at most a tenth of its start value during the last quarter of the run or longer.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.7: a linear decay over the whole run helps a little.
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.7, found that a linear decay over the whole run helps a little.
     """
     rate = session.column("lr").curve
     low = (rate.value <= 1.001 * rate.value[-1]) & (rate.value <= 0.1 * rate.value[0])

@@ -1,8 +1,8 @@
-"""Rules of the doctor about the settings, the data and the results of a run. Each rule checks for one fault and names the key to change.
+"""Rules of the doctor about the settings, the data and the results of a run. Each rule detects one fault and names the spec key to change.
 
-A rule returns a Finding, or None if it finds no fault. It raises NotMeasured if the run has no data for the rule. The docstring of a rule
-describes the fault. Thresholds are well outside the values of the shipped specs, so that findings are relevant; docs/doctor.md lists the
-thresholds with their reasons.
+A rule returns a Finding, or None if the run does not have the fault. A rule raises NotMeasured if the run lacks the data that the rule
+needs, and NotApplicable if the rule does not apply to the run. The thresholds of the rules are well outside the values of the shipped specs,
+so that findings are relevant. docs/doctor.md lists the thresholds and the reasons for them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, nu
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
-"""Horizon in steps at or above which a discount factor is never too low."""
+"""Horizon 1 / (1 − γ), in steps, from which on a discount factor γ is never too low."""
 MAX_TARGET = 5000.0
-"""Largest value target that nets can learn without normalisation."""
+"""Largest target of a value function that nets can learn without normalisation."""
 MAX_OBSERVATION = 100.0
-"""Maximum root mean square of an entry of the observations."""
+"""Maximum root mean square of one entry of the observation vectors."""
 MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
-"""Minimum number of uses of a transition from a replay buffer, and maximum number of gradient steps per frame."""
+"""Minimum number of times that each transition of a replay buffer is used, and maximum number of gradient steps per frame."""
 MAX_LAG = 8.0
-"""Maximum policy lag, as a number of datasets."""
+"""Maximum policy lag: the age of the data from rollout workers, as the number of datasets on which the learner has trained since."""
 MIN_BUSY = 0.75
-"""Minimum share of busy time for a process to count as busy."""
+"""Minimum share of the time in which a process works, for the process to count as busy."""
 MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
@@ -34,9 +34,10 @@ MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
 def discount(session: Session) -> Finding | None:
-    """γ is so low that rewards after a few steps do not count: 1 / (1 − γ) is below 10 steps and a tenth of an episode, or below 2 steps.
+    """Detect a discount factor γ that is so low that rewards after a few steps do not count.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.6: the discount factor is among the choices that matter most; start with 0.99.
+    The rule applies if the horizon 1 / (1 − γ) is below 10 steps and below a tenth of an episode, or below 2 steps. Andrychowicz et al. 2021
+    (arXiv:2006.05990), section 3.6, found that the discount factor is among the choices that matter most, and recommend to start with 0.99.
     """
     horizon, length = session.case.horizon, session.episode_length
     if horizon >= min(MIN_HORIZON, max(0.1 * length, 2.0)) or length < 5.0:
@@ -52,9 +53,9 @@ def discount(session: Session) -> Finding | None:
 
 
 def time_limit(session: Session) -> Finding | None:
-    """Nearly every episode is cut by a time limit that is shorter than half of the horizon 1 / (1 − γ).
+    """Detect a time limit that truncates nearly every episode and is shorter than half of the horizon 1 / (1 − γ).
 
-    Pardo et al. 2018 (arXiv:1712.00378): the agent never sees the steps after the limit, only its own estimate of their value.
+    The agent never observes the steps after the time limit, and only estimates their value (Pardo et al. 2018, arXiv:1712.00378).
     """
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
@@ -73,9 +74,10 @@ def time_limit(session: Session) -> Finding | None:
 
 
 def truncation(session: Session) -> Finding | None:
-    """All episodes end at the same length but count as terminated, which means that the env reports a time limit as termination.
+    """Detect an env that seems to report its time limit as termination: many episodes have the same maximum length, but none is truncated.
 
-    The value after the end is then assumed to be 0, although the episode would have continued. Pardo et al. 2018 (arXiv:1712.00378).
+    The agent then assumes that the value after the time limit is 0, although the episode would have continued (Pardo et al. 2018,
+    arXiv:1712.00378).
     """
     require_applicable(not session.case.has_opponents, "a game ends by its rules")
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
@@ -95,10 +97,11 @@ def truncation(session: Session) -> Finding | None:
 
 
 def reward_scale(session: Session) -> Finding | None:
-    """Value targets exceed 5,000 without normalisation. The value loss then dominates, and Adam needs many steps to reach such values.
+    """Detect rewards that are not normalised and so large that the targets of the value function are at least 5,000.
 
-    van Hasselt et al. 2016 (arXiv:1602.07714); Henderson et al. 2018 (arXiv:1709.06560), on reward scale; Engstrom et al. 2020
-    (arXiv:2005.12729), on reward normalisation.
+    With such targets, the value loss dominates the loss, and Adam needs many steps to reach such values (van Hasselt et al. 2016,
+    arXiv:1602.07714). Henderson et al. 2018 (arXiv:1709.06560) study the reward scale. Engstrom et al. 2020 (arXiv:2005.12729) study reward
+    normalisation.
     """
     case = session.case
     case.require_raw_rewards()
@@ -121,10 +124,10 @@ def reward_scale(session: Session) -> Finding | None:
 
 
 def value_range(session: Session) -> Finding | None:
-    """The discounted return of an episode is outside the range v_min to v_max of a categorical critic, which cannot represent it.
+    """Detect a discounted return that a categorical critic cannot represent, since it is outside the range v_min to v_max of the critic.
 
-    The return is computed as if rewards were distributed evenly over the episode. Bellemare et al. 2017 (arXiv:1707.06887), equation 7: the
-    projection clips targets to the range, so that all returns beyond an end of the range are equal.
+    The discounted return is computed as if rewards were distributed evenly over the episode. The projection of the critic clips targets to
+    the range, so that all returns beyond an end of the range are equal (Bellemare et al. 2017, arXiv:1707.06887, equation 7).
     """
     case = session.case
     low, high = case.number("agent.algorithm.v_min"), case.number("agent.algorithm.v_max")
@@ -148,9 +151,9 @@ def value_range(session: Session) -> Finding | None:
 
 
 def observation_scale(session: Session) -> Finding | None:
-    """An entry of the observations has a root mean square above 100 without normalisation, and saturates or dominates the first layer.
+    """Detect observations with an entry whose root mean square is at least 100. Such an entry saturates or dominates the first layer.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: normalise observations; LeCun et al. 1998, Efficient BackProp.
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3, recommend to normalise observations, as LeCun et al. 1998, Efficient BackProp.
     """
     obs = session.experience["obs"]
     require_applicable(obs.dtype != np.uint8, "observations are images")
@@ -175,11 +178,11 @@ def observation_scale(session: Session) -> Finding | None:
 
 
 def replay_ratio(session: Session) -> Finding | None:
-    """Each transition is replayed less than 0.5 times on average, or there are more than 8 gradient steps per frame.
+    """Detect training from a replay buffer that uses each transition less than 0.5 times, or has more than 8 gradient steps per frame.
 
-    Mnih et al. 2015 use each transition 8 times (a gradient step on 32 transitions after every 4 new ones). Fedus et al. 2020
-    (arXiv:2007.06700) study the replay ratio. Nikishin et al. 2022 (arXiv:2205.07802): with many steps per frame, agents overfit to their
-    first data.
+    Mnih et al. 2015 use each transition 8 times: they make a gradient step on 32 transitions after every 4 new transitions. Fedus et al.
+    2020 (arXiv:2007.06700) study the replay ratio. Nikishin et al. 2022 (arXiv:2205.07802) show that agents with many gradient steps per
+    frame overfit to their first data.
     """
     case = session.case
     require_applicable(not case.algorithm.on_policy, "only for algorithms with a replay buffer")
@@ -204,9 +207,10 @@ def replay_ratio(session: Session) -> Finding | None:
 
 
 def policy_lag(session: Session) -> Finding | None:
-    """Data from rollout workers is many updates old, or at least a tenth of the data is discarded because it is too old.
+    """Detect data from rollout workers that is many updates old, or of which at least a tenth is discarded because of its age.
 
-    Espeholt et al. 2018 (arXiv:1802.01561): policy lag lowers returns, but less with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
+    Espeholt et al. 2018 (arXiv:1802.01561) show that this policy lag lowers returns, but less with V-trace. Petrenko et al. 2020
+    (arXiv:2006.11751) measure the policy lag of asynchronous sampling.
     """
     case, lag = session.case, session.second_half("lag_mean")
     require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
@@ -229,9 +233,11 @@ def policy_lag(session: Session) -> Finding | None:
 
 
 def staleness(session: Session) -> Finding | None:
-    """Between a worker's pull and its push, the other workers make more updates, on average, than twice the number of these workers.
+    """Detect workers of a shared net whose gradients are computed with outdated weights.
 
-    Mnih et al. 2016 (arXiv:1602.01783); Ho et al. 2013 (stale synchronous parallel): convergence needs bounded staleness.
+    The rule applies if the other workers make, on average, more than twice as many updates as there are other workers, between the moment a
+    worker reads the weights and the moment it applies its gradient. Asynchronous workers are described by Mnih et al. 2016
+    (arXiv:1602.01783). Ho et al. 2013 (stale synchronous parallel) show that convergence needs bounded staleness.
     """
     stale, workers = session.second_half("staleness"), session.case.number("meta.max_session", 1.0)
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
@@ -251,9 +257,10 @@ def staleness(session: Session) -> Finding | None:
 
 
 def baseline(session: Session) -> Finding | None:
-    """The final return (in self-play, the Elo rating) is at most the random agent's, with a margin of two standard errors or 5 %.
+    """Detect an agent whose final return (in self-play, final Elo rating) is not above the return of a random agent.
 
-    Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
+    The margin of this comparison is two standard errors or 5 % (see is_at_baseline). Henderson et al. 2018 (arXiv:1709.06560) recommend to
+    compare an agent with a baseline before anything else.
     """
     require_applicable(session.case.algorithm.learns, "the algorithm does not learn")
     require_measured(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
@@ -279,10 +286,11 @@ def _last_rating(session: Session) -> str:
 
 
 def rating(session: Session) -> Finding | None:
-    """In self-play, the final Elo rating is not significantly above the rating of the first snapshot, or has fallen significantly.
+    """Detect self-play in which the final Elo rating is not significantly above the rating of the first snapshot, or has fallen.
 
-    Silver et al. 2018 (arXiv:1712.01815), figure 1: the rating rises during training; Vinyals et al. 2019 (AlphaStar): if the latest
-    opponent is the only one, strategies can be forgotten and learned again in cycles.
+    The final rating has fallen if it is significantly below the highest rating. In figure 1 of Silver et al. 2018 (arXiv:1712.01815), the
+    rating rises during training. Vinyals et al. 2019 (AlphaStar) show that strategies can be forgotten and learned again in cycles if the
+    agent plays only against its latest snapshot.
     """
     session.require_progress()
     ratings, error = session.column("elo"), math.sqrt(2.0) * session.rating_error
@@ -307,9 +315,9 @@ def rating(session: Session) -> Finding | None:
 
 
 def bottleneck(session: Session) -> Finding | None:
-    """The learner waits for the envs: it is busy for less than a quarter of the time, and the workers for more than three quarters.
+    """Detect a learner that waits for the envs: the learner is busy at most 25 % of the time, and the rollout workers at least 75 %.
 
-    Petrenko et al. 2020 (arXiv:2006.11751): the slowest part determines the throughput.
+    The slowest kind of process determines the throughput (Petrenko et al. 2020, arXiv:2006.11751).
     """
     session.second_half("rollout_busy")
     found = busiest([session.table])
@@ -331,9 +339,10 @@ def bottleneck(session: Session) -> Finding | None:
 
 
 def episodes(session: Session) -> Finding | None:
-    """Fewer than 20 episodes have ended, which are too few for a mean return.
+    """Detect a run in which fewer than 20 episodes have ended, which are too few for a mean return.
 
-    Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264), about point estimates from few runs.
+    Henderson et al. 2018 (arXiv:1709.06560) and Agarwal et al. 2021 (arXiv:2108.13264) describe the uncertainty of estimates from few
+    samples.
     """
     count = session.episodes
     if count >= MIN_EPISODES:
@@ -351,9 +360,10 @@ def episodes(session: Session) -> Finding | None:
 
 
 def seeds(case: Case) -> Finding | None:
-    """There are fewer than 3 sessions, although the returns of a spec differ considerably between seeds.
+    """Detect a run with fewer than 3 sessions, since the returns of a spec differ considerably between seeds.
 
-    Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264): 3 to 10 runs need interval estimates.
+    Henderson et al. 2018 (arXiv:1709.06560) show this difference between seeds. Agarwal et al. 2021 (arXiv:2108.13264) recommend interval
+    estimates for 3 to 10 runs.
     """
     count = len({session.number for session in case.sessions})
     require_applicable(not case.run.distributed, "the sessions train one net")

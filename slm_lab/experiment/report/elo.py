@@ -1,4 +1,4 @@
-"""The figure of self-play: the Elo ratings of the snapshots of each Session, and their scores against other players."""
+"""Draw the figure of self-play: the Elo ratings of the policy snapshots of each Session, and the scores of snapshots in games."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from slm_lab.experiment.report.trial_figures import Labels
 from slm_lab.experiment.report.writer import Writer
 
 _SCORES = {"score_random": ("against random actions", GREY), "score_previous": ("against the previous snapshot", MEAN_COLOUR)}
-"""Column of scores → (opponent, colour)."""
+"""Table column of the scores against an opponent → (name of the opponent, colour of the line)."""
 _FIXED_COLOURS = (EVALUATION_COLOUR, "#D55E00", "#56B4E9")
 Snapshots = Mapping[str, np.ndarray]
-"""Column → values of the snapshots of a Session."""
+"""Table of the policy snapshots of a Session: column → one value for each snapshot."""
 
 
 def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "frames") -> Figure | None:
-    """Return the figure of a trial from the tables of snapshots of its Sessions; None if there are no ratings."""
+    """Return the figure of the Elo ratings and scores of a trial; None if there are no ratings.
+
+    Args: tables: index of each Session → table of its snapshots.
+    """
     tables = {s: table for s, table in tables.items() if len(table.get("elo", ()))}
     if not tables:
         return None
@@ -51,7 +54,10 @@ def _rating(table: Snapshots, name: str, colour: str) -> Line:
 
 
 def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str) -> Line:
-    """Return the line of the mean score over Sessions, at their common frames."""
+    """Return the line of the mean score against one opponent over the Sessions, at the frames that all Sessions have in common.
+
+    Args: column: column of the scores against this opponent.
+    """
     frames = [table["frame"][np.isfinite(table[column])] for table in tables if column in table]
     common = frames[0] if frames else np.empty(0)
     for other in frames[1:]:
@@ -61,7 +67,7 @@ def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str
 
 
 def draw_elo(writer: Writer, run: Run, labels: Labels) -> None:
-    """Write the figure of a run's snapshots, if the run has any. An unreadable file causes a notice."""
+    """Write the figure of the Elo ratings of a run, if the run has rated snapshots. An unreadable file causes a notice."""
     paths, t, tables = run.paths, run.trial, {}
     for s in sorted({index // run.policies for index in run.tables("train")}):
         with writer.drawing(paths.elo(s, t).name):

@@ -54,7 +54,7 @@ class Baseline(NamedTuple):
 
 
 def known_baseline(spec: EnvSpec) -> Baseline | None:
-    """Return the shipped or cached baseline of an env, or None if the baseline has to be measured. This function is fast and raises no error."""
+    """Return the shipped or cached baseline of an env, or None if the baseline must be measured. This function is fast and never raises."""
     try:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -189,7 +189,7 @@ def _read_cache(file: Path) -> Baseline | None:
 
 
 def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
-    """Write the baseline to the cache and return the cache file. If writing fails, return None; the next run measures the baseline again."""
+    """Write the baseline to the cache and return the cache file, or None if writing fails; the next run then measures again."""
     try:
         key = baseline_key(spec)
         file = _cache_file(spec, key)

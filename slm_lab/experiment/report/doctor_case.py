@@ -333,7 +333,7 @@ class Session:
 
         A unit receives no gradient if the moving averages of squared gradients (Adam, RMSprop) of its bias and all its incoming weights are
         at most 1e-10 times the largest average of the layer. Examples are a ReLU unit that is 0 for every observation, and a tanh unit that
-        is always ±1. Raises NotMeasured if the checkpoint has no averages of squared gradients.
+        is always ±1. Raises NotMeasured if the checkpoint has no moving averages of squared gradients.
         """
         squares = self._squares()
         hidden = [name for name in squares if name.endswith(".weight") and not any(part in name for part in _HEADS)]

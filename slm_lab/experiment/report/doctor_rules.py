@@ -1,8 +1,8 @@
 """Rules of the doctor about the settings, the data and the results of a run. Each rule detects one fault and names the spec key to change.
 
 A rule returns a Finding, or None if the run does not have the fault. A rule raises NotMeasured if the run lacks the data that the rule
-needs, and NotApplicable if the rule does not apply to the run. The thresholds of the rules are well outside the values of the shipped specs,
-so that findings are relevant. docs/doctor.md lists the thresholds and the reasons for them.
+needs, and NotApplicable if the rule does not apply to the run. The thresholds of the rules are well outside the values of the shipped
+specs, so that findings are relevant. docs/doctor.md lists the thresholds with their reasons.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ MIN_EPISODES, MIN_SEEDS = 20, 3
 def discount(session: Session) -> Finding | None:
     """Detect a discount factor γ that is so low that rewards after a few steps do not count.
 
-    The rule applies if the horizon 1 / (1 − γ) is below 10 steps and below a tenth of an episode, or below 2 steps. Andrychowicz et al. 2021
-    (arXiv:2006.05990), section 3.6, found that the discount factor is among the choices that matter most, and recommend to start with 0.99.
+    The rule applies if the horizon 1 / (1 − γ) is below 10 steps and below a tenth of an episode, or below 2 steps. Andrychowicz et al.
+    2021 (arXiv:2006.05990), section 3.6, found that the discount factor is among the choices that matter most, and recommend to start with
+    0.99.
     """
     horizon, length = session.case.horizon, session.episode_length
     if horizon >= min(MIN_HORIZON, max(0.1 * length, 2.0)) or length < 5.0:
@@ -74,10 +75,10 @@ def time_limit(session: Session) -> Finding | None:
 
 
 def truncation(session: Session) -> Finding | None:
-    """Detect an env that seems to report its time limit as termination: many episodes have the same maximum length, but none is truncated.
+    """Detect an env that seems to report its time limit as termination.
 
-    The agent then assumes that the value after the time limit is 0, although the episode would have continued (Pardo et al. 2018,
-    arXiv:1712.00378).
+    The rule applies if no episode is truncated, but the longest episode has the same length in at least half of the rows. The agent then
+    assumes that the value after the time limit is 0, although the episode would have continued (Pardo et al. 2018, arXiv:1712.00378).
     """
     require_applicable(not session.case.has_opponents, "a game ends by its rules")
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
@@ -99,9 +100,9 @@ def truncation(session: Session) -> Finding | None:
 def reward_scale(session: Session) -> Finding | None:
     """Detect rewards that are not normalised and so large that the targets of the value function are at least 5,000.
 
-    With such targets, the value loss dominates the loss, and Adam needs many steps to reach such values (van Hasselt et al. 2016,
-    arXiv:1602.07714). Henderson et al. 2018 (arXiv:1709.06560) study the reward scale. Engstrom et al. 2020 (arXiv:2005.12729) study reward
-    normalisation.
+    With such targets, the value loss dominates the loss, and Adam needs many steps to reach such values. van Hasselt et al. 2016
+    (arXiv:1602.07714) normalise the targets. Henderson et al. 2018 (arXiv:1709.06560) study the reward scale. Engstrom et al. 2020
+    (arXiv:2005.12729) study reward normalisation.
     """
     case = session.case
     case.require_raw_rewards()
@@ -289,8 +290,8 @@ def rating(session: Session) -> Finding | None:
     """Detect self-play in which the final Elo rating is not significantly above the rating of the first snapshot, or has fallen.
 
     The final rating has fallen if it is significantly below the highest rating. In figure 1 of Silver et al. 2018 (arXiv:1712.01815), the
-    rating rises during training. Vinyals et al. 2019 (AlphaStar) show that strategies can be forgotten and learned again in cycles if the
-    agent plays only against its latest snapshot.
+    rating rises during training. Vinyals et al. 2019 (AlphaStar) describe that strategies can be forgotten and learned again in cycles if
+    the agent plays only against its latest snapshot.
     """
     session.require_progress()
     ratings, error = session.column("elo"), math.sqrt(2.0) * session.rating_error

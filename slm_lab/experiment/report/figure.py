@@ -1,7 +1,7 @@
-"""Descriptions of figures. render_html.py and render_png.py draw them identically.
+"""Data classes that describe figures. render_html.py and render_png.py draw a figure from its description, with the same content.
 
 A Figure has one or more Panels, one below the other, and one legend. A Panel has lines with bands and marks, rows of bars, or both.
-There are two more kinds of figures for searches: ScatterGrid and ParallelCoordinates.
+Searches have two more kinds of figures: ScatterGrid and ParallelCoordinates.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 EVALUATION_COLOUR = "#882255"
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
-"""Opacity of bands and of the faint lines of a group."""
+"""Opacity of the bands around lines, and of faint lines that belong to a group."""
 _MAX_POINTS = 2000
 """Maximum number of points of a line. Longer lines are thinned evenly, since a screen cannot show more points."""
 MAX_MARKERS = 25
-"""Lines with up to this many points have a marker at each point: a single point would be invisible without one."""
+"""Lines with up to this many points have a marker at each point, since a line with a single point would be invisible without a marker."""
 _MAX_TITLE = 90
 """Maximum length of a title, in characters."""
 BAND = "±1 standard deviation"
@@ -34,7 +34,7 @@ EMPTY = "nothing to show: no episode has ended"
 
 @dataclass(frozen=True)
 class Mark:
-    """A highlighted point of a line."""
+    """A highlighted point of a line, which shows an event."""
 
     frame: float
     value: float
@@ -44,22 +44,22 @@ class Mark:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel."""
+    """One line (curve) of a panel, with its style."""
 
     name: str
     curve: Curve
     colour: str = MEAN_COLOUR
     band: tuple[np.ndarray, np.ndarray] | None = None
-    """Lower and upper edge of the band around the line, [points] each; None: no band."""
+    """Lower and upper edge of the band around the line, each of shape [points]; None: the line has no band."""
     faint: bool = False
-    """Drawn thinner than a mean and, if the line belongs to a group, with FAINT_OPACITY."""
+    """Whether the line is drawn thinner than a mean. A faint line that belongs to a group has FAINT_OPACITY."""
     steps: bool = False
-    """Drawn as steps: the value is constant until the next point."""
+    """Whether the line is drawn as steps, where the value is constant until the next point."""
     dashed: bool = False
-    """Drawn dashed, thin and without markers, as a reference level."""
+    """Whether the line is drawn dashed, thin and without markers, as a reference level."""
     marks: tuple[Mark, ...] = ()
     group: str = ""
-    """Lines of the same group share one legend entry with this name; "": the line has its own entry."""
+    """Name of the legend entry that all lines of the same group share; "": the line has its own legend entry."""
 
     @property
     def opacity(self) -> float:
@@ -67,7 +67,7 @@ class Line:
 
     @property
     def width(self) -> float:
-        """Width in pixels on a page."""
+        """Width of the line in pixels in the HTML page."""
         return 1.0 if self.dashed or (self.faint and self.group) else 1.6 if self.faint else 3.0
 
     @property
@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar."""
+    """A horizontal bar of a panel, from `begin` to `end` on the horizontal axis."""
 
     begin: float
     end: float
@@ -85,12 +85,12 @@ class Bar:
     """Vertical position of the bar's centre."""
     thickness: float
     text: str = ""
-    """Shown under the mouse pointer; "": nothing is shown."""
+    """Text that is shown under the mouse pointer; "": no text."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars of one kind, with the same colour and one name in the legend."""
+    """Bars of one kind, which have the same colour and share one legend entry."""
 
     name: str
     colour: str
@@ -101,28 +101,29 @@ class Bars:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over an axis with the label `x_label`, and bars; later ones are drawn on top of earlier ones."""
+    """One pair of axes with lines and bars. Later lines are drawn on top of earlier lines."""
 
     y_label: str
     lines: list[Line] = field(default_factory=list)
     x_label: str = "frames"
     y_limits: tuple[float, float] | None = None
-    """Limits of the vertical axis; None: determined by the lines."""
+    """Limits of the vertical axis; None: the values of the lines determine the limits."""
     band: str = BAND
-    """Description of the band."""
+    """Description of the bands of the lines, for the legend."""
     each: str = "sessions"
-    """Description of the faint lines, for a legend in the PNG that gives their number instead of each name."""
+    """Plural name of what each faint line shows. If a panel has many faint lines, the legend of the PNG gives only their number."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
-    """Name of a row of bars → its vertical position, instead of a numeric axis."""
+    """Name of each row of bars → vertical position of the row. If there are rows, the vertical axis shows their names, not numbers."""
     x_max: float | None = None
-    """Right end of the horizontal axis; None: determined by the lines."""
+    """Right end of the horizontal axis; None: the points of the lines determine the end."""
     nothing: str = EMPTY
-    """Text shown if there are neither points nor bars."""
+    """Text that is shown if the panel has neither points nor bars."""
     best_last: bool = False
     """Whether lines are ordered from worst to best; the legend then lists the best line first."""
     height: int | None = None
-    """Height of the axes in the PNG, in pixels; None: the axes fill an image of standard size or, if there are several panels, 150."""
+    """Height of the axes in the PNG, in pixels. None: a single panel fills an image of standard size, and each of several panels has a
+    height of 150 pixels."""
 
     @property
     def empty(self) -> bool:
@@ -130,13 +131,13 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether the legend has an entry for the band. If several lines have bands, the title explains them instead."""
+        """Whether exactly one line has a band, so that the legend has an entry for the band. Otherwise the title explains the bands."""
         return sum(line.banded for line in self.lines) == 1
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A title above one or more panels, one below the other, which share the horizontal axis and the names of lines."""
+    """A title above one or more panels. The panels are one below the other, and share the horizontal axis and the names of the lines."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -146,7 +147,7 @@ class Figure:
 
     @property
     def panel(self) -> Panel:
-        """The first panel; most figures have only one."""
+        """The first panel, which is the only panel of most figures."""
         return self.panels[0]
 
 
@@ -155,7 +156,10 @@ def policy_colour(policy: int) -> str:
 
 
 def y_range(panel: Panel) -> tuple[float, float]:
-    """Return the limits of the vertical axis, with a margin; (0, 1) for a panel without points."""
+    """Return the limits of the vertical axis of a panel: panel.y_limits or else the range of the values with a margin.
+
+    For a panel without points, the limits are (0, 1).
+    """
     if panel.y_limits:
         return panel.y_limits
     values = _values(panel.lines)
@@ -171,18 +175,18 @@ def _values(lines: list[Line]) -> np.ndarray:
 
 
 def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper edge of the band; without a band, both are the line itself."""
+    """Return the lower and the upper edge of the band of a line. Without a band, both edges are the values of the line."""
     return line.band or (line.curve.value, line.curve.value)
 
 
 def _select(line: Line, indices: np.ndarray) -> Line:
-    """Return the line with only the points at `indices`."""
+    """Return a copy of the line that has only the points at `indices`."""
     band = line.band and (line.band[0][indices], line.band[1][indices])
     return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), band=band)
 
 
 def shorten(title: str) -> str:
-    """Shorten a title in the middle, since its beginning names the spec and its end the content."""
+    """Shorten a long title in the middle, since the beginning of a title names the spec, and the end names the content of the figure."""
     return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
 
 
@@ -191,7 +195,7 @@ def thinned_line(line: Line) -> Line:
 
 
 def format_tick(value: float, position: int | None) -> str:
-    """Format a tick as 1,500, 0.25 or 2e-5. The default format of matplotlib may factor out a power of ten."""
+    """Format the value of a tick as 1,500, 0.25 or 2e-5. The default format of matplotlib may factor out a power of ten."""
     if 0 < abs(value) < 0.001:
         digits, _, power = f"{value:.2e}".partition("e")
         text = f"{float(digits):g}e{int(power)}"
@@ -201,33 +205,33 @@ def format_tick(value: float, position: int | None) -> str:
 
 
 COLOURS = ("#BDDF26", "#5EC962", "#21918C", "#3B528B", "#440154")
-"""Colours from the lowest to the highest value: reversed viridis, so that the best trials are dark on a white background."""
+"""Colours of trials from the lowest to the highest value: reversed viridis, so that the best trials are dark on a white background."""
 HIGHLIGHT = "#D55E00"
-"""Edge colour of the best trials."""
+"""Colour of the edges of the best trials."""
 BEST = 10
-"""Number of highlighted trials."""
+"""Number of the best trials, which are highlighted."""
 UNUSED = -0.12
-"""Position, below the axis of a key, of trials in which the key is not active."""
+"""Position of trials in which a key of the search is not active, below the axis of this key."""
 SCATTER_RANGE = (-0.07, 1.07)
-"""Range of an axis: the positions 0 to 1 and a margin."""
+"""Range of an axis of a scatter plot: the positions 0 to 1 with a margin."""
 NOTHING = "nothing to show: no trial has a result yet"
 STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "running"}
-"""Status of a trial → its text; trials with another status are not drawn."""
+"""Status of a trial → text in the legend. Trials with another status are not drawn."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: its label, and ticks at positions from 0 to 1."""
+    """An axis of a figure of trials: a label, and ticks at positions from 0 to 1."""
 
     label: str
     ticks: Sequence[tuple[float, str]]
     """Position and text of each tick."""
     unused: bool = False
-    """Whether the position of some trials is UNUSED."""
+    """Whether some trials are drawn at the position UNUSED, since their key is not active."""
 
     @property
     def all_ticks(self) -> list[tuple[float, str]]:
-        """Position and text of each tick. If some trials do not use the key, the first tick is at UNUSED."""
+        """Position and text of each tick. If the key is not active in some trials, the first tick is at the position UNUSED."""
         return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
 
     @property
@@ -237,22 +241,22 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trials:
-    """The T trials of a figure, from best to worst, coloured by a value."""
+    """The T trials of a figure, from the best to the worst trial. Each trial is coloured by a value."""
 
     text: Sequence[str]
-    """Text of each trial that is shown under the mouse pointer."""
+    """Text of each trial, which is shown under the mouse pointer."""
     status: Sequence[str]
     """Key of STATUS_TEXTS for each trial."""
     label: str
     """Name of the value by which trials are coloured."""
     value_T: np.ndarray
-    """Value of each trial; NaN: unknown, the trial is drawn grey."""
+    """Value of each trial, float [T]. A trial whose value is NaN (unknown) is drawn grey."""
     low: float
     high: float
-    """`low` and `high` are the values of the first and the last colour; values outside this range are clipped."""
+    """`low` and `high` are the values of the first and the last colour. Values outside the range from `low` to `high` are clipped."""
 
     def groups(self) -> dict[str, np.ndarray]:
-        """Return name in the legend → indices of its trials; the last entry is the best trials."""
+        """Return name of each legend entry → indices of its trials: an entry for each status, and a last entry for the best trials."""
         status = np.array(self.status)
         found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}
         best = min(BEST, len(status))
@@ -262,7 +266,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class TrialsFigure:
-    """Base class of the figures of trials over the keys of a search."""
+    """Base class of the figures that show the trials of a search over the searched keys."""
 
     title: str
     subtitle: str
@@ -275,22 +279,28 @@ class TrialsFigure:
 
 @dataclass(frozen=True)
 class ScatterGrid(TrialsFigure):
-    """A grid of scatter plots with a row for each of R metrics and a column for each of K keys. The first BEST trials have an edge."""
+    """A grid of scatter plots with a row for each of R metrics and a column for each of K keys.
+
+    The edges of the best trials, of which there are at most BEST, are coloured.
+    """
 
     columns: Sequence[Scale]
     rows: Sequence[Scale]
     x_KT: np.ndarray
-    """Horizontal position of each trial on each key's axis; NaN: the trial is not drawn."""
+    """Horizontal position of each trial on the axis of each key, float [K, T]. A trial at the position NaN is not drawn."""
     y_RT: np.ndarray
 
 
 @dataclass(frozen=True)
 class ParallelCoordinates(TrialsFigure):
-    """A line for each trial through its values on A parallel axes; the first BEST trials have thicker lines."""
+    """A line for each trial through the values of the trial on A parallel axes.
+
+    The lines of the best trials, of which there are at most BEST, are thicker.
+    """
 
     axes: Sequence[Scale]
     position_AT: np.ndarray
 
 
 AnyFigure = Figure | ScatterGrid | ParallelCoordinates
-"""Any figure that can be drawn."""
+"""All kinds of figures that the renderers draw."""

@@ -1,7 +1,7 @@
 """Learning curves, the metrics of docs/equations.md, and estimates over seeds with 95 % confidence intervals.
 
-A curve is a column of a table over another column, such as the frame. The strength s of a row is its total_reward minus the random
-baseline; rows without a total_reward are omitted. A metric whose denominator is zero is None.
+A curve has the values of a table column over another column, such as the frame. The strength s of a table row is the total_reward of the
+row minus the random baseline of the env. Rows without a total_reward are omitted. A metric whose denominator is zero is None.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ import numpy as np
 from slm_lab.lib.episodes import MAX_AGE
 
 Table = dict[str, np.ndarray]
-"""Column → float64 [rows]; NaN where a cell is empty or not a number."""
+"""Table of a Session: column → values, float64 [rows]. The value is NaN where a cell is empty or not a number."""
 _MAX_POINTS = 5000
 """Maximum number of points of interpolated curves."""
 
 
 class Curve(NamedTuple):
-    """Values over frames, or over another increasing column (seconds, global frames). Both arrays are float64 [points] and finite."""
+    """Values over frames, or over another increasing column such as seconds or global frames.
+
+    Both arrays are float64 [points] and finite. `frame` contains the values of the other column if the curve is not over frames.
+    """
 
     frame: np.ndarray
     value: np.ndarray
 
 
 def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
-    """Return the finite values of a column over `x_column`; the curve is empty if a column is missing.
+    """Return the curve of the finite values of `column` over `x_column`. The curve is empty if one of both columns is missing.
 
-    If several rows have the same `x_column` value (other than frame), the last one is used. In tables of SLM Lab, which have no
-    current_return, total_reward is used instead.
+    If `x_column` is not the frame, only the last of several rows with the same value of `x_column` is used. In tables of SLM Lab, which
+    have no column current_return, total_reward is used for column="current_return".
     """
     if column == "current_return" and column not in table:
         column = "total_reward"
@@ -50,41 +53,44 @@ def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Curves of several Sessions at common points of an axis: frames or another increasing column."""
+    """Curves of several Sessions at common points of the horizontal axis (frames or another increasing column)."""
 
     frame: np.ndarray
-    """[F], increasing."""
+    """Common points of the horizontal axis in increasing order, [F]."""
     value_SF: np.ndarray
-    """[sessions, F], NaN where a Session has no value at the frame."""
+    """Value of each Session at each common point, [sessions, F]; NaN where a Session has no value."""
 
     def mean(self) -> Curve:
-        """Return the mean over the Sessions that have a value at the frame."""
+        """Return the curve of the mean, at each frame, over the Sessions that have a value at this frame."""
         return Curve(self.frame, np.nanmean(self.value_SF, axis=0) if len(self.frame) else np.empty(0))
 
     def std(self) -> np.ndarray:
-        """Return the population standard deviation over the Sessions that have a value at the frame, [F]."""
+        """Return the population standard deviation, at each frame, over the Sessions that have a value at this frame, [F]."""
         return np.asarray(np.nanstd(self.value_SF, axis=0)) if len(self.frame) else np.empty(0)
 
     def band(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean minus and plus one standard deviation."""
+        """Return the edges of the band: the mean minus one standard deviation, and the mean plus one standard deviation, [F] each."""
         mean, std = self.mean().value, self.std()
         return mean - std, mean + std
 
 
 def five_digits(value: float) -> float | None:
-    """Return the value rounded to five significant digits, for a JSON file; integers keep all digits. None if it is not finite."""
+    """Return the value rounded to five significant digits, for a JSON file. An integer value keeps all digits.
+
+    Returns None if the value is not finite.
+    """
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else float(f"{value:.5g}")
 
 
 def evenly_spaced(count: int, most: int) -> np.ndarray:
-    """Return the indices of `most` evenly spaced points out of `count` points, or of all points if `count` is smaller."""
+    """Return the indices of `most` evenly spaced points out of `count` points, or the indices of all points if `count` ≤ `most`."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
 def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
-    """Align curves at the frames at which at least `min_count` of them have a value."""
+    """Align curves at the frames at which at least `min_count` of the curves have a value. No value is interpolated."""
     frame = np.unique(np.concatenate([np.empty(0), *(one.frame for one in curves)]))
     value_SF = np.full((len(curves), len(frame)), np.nan)
     for row, one in zip(value_SF, curves, strict=True):
@@ -94,9 +100,10 @@ def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
 
 
 def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned:
-    """Align curves that share a grid of frames; interpolate curves that do not, for example curves of policies that share envs.
+    """Align curves that share a grid of frames, and interpolate other curves, for example curves of policies that share envs.
 
-    Curves share a grid if at least `min_count` of them have values at half as many common frames as the shortest curve has points.
+    Curves share a grid if the frames at which at least `min_count` curves have a value are at least half as many as the points of the
+    shortest curve.
     """
     min_count = min(min_count, len(curves))
     aligned = align(curves, min_count)
@@ -107,7 +114,7 @@ def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned
 def interpolate(curves: Sequence[Curve]) -> Aligned:
     """Align curves by linear interpolation, at the frames of all curves within the range that every curve covers.
 
-    Curves without points are omitted. If there are more than _MAX_POINTS frames, _MAX_POINTS evenly spaced ones are used.
+    Curves without points are omitted. If there are more than _MAX_POINTS frames, only _MAX_POINTS evenly spaced frames are used.
     """
     curves = [one for one in curves if len(one.frame)]
     if not curves:
@@ -123,12 +130,12 @@ Scalars = dict[str, float | None]
 SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")
 INTERVAL = "95 % interval over seeds: Student's t, within the range of possible returns if it is known"
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101)
-"""97.5 % quantiles of Student's t with 1, 2, … degrees of freedom."""
+"""97.5 % quantiles of Student's t distribution with 1, 2, … degrees of freedom."""
 
 
 @dataclass(frozen=True)
 class Strengths:
-    """The strength s of each row that has a total_reward, with the row's frame and optimizer step. All arrays are float64 [rows]."""
+    """Strength, frame and optimizer step of each table row that has a total_reward. All arrays are float64 [rows]."""
 
     frame: np.ndarray
     opt_step: np.ndarray
@@ -136,7 +143,7 @@ class Strengths:
 
     @staticmethod
     def from_table(table: Table, baseline: float | None) -> Strengths:
-        """Return the strengths of a table; empty without a baseline."""
+        """Return the strengths of the rows of a table. The arrays are empty if `baseline`, the random baseline of the env, is None."""
         total_reward = table.get("total_reward", np.empty(0))
         if baseline is None or not len(total_reward):
             return Strengths(np.empty(0), np.empty(0), np.empty(0))
@@ -146,7 +153,7 @@ class Strengths:
 
 
 def session_metrics(strengths: Strengths) -> Scalars:
-    """Return the SESSION_METRICS of one Session."""
+    """Return the metrics SESSION_METRICS of one Session, computed from the strengths of its table; None for undefined metrics."""
     s = strengths.value
     if not len(s):
         return dict.fromkeys(SESSION_METRICS)
@@ -161,7 +168,10 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
-    """Return for each row its strength and the other metrics over all rows up to it, float64 [rows]; NaN where a metric is not defined."""
+    """Return the strength of each row and the value of the other metrics over all rows up to this row, float64 [rows] each.
+
+    A value is NaN where the metric is not defined.
+    """
     s = strengths.value
     return {
         "strength": s,
@@ -172,25 +182,32 @@ def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, where `spent` is frames or optimizer steps. NaN if the denominator is
-    zero.
+    """Return the efficiency Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, float64 [rows]; NaN if the denominator is zero.
 
-    Rows before the first optimizer step have no training efficiency; both sums exclude them.
+    Rows before the first optimizer step have no training efficiency, and both sums exclude these rows.
+
+    Args:
+        s: strength of each row.
+        spent: frames (sample efficiency) or optimizer steps (training efficiency) of each row.
     """
     begun = spent > 0
     return _ratio(np.cumsum(np.where(begun, _ratio(s, spent), 0.0)), np.cumsum(np.where(begun, s, 0.0)))
 
 
 def stabilities(s: np.ndarray) -> np.ndarray:
-    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN if the denominator is zero, and for N = 1."""
+    """Return the stability 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows, float64 [rows].
+
+    The stability is NaN for N = 1, and if the denominator is zero.
+    """
     falls = np.cumsum(np.minimum(np.diff(s), 0.0))
     return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
 
 
 def consistencies(strengths: Aligned) -> np.ndarray:
-    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths`, with the population standard deviation.
+    """Return the consistency 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames i of `strengths` and the Sessions j, [F].
 
-    NaN for fewer than two Sessions, for which no deviation is defined; SLM Lab writes 1 for a single Session.
+    std is the population standard deviation. The consistency of fewer than two Sessions is NaN, since no deviation is defined, whereas SLM
+    Lab writes 1 for a single Session.
     """
     if len(strengths.value_SF) < 2:
         return np.full(len(strengths.frame), np.nan)
@@ -198,17 +215,23 @@ def consistencies(strengths: Aligned) -> np.ndarray:
 
 
 def consistency_curve(strengths: Aligned) -> Curve:
-    """Return the consistencies over frames, where they are defined. `strengths` contains the frames that all Sessions have."""
+    """Return the curve of the consistency over frames, at the frames at which the consistency is defined.
+
+    Args: strengths: strengths of the Sessions at the frames that all Sessions have.
+    """
     return _finite(strengths.frame, consistencies(strengths))
 
 
 def consistency(strengths: Aligned) -> float | None:
-    """Return the consistency of a trial."""
+    """Return the consistency of a trial over all frames of `strengths`; None if the consistency is not defined."""
     return _last(consistencies(strengths))
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Return the mean of each metric over the Sessions in which it is defined; the mean of integers (counts) is rounded to an integer."""
+    """Return the mean of each metric over the Sessions in which the metric is defined; None if it is defined in no Session.
+
+    The mean of integer values (counts) is rounded to an integer.
+    """
     names = sessions[0] if sessions else {}
     known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
     return {name: _mean(values) if values else None for name, values in known.items()}
@@ -220,7 +243,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def current_return(table: Table) -> Scalars:
-    """Return the last finite current_return of a table, and its standard error."""
+    """Return the last finite current_return of a table and its standard error current_return_se; None for a missing value."""
     known = np.flatnonzero(np.isfinite(table.get("current_return", np.empty(0))))
     errors = table.get("current_return_se")
     error = _last(errors[known[-1:]]) if errors is not None and len(known) else None
@@ -228,16 +251,23 @@ def current_return(table: Table) -> Scalars:
 
 
 def is_recent(evaluation: Table | None, table: Table) -> bool:
-    """Return whether the last evaluation of a Session is at most as old as the oldest training episodes that current_return may include."""
+    """Return whether the last evaluation of a Session is recent.
+
+    An evaluation is recent if it is not older than the oldest training episodes that the current return of the training may include.
+
+    Args:
+        evaluation: evaluation table of the Session; None: the Session has no evaluations.
+        table: training table of the Session.
+    """
     if evaluation is None or not len(evaluation["frame"]) or not len(table["frame"]):
         return False
     return float(evaluation["frame"][-1]) >= (1.0 - MAX_AGE) * float(table["frame"][-1])
 
 
 def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, float | None] | None:
-    """Return the mean Elo rating of several Sessions and its standard error; a single rating is returned as it is, None for no rating.
+    """Return the mean Elo rating of several Sessions and the standard error of this mean; None if there are no ratings.
 
-    Args: ratings: (Elo, standard error) of each Session.
+    The rating of a single Session is returned with its own standard error. Args: ratings: (Elo, standard error) of each Session.
     """
     if len(ratings) < 2:
         return ratings[0] if ratings else None
@@ -246,10 +276,12 @@ def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, f
 
 
 def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:
-    """Return the mean current return and its standard error, which is over Sessions if there are several, and else over episodes.
+    """Return the mean current return of a trial and the standard error of this mean.
 
-    Args: tables: index of each table (Session · policies + policy) → its metrics. The policies of a Session are one training: their mean
-        is one value.
+    The standard error is computed over the Sessions if there are several, and over episodes if there is one Session. The policies of a
+    Session are one training, so their mean counts as one value.
+
+    Args: tables: index of each table (Session · policies + policy) → metrics current_return and current_return_se of the table.
     """
     of_session: dict[int, list[Scalars]] = {}
     for index, one in tables.items():
@@ -265,7 +297,7 @@ def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Sca
 
 
 def last_value(table: Table, column: str) -> float | None:
-    """Return the last finite value of a column, None if there is none."""
+    """Return the last finite value of a table column, or None if the column has no finite value."""
     return _last(curve(table, column).value)
 
 
@@ -288,7 +320,7 @@ def _last(values: np.ndarray) -> float | None:
 
 
 class Estimate(NamedTuple):
-    """A mean or median over seeds and its 95 % confidence interval; `low` and `high` are None for a single seed."""
+    """A statistic over seeds, such as the mean, and its 95 % confidence interval. `low` and `high` are None for a single seed."""
 
     value: float
     low: float | None
@@ -300,10 +332,12 @@ Bounds = tuple[float, float]
 
 
 def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
-    """Return the mean of the values that are not None and its interval (zero width if they are equal); None if there are no values.
+    """Return the mean of the values that are not None, and its 95 % interval; None if there are no values.
 
-    Args: bounds: range of possible values, to which the interval is clipped; this does not change how often it contains the true mean.
-        None: unknown. Bounds that a value violates are ignored.
+    The interval has zero width if all values are equal.
+
+    Args: bounds: range of possible values, to which the interval is clipped; None: the range is unknown. Clipping does not change how often
+        the interval contains the true mean. Bounds that a value violates are ignored.
     """
     known = [value for value in values if value is not None]
     if len(known) < 2:
@@ -313,7 +347,7 @@ def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Es
 
 
 def usable_bounds(bounds: Bounds | None, values: Iterable[float]) -> Bounds | None:
-    """Return the bounds; None if a value violates them."""
+    """Return `bounds`, or None if a value is outside the bounds."""
     return None if bounds is None or not all(bounds[0] <= value <= bounds[1] for value in values) else bounds
 
 
@@ -323,22 +357,27 @@ def _around(value: float, half: float, bounds: Bounds | None = None) -> Estimate
 
 
 def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
-    """Return the mean, or another statistic, of the values that are not None; None if there are no values."""
+    """Return the mean (or another statistic, `compute`) of the values that are not None; None if there are no values."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, from a table or, for more degrees of freedom, a series expansion (error below 0.001)."""
+    """Return the 97.5 % quantile of Student's t distribution with `freedom` degrees of freedom.
+
+    For more degrees of freedom than the table _T_QUANTILES has, a series expansion with an error below 0.001 is used.
+    """
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
 def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False, bounds: Bounds | None = None) -> Estimate | None:
     """Return mean(values) − mean(others) with its 95 % interval: Student's t interval of the differences if paired, else Welch's interval.
 
-    Returns None if one side has no values, and an estimate without interval if one side has a single value.
+    Returns None if `values` or `others` is empty. The estimate has no interval if `values` or `others` has a single element.
 
-    Args: bounds: range of possible values of both sides; the interval is clipped to differences that are possible within it.
+    Args:
+        paired: whether each element of `values` belongs to the element of `others` at the same position.
+        bounds: range of possible values. The interval is clipped to the differences that are possible within these bounds.
     """
     if not values or not others:
         return None
@@ -359,7 +398,7 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
 
 
 class Reached(NamedTuple):
-    """The point at which a curve reached a threshold."""
+    """The point on the horizontal axis at which a curve reached a threshold."""
 
     point: float
     at_most: bool = False
@@ -367,9 +406,9 @@ class Reached(NamedTuple):
 
 
 def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | None:
-    """Return the first point at which a curve is at or above a threshold; None if the curve never reaches it.
+    """Return the first point at which a curve is at or above a threshold; None if the curve never reaches the threshold.
 
-    Args: between: interpolate linearly between that point and the one before it.
+    Args: between: whether to interpolate linearly between the first point at or above the threshold and the point before.
     """
     above = np.flatnonzero(one.value >= threshold)
     if not len(above):
@@ -382,20 +421,24 @@ def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | N
 
 
 class Median(NamedTuple):
-    """Median of the points at which curves reached a threshold, and its 95 % interval, which is None for fewer than 6 points."""
+    """Median of the points at which curves reached a threshold, and its 95 % interval.
+
+    `low` and `high` are None for fewer than 6 curves.
+    """
 
     value: float
     low: float | None
     high: float | None
     at_most: bool = False
-    """Whether `value` is only an upper limit of the median."""
+    """Whether `value` is only an upper limit of the true median."""
 
 
 def median_reached(values: Sequence[Reached | None]) -> Median:
     """Return the median of the points at which curves reached a threshold, with a 95 % interval by order statistics.
 
-    A curve that never reached the threshold is None and counts as infinite. The interval assumes no distribution: its coverage is at least
-    95 %, and it does not exist for fewer than 6 values. For the lower end of the interval, a point that is only an upper limit counts as 0.
+    A curve that never reached the threshold is None in `values` and counts as infinite. The interval is valid for any distribution: its
+    coverage is at least 95 %. There is no interval for fewer than 6 values. For the lower end of the interval, a point that is only an
+    upper limit counts as 0.
     """
     latest = sorted(math.inf if value is None else value.point for value in values)
     earliest = sorted(math.inf if value is None else 0.0 if value.at_most else value.point for value in values)

@@ -1,4 +1,7 @@
-"""Compare settings with the first setting, in each env and over all envs together."""
+"""Compare each setting of a comparison with the first setting, in each env and over all envs together.
+
+A setting is a group of runs that differ only in their seeds (see compare.Setting).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from slm_lab.experiment.report.statistics import (
 )
 
 _POINTS = 201
-"""Number of thresholds of a performance profile."""
+"""Number of thresholds at which a performance profile is computed."""
 
 
 class Pair(NamedTuple):
@@ -34,28 +37,29 @@ class Pair(NamedTuple):
     a: str
     b: str
     difference: Estimate
-    """Mean return of B − mean return of A, with Welch's interval."""
+    """Mean return of setting B minus mean return of setting A, with Welch's interval."""
     improvement: Estimate
-    """P(B > A)."""
+    """P(B > A): the probability that a seed of setting B has a higher return than a seed of setting A."""
     p_value: float | None
-    """p-value of Welch's test; None if a setting has a single seed, or if no return varies."""
+    """p-value of Welch's test; None if setting A or B has a single seed, or if the returns of both settings do not vary."""
     p_holm: float | None
-    """The p-value, adjusted for the number of pairs by Holm's method."""
+    """`p_value`, adjusted for the number of pairs by Holm's method."""
 
 
 class Overall(NamedTuple):
-    """The results of a setting over all envs, with normalised returns (see Scale)."""
+    """The results of a setting over all envs, computed from normalised returns (see Scale)."""
 
     name: str
     seeds: int
     interquartile_mean: Estimate
     optimality_gap: Estimate
     improvement: Estimate | None
-    """P(this setting > the first setting) as a mean over the envs; None for the first setting."""
+    """Probability that a seed of this setting has a higher return than a seed of the first setting, as a mean over the envs; None for the
+    first setting."""
 
 
 class Scale(NamedTuple):
-    """The returns of an env that correspond to normalised returns of 0 and 1, and their descriptions."""
+    """The returns of an env that correspond to the normalised returns 0 and 1, and the descriptions of these two returns."""
 
     env: str
     zero: float
@@ -65,20 +69,23 @@ class Scale(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Result of compare_pairs."""
+    """Result of compare_pairs: the comparisons in each env, and the results over all envs."""
 
     pairs: list[Pair]
     overall: list[Overall]
-    """The results of the settings over all envs; [] if there are not at least two envs in which the settings can be compared."""
+    """The results of the settings over all envs; [] if there are fewer than two envs in which the settings can be compared."""
     scales: list[Scale]
     profiles: dict[str, Profile]
     """Name of a setting → its performance profile over all envs."""
 
 
 def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[str, float] | None = None) -> Comparison:
-    """Compare the settings of each env with the first setting of all, or, if that has no results in the env, with the env's first setting.
+    """Compare each setting with the first setting, in each env and over all envs together.
 
-    Args: published: env → published score, which corresponds to a normalised return of 1 instead of the highest possible return.
+    In an env in which the first setting has no results, the settings are compared with the first setting that has results in this env.
+
+    Args: published: env → published score. If there is a published score, it corresponds to the normalised return 1, instead of the highest
+        possible return of the env.
     """
     pairs = []
     for env in dict.fromkeys(one.env for one in settings):
@@ -109,7 +116,10 @@ def _pair(a: Setting, b: Setting, metric: str) -> Pair:
 def _over_envs(
     settings: Sequence[Setting], metric: str, published: Mapping[str, float]
 ) -> tuple[list[Overall], list[Scale], dict[str, Profile]]:
-    """Compare the settings that have results in several envs, over the envs in which all of these settings have results."""
+    """Compare the settings that have results in several envs, over the envs in which all of these settings have results.
+
+    The results are empty if there are fewer than two such envs.
+    """
     of_label: dict[str, dict[str, Setting]] = {}
     for one in settings:
         if len(one.scores(metric)):
@@ -139,10 +149,11 @@ def _over_envs(
 
 
 def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> Scale:
-    """Return the scale of an env: 0 is the random baseline, and 1 is the published score or, without one, the highest possible return.
+    """Return the scale for the normalised returns of an env.
 
-    If the value for 0 is unknown, the lowest result is used; if both values for 1 are unknown, the highest result. If the value for 1 is
-    not above the value for 0, the lowest and the highest result are used.
+    The normalised return 0 is the random baseline or, if the baseline is unknown, the lowest result of the settings. The normalised return
+    1 is the published score or, without a published score, the highest possible return. If this return is unknown too, 1 is the highest
+    result of the settings. If the return for 1 is not above the return for 0, the lowest and the highest result are used for 0 and 1.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
     zero, zero_is = _random_baseline(settings[0]), "random actions"
@@ -164,7 +175,7 @@ def _random_baseline(setting: Setting) -> float | None:
 
 
 def profile_figure(comparison: Comparison, colours: Sequence[str]) -> Figure:
-    """Return the figure of the performance profiles of all settings, with their bands."""
+    """Return the figure of the performance profiles of all settings over all envs, with 95 % bands."""
     lines = [
         Line(name, Curve(one.threshold, one.fraction), colour, band=(one.low, one.high))
         for (name, one), colour in zip(comparison.profiles.items(), colours, strict=False)

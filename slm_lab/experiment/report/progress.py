@@ -1,6 +1,6 @@
-"""Progress displays: a live table or, without a terminal, plain lines; and the display of the Sessions of a trial.
+"""Displays of the progress of runs in the terminal: a live table or, if the output is not a terminal, plain lines.
 
-An OSError on write is stored, not raised. A display also writes its output to a log, without colours.
+An OSError when a display writes to the terminal is stored, not raised. A display also writes its lines, without colours, to a log file.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from slm_lab.experiment.events import Event, Notice, Progress, RowValues, Sessio
 from slm_lab.experiment.report.screen import console_on
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
-"""Times in seconds: minimum between two plain lines of a Session; and, if there is no row, the delay of the first line and the time between
-later lines."""
+"""Times in seconds: minimum time between two plain lines of a Session; delay of the first line if there is no table row yet; time between
+two lines if there is no new table row."""
 _REFRESH = 0.5
 """Minimum time in seconds between two refreshes of the table of several runs."""
 _WIDE = 16
-"""Maximum number of rows in the table; if there are more, only rows that are not done are shown."""
+"""Maximum number of rows of the live table. If there are more Sessions or policies, only those that are not done are shown."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "return", "eta")
 _DROPPED = ("bar", "fps", "eta", "session", "return")
-"""Columns that are omitted, in this order, if the terminal is narrow."""
+"""Columns of the live table that are omitted, in this order, if the terminal is narrow."""
 
 
 _QUEUED = "queued"
@@ -43,7 +43,7 @@ _QUEUED = "queued"
 
 @dataclass
 class _State:
-    """The latest state of a Session, or of one of its policies."""
+    """The latest progress of a Session or of a policy of a Session."""
 
     frame: int = 0
     fps: float = 0.0
@@ -51,15 +51,15 @@ class _State:
     status: str = "starts"
     seconds_left: float = math.inf
     line_due: float = 0.0
-    """Earliest time of the next line for a row."""
+    """Earliest time at which a line for a new table row is printed."""
     quiet_due: float | None = None
-    """Time at which a line is printed even without a row."""
+    """Time at which a line is printed even if there is no new table row."""
 
 
 class Display:
-    """Base class of the displays: a live table on a terminal, and lines above the table.
+    """Base class of the progress displays, which show a live table in a terminal and print lines above the table.
 
-    Args: transient: whether the table is removed at the end.
+    Args: transient: whether the live table is removed when the display ends.
     """
 
     def __init__(self, console: Console | None = None, *, transient: bool = True) -> None:
@@ -79,12 +79,12 @@ class Display:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line, above the live table if there is one, and log it."""
+        """Print a line, above the live table if there is one, and append the line to the log."""
         self.console.print(text, markup=False)
         self.log(text)
 
     def log(self, text: str) -> None:
-        """Append a line to the log. Lines are kept in memory until `log_to` names the file. Errors, such as a full disk, are ignored."""
+        """Append a line to the log file. Lines are kept in memory until `log_to` sets the log file. Errors such as a full disk are ignored."""
         self._unlogged.append(text)
         if self._log is not None:
             with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
@@ -92,22 +92,25 @@ class Display:
             self._unlogged.clear()
 
     def log_to(self, file: Path) -> None:
-        """Write the log, including earlier lines, to a file in an existing folder. The lines are appended at the next call of `log`."""
+        """Set the log file, whose folder must exist. The next call of `log` writes all lines since the start of the display to the file."""
         self._log = file.absolute()
 
     def say_progress(self, text: str) -> None:
-        """Log a line, and print it unless there is a live table, which shows the same information."""
+        """Append a line to the log, and print the line unless there is a live table, which shows the same information."""
         (self.log if self.live else self.say)(text)
 
     def notice(self, text: str) -> None:
-        """Print a line, unless the same line was printed before by this method."""
+        """Print and log a line, unless an earlier call of this method printed the same line."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
 
 class LiveTable(Display):
-    """Base class of the displays of several runs: the active runs and a summary or, without a terminal, only the summary at intervals."""
+    """Base class of the displays of several runs.
+
+    In a terminal, the display shows a live table of the active runs and a summary. Otherwise only the summary is printed, at intervals.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
@@ -118,11 +121,11 @@ class LiveTable(Display):
         raise NotImplementedError
 
     def summary(self) -> str:
-        """Return a line with the numbers of runs and the remaining time."""
+        """Return a line with the number of runs of each status and the remaining time."""
         raise NotImplementedError
 
     def show(self, *, now: bool = False) -> None:
-        """Refresh the table; without now=True, at most twice a second."""
+        """Refresh the live table, at most twice a second unless now=True, and print the summary when it is due."""
         time = perf_counter()
         if self.live and (now or time >= self._due):
             self._due = time + _REFRESH
@@ -133,15 +136,21 @@ class LiveTable(Display):
             self._line_due = time + _QUIET
 
     def say_end(self, text: str) -> None:
-        """Print how a run ended, and delay the next summary."""
+        """Print a line that says how a run ended, and delay the next summary."""
         self._line_due = perf_counter() + _QUIET
         self.say(text)
 
 
 class ProgressDisplay(Display):
-    """Shows frames, speed, the current return with its standard error and the remaining time of each Session.
+    """Display of the progress of a trial: frames, speed, current return with standard error, and remaining time of each Session.
 
-    The display is refreshed when an event arrives, not by a separate thread, which would slow down a Session in this process.
+    The display is refreshed when an event arrives. A separate thread would slow down a Session in this process.
+
+    Args:
+        sessions: number of Sessions.
+        max_frame: number of frames of a Session.
+        policies: names of the policies of a Session.
+        concurrent: maximum number of Sessions that run at the same time; None: all Sessions. Other Sessions are shown as queued.
     """
 
     def __init__(
@@ -156,7 +165,7 @@ class ProgressDisplay(Display):
         super().__init__(console, transient=False)
         self.max_frame, self.policy_names, self.policies = max_frame, policies, len(policies)
         self.states = [_State() for _ in range(sessions * self.policies)]
-        """State of each Session, or of each policy of each Session."""
+        """Progress of each Session or, if Sessions have several policies, of each policy of each Session."""
         for state in self.states[(concurrent or sessions) * self.policies :]:
             state.status = _QUEUED
         self.begun = False
@@ -172,7 +181,7 @@ class ProgressDisplay(Display):
         super().__exit__(kind, error, trace)
 
     def __call__(self, event: Event) -> None:
-        """Show an event."""
+        """Show the event `event` of a run in the display."""
         match event:
             case Progress(table, frame, fps, row, seconds_left):
                 self.update(table, frame, fps, row, seconds_left)
@@ -182,21 +191,23 @@ class ProgressDisplay(Display):
                 self.ended(session, status, detail)
 
     def start(self, name: str) -> None:
-        """Print that the trial starts, since the first event takes some seconds."""
+        """Print that the trial starts if there is no live table, since the first event takes some seconds."""
         if not self.live:
             self.say(f"starting {name} …")
 
     def begin(self, text: str) -> None:
-        """Print `text`, which describes the run, when the first Session can begin."""
+        """Print `text`, which describes the run. This method is called when the first Session can begin."""
         self.begun = True
         self.say(text)
 
     def update(self, index: int, frame: int, fps: float, row: RowValues | None, seconds_left: float = math.inf) -> None:
-        """Show that Session (or policy) `index` is at `frame`.
+        """Show that the Session or policy with index `index` has reached the frame `frame`.
 
         Args:
-            fps: frames per second; 0: not known yet.
-            row: the new row; None: there is no new row.
+            index: index of the Session or policy: session · policies + policy.
+            fps: frames per second; 0: the speed is not known yet.
+            row: values of the new table row; None: there is no new row.
+            seconds_left: remaining time until meta.max_seconds, s.
         """
         state, now = self.states[index], perf_counter()
         state.frame, state.fps, state.seconds_left, state.status = frame, fps, seconds_left, ""
@@ -211,7 +222,7 @@ class ProgressDisplay(Display):
             self.say_progress(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
     def ended(self, index: int, status: str, detail: str) -> None:
-        """Show that Session `index` has ended."""
+        """Show that Session `index` has ended with the given status, and that the next queued Session starts."""
         for state in self.states[index * self.policies : (index + 1) * self.policies]:
             state.status = status
         queued = [state for state in self.states if state.status == _QUEUED]
@@ -223,7 +234,7 @@ class ProgressDisplay(Display):
             self.say(f"session {index} failed: {detail.rstrip()}")
 
     def _name(self, index: int) -> str:
-        """Return the name of the Session or policy with this index."""
+        """Return the name of the Session or policy with index `index`, for the display."""
         session, policy = divmod(index, self.policies)
         if self.policies == 1:
             return f"session {session}"
@@ -235,7 +246,7 @@ class ProgressDisplay(Display):
             self.live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
-        """Return the table with as many columns as fit the terminal without clipping numbers."""
+        """Return the live table with as many columns as fit the width of the terminal without clipped numbers."""
         columns = list(_COLUMNS)
         for dropped in _DROPPED:
             table = self._table_of(columns)
@@ -270,21 +281,21 @@ class ProgressDisplay(Display):
         return f"fps {_speed(state.fps)}  {shown}  eta {self._eta(state)}"
 
     def _eta(self, state: _State) -> str:
-        """Return the remaining time at the current speed, or until meta.max_seconds, as h:mm:ss."""
+        """Return the remaining time as h:mm:ss, at the current speed and at most until meta.max_seconds."""
         if state.fps <= 0:
             return "-"
         return duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
 
 
 def _return(state: _State) -> str:
-    """Return the current return as text; in self-play the Elo rating, since the return depends on the opponents."""
+    """Return the current return as text or, in self-play, the Elo rating, since returns in self-play depend on the opponents."""
     if (elo := state.row.get("elo")) is not None:
         return f"Elo {rating_text(elo, state.row.get('elo_se'))}"
     return estimate_number(state.row.get("current_return"), state.row.get("current_return_se"))
 
 
 def rating_text(elo: float, error: float | None) -> str:
-    """Format an Elo rating with its standard error, in whole points: "842 ± 35"."""
+    """Format an Elo rating with its standard error, both rounded to integers, such as "842 ± 35"."""
     return f"{elo:.0f}" if error is None else f"{elo:.0f} ± {error:.0f}"
 
 
@@ -293,26 +304,26 @@ def _speed(fps: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time as m:ss or h:mm:ss."""
+    """Format a duration in seconds as m:ss or h:mm:ss."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a metric is a number, rather than text or a bool."""
+    """Return whether the value of a metric is an int or a float, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number(value: float | None) -> str:
-    """Format a number with four significant digits, or with all digits of its integer part."""
+    """Format a number with four significant digits, or as an integer if it has no fraction or is at least 10,000; "-" for None."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def estimate_number(value: float | None, error: float | None) -> str:
-    """Format an estimate with its standard error, which has two significant digits: "487.2 ± 6.1"; "-" for None."""
+    """Format an estimate with its standard error, such as "487.2 ± 6.1"; "-" for None. The standard error has two significant digits."""
     if value is None or not error or not (math.isfinite(error) and math.isfinite(value)):
         return number(value)
     decimals = 1 - math.floor(math.log10(float(f"{error:.1e}")))

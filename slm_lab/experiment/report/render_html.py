@@ -1,7 +1,7 @@
 """Render a figure as HTML with plotly.
 
-Only `plotly.io.to_html` is imported, since importing the whole package takes seconds. All pages of a run share one plotly.min.js and need
-no network connection.
+Only `plotly.io.to_html` is imported, since importing the whole plotly package takes seconds. All HTML pages of a run share one file
+plotly.min.js and need no network connection.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Pane
 
 PLOTLY_JS = "plotly.min.js"
 _SINGLE_PANEL, _PANEL = 420, 190
-"""Height of the panel of a figure with one panel, and of each panel of a figure with several panels; in pixels."""
+"""Heights in pixels: of the panel of a figure with a single panel, and of each panel of a figure with several panels."""
 _GAP = 0.15
-"""Distance between two panels, as a fraction of the height of a panel."""
+"""Distance between two panels of a figure, as a fraction of the height of a panel."""
 _TITLE_LETTERS, _SUBTITLE_LETTERS = 44, 56
-"""Maximum number of characters per line of the title and of the subtitle, which fit on the screen of a phone."""
+"""Maximum number of characters per line of the title and of the subtitle. Lines of this length fit on the screen of a phone."""
 _TITLE_LINE, _SUBTITLE_LINE, _AROUND = 21, 17, 24
 """Heights in pixels: of a line of the title, of a line of the subtitle, and of the space around both."""
 _X_LABEL = 62
@@ -35,7 +35,7 @@ _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square
 
 
 def plotly_js() -> bytes:
-    """Return the content of plotly.min.js, which the pages need (4.5 MB)."""
+    """Return the content of plotly.min.js (4.5 MB), which the HTML pages need."""
     return plotly_file().read_bytes()
 
 
@@ -46,7 +46,7 @@ def script_size() -> int:
 
 @cache
 def plotly_file() -> Path:
-    """Return the path of plotly.min.js in the plotly package. The package is not imported."""
+    """Return the path of plotly.min.js in the plotly package, without importing the package."""
     plotly = find_spec("plotly")
     assert plotly is not None
     assert plotly.origin is not None
@@ -54,7 +54,7 @@ def plotly_file() -> Path:
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:
-    """Return a figure as an HTML page; `script` is the path of plotly.min.js relative to the page."""
+    """Return a figure as an HTML page. Args: script: path of plotly.min.js relative to the page."""
     from plotly.io import to_html
 
     settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["sendChartToCloud"]}
@@ -62,7 +62,7 @@ def render_html(figure: AnyFigure, script: str) -> bytes:
 
 
 def plotly_json(figure: AnyFigure) -> dict[str, Any]:
-    """Return a figure in plotly's JSON format, with the keys data and layout."""
+    """Return a figure as a dict in plotly's JSON format, with the keys data and layout."""
     if isinstance(figure, Figure):
         return _panels(figure)
     layout = _layout(figure, 180 * len(figure.rows) or 420 if isinstance(figure, ScatterGrid) else 420)
@@ -109,11 +109,11 @@ def _panels_layout(figure: Figure) -> dict[str, Any]:
 
 
 def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
-    """Return the layout: title, size, fonts, colours and legend.
+    """Return the plotly layout of a figure: title, size, fonts, colours and legend.
 
-    The legend is below the plot, where plotly adds as many rows as the width of the window requires.
+    The legend is below the plot. There, plotly adds as many rows of legend entries as the width of the browser window requires.
 
-    Args: plot_height: height in pixels between the title and the legend.
+    Args: plot_height: height of the area between the title and the legend, in pixels.
     """
     large, small = wrap(figures.shorten(figure.title), _TITLE_LETTERS), wrap(figure.subtitle, _SUBTITLE_LETTERS)
     lines = [*map(html.escape, large), *([f"<span style='font-size:13px'>{'<br>'.join(map(html.escape, small))}</span>"] if small else [])]
@@ -132,7 +132,7 @@ def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
 
 
 def _empty(text: str) -> dict[str, Any]:
-    """Return the part of a layout that shows a text instead of the axes."""
+    """Return the entries of a plotly layout that show a text instead of the axes."""
     note = {"text": html.escape(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     return {"annotations": [note], "xaxis": {"visible": False}, "yaxis": {"visible": False}}
 
@@ -167,7 +167,7 @@ _GRID_STYLE: dict[str, Any] = {
 
 
 def _traces(panel: Panel) -> list[dict[str, Any]]:
-    """Return the traces of a panel, from back to front."""
+    """Return the plotly traces of a panel in drawing order: bars, lines with their bands, and marks."""
     lines = [line for line in map(figures.thinned_line, panel.lines) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     grouped: set[str] = set()
@@ -215,7 +215,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
 
 
 def _mark_trace(line: Line, *, legend: bool = False) -> dict[str, Any]:
-    """Return the trace of a line's marks or, with legend=True, of the legend entry that all marks share."""
+    """Return the plotly trace of the marks of a line. With legend=True, return the trace of the legend entry that all marks share."""
     return {
         "type": "scatter",
         "name": figures.MARK,
@@ -247,12 +247,12 @@ def _bars_trace(kind: Bars) -> dict[str, Any]:
 
 
 def _digits(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Round values to six significant digits, which are more than a screen can show."""
+    """Return the values rounded to six significant digits, since a screen cannot show more digits."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def _positions(frame: np.ndarray) -> list[float]:
-    """Return horizontal positions for plotly: counts are unchanged, and seconds are rounded to milliseconds."""
+    """Return the horizontal positions of points for plotly. Integers, such as frames, are unchanged; seconds are rounded to milliseconds."""
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
 
@@ -261,7 +261,7 @@ def _positions(frame: np.ndarray) -> list[float]:
 
 
 def _grid(figure: ScatterGrid, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the traces of a grid of scatter plots, and add the axes to `layout`."""
+    """Return the plotly traces of a grid of scatter plots, and add the axes and the width to `layout`."""
     count, rows = len(figure.columns), len(figure.rows)
     width, height = 1 / (count + 0.18 * (count - 1)), 1 / (rows + 0.22 * (rows - 1))
     layout["width"] = max(700, 190 + 190 * count)
@@ -293,7 +293,7 @@ def _cell_axis(scale: Scale, domain: list[float], anchor: str, *, labelled: bool
 
 
 def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> list[dict[str, Any]]:
-    """Return the traces of a cell: one for each status, and a last one for the best trials."""
+    """Return the plotly traces of one scatter plot of the grid: a trace for each status, and a last trace for the best trials."""
     x_T, y_T = figure.x_KT[column], figure.y_RT[row]
     trials, first, traces = figure.trials, row == column == 0, list[dict[str, Any]]()
     for name, picked in trials.groups().items():
@@ -323,7 +323,7 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
 
 
 def _parallel(figure: ParallelCoordinates, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the traces of parallel coordinates, and set the size in `layout`."""
+    """Return the plotly traces of parallel coordinates, and set the width and the top margin in `layout`."""
     layout["width"] = max(700, 180 * len(figure.axes))  # in a narrower figure, the labels of the axes would overlap
     layout["margin"]["t"] += 40  # space for the labels of the axes
     trials = figure.trials

@@ -1,4 +1,7 @@
-"""Render a figure as PNG with matplotlib. Only matplotlib's canvas is imported, since importing all of matplotlib takes seconds."""
+"""Render a figure as PNG with matplotlib.
+
+Only the canvas and the classes that are needed are imported, since importing all of matplotlib takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +16,37 @@ from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials, format_tick
 
 _WIDTH, _HEIGHT = 800, 450
-"""Size of an image in pixels. If panels have a height, the height of the image may be larger."""
+"""Size of an image in pixels. If the panels of a figure have a height, the image may be higher."""
 _RIGHT = 0.96
-"""Right end of the axes, as a fraction of the image's width; the left end is Figure.left."""
+"""Right end of the axes, as a fraction of the image's width. The left end is Figure.left."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
 """Heights in pixels: of the space above the legend, of a subtitle, and of the space below all panels."""
 _PANEL, _BETWEEN = 150, 24
-"""Heights in pixels: of each panel if there are several, and of the space between two panels."""
+"""Heights in pixels: of each panel of a figure with several panels, and of the space between two panels."""
 _LEGEND_ROW = 20.25
 """Height of a row of the legend, in pixels."""
 _LEGEND_LETTERS = 100
-"""Maximum number of characters in a row of the legend. The line sample beside a name is as wide as _HANDLE characters."""
+"""Maximum number of characters in a row of the legend. The sample of the line beside a name is as wide as _HANDLE characters."""
 _HANDLE = 6
 _MAX_NAMES = 3
-"""If there are more faint lines than this, the legend gives their number instead of the name of each."""
+"""If a panel has more faint lines than this number, the legend gives the number of faint lines instead of the name of each line."""
 _TITLE_LETTERS = 76
-"""Number of characters of a title at full size; a longer title is drawn smaller."""
+"""Maximum number of characters of a title at full font size. A longer title is drawn with a smaller font."""
 _LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "loc": "lower left"}
 _CELL_WIDTH, _CELL_HEIGHT, _PARALLEL_HEIGHT = 190, 130, 340
-"""Size in pixels of a cell of a scatter grid, and height of parallel coordinates."""
+"""Size of a cell of a scatter grid, and height of parallel coordinates, in pixels."""
 _GRID_LEFT, _GRID_RIGHT, _GRID_TOP, _GRID_BELOW = 95, 130, 95, 85
-"""Margins around the grid in pixels."""
+"""Margins around a scatter grid or parallel coordinates, in pixels."""
 _SYMBOLS = {"finished": "o", "stopped": "v", "running": "s"}
 _STROKES = {"finished": "-", "stopped": "--", "running": ":"}
-"""Status of a trial → its marker (_SYMBOLS) and its line style (_STROKES)."""
+"""Status of a trial → marker of the trial (_SYMBOLS), and line style of the trial (_STROKES)."""
 
 _FEW = 3
 """A horizontal axis that ends below this number may have ticks between integers."""
 
 
 class PNGRenderer:
-    """Renders figures as PNG. Figures of standard size reuse one canvas, since creating a canvas takes longer than drawing."""
+    """Renders figures as PNG. All figures of standard size use the same canvas, since creating a canvas takes longer than drawing."""
 
     def __init__(self) -> None:
         self._standard = _Canvas(_HEIGHT, 1)
@@ -73,7 +76,13 @@ class _Canvas:
             axes.tick_params(labelbottom=False)
 
     def draw(self, figure: Figure, heights: Sequence[float], legend: Mapping[str, Any], columns: int) -> bytes:
-        """Draw a figure, which replaces the previous one, and return the PNG. Args: heights: height of each panel in pixels."""
+        """Draw a figure, which replaces the previous figure, and return the PNG.
+
+        Args:
+            heights: height of each panel in pixels.
+            legend: name → matplotlib handle of each legend entry.
+            columns: number of columns of the legend.
+        """
         title = figures.shorten(figure.title)
         self.title.set_text(title)
         self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
@@ -95,7 +104,7 @@ class _Canvas:
         return _png(self.canvas)
 
     def _new_text(self, below: float, **style: Any) -> Any:
-        """Create an empty text, whose vertical centre is `below` pixels below the top of the image."""
+        """Create an empty matplotlib text. The vertical centre of the text is `below` pixels below the top of the image."""
         return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
 
     def _new_axes(self) -> Any:
@@ -113,7 +122,7 @@ class _Canvas:
 
 
 def _new_picture(width: int, height: int) -> tuple[Any, Any]:
-    """Return an empty matplotlib Figure and its canvas. Their type is Any, since matplotlib's type annotations are incomplete."""
+    """Return an empty matplotlib Figure and its canvas. Both have the type Any, since matplotlib's type annotations are incomplete."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -122,7 +131,7 @@ def _new_picture(width: int, height: int) -> tuple[Any, Any]:
 
 
 def _png(canvas: Any) -> bytes:
-    """Draw a canvas and return the PNG."""
+    """Draw the content of a canvas and return it as PNG."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -142,7 +151,7 @@ def _style_axes(axes: Any, grid_width: float) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
-    """Clear the axes and draw a panel. Args: labelled: whether to draw the label of the horizontal axis."""
+    """Clear the matplotlib axes and draw a panel. Args: labelled: whether to draw the label of the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     for artist in (*axes.lines, *axes.collections, *axes.texts, *axes.patches):
@@ -200,14 +209,14 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
 
 
 def _names(panel: Panel) -> dict[str, str]:
-    """Return name of each line → its name in the legend. If there are many faint lines, they share one name."""
+    """Return name of each line of a panel → name in the legend. If there are many faint lines, all of them share one name."""
     faint = [line.name for line in panel.lines if line.faint and not line.group]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 
 
 def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
-    """Return the legend: name → matplotlib handle."""
+    """Return the legend of the panels of a figure: name of each entry → matplotlib handle."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -235,7 +244,10 @@ def _legend_form(names: list[str]) -> tuple[int, int]:
 
 
 def _fits(names: list[str], columns: int) -> bool:
-    """Return whether a legend with `columns` columns fits; matplotlib fills the columns one after another, as evenly as possible."""
+    """Return whether a legend with `columns` columns fits the width of the image.
+
+    As in matplotlib, the names fill the columns one after another, as evenly as possible.
+    """
     widths = [len(name) + _HANDLE for name in names]
     return sum(max(column.tolist(), default=0) for column in np.array_split(widths, columns)) <= _LEGEND_LETTERS
 
@@ -325,7 +337,7 @@ def _draw_parallel(axes: Any, figure: ParallelCoordinates) -> None:
 
 
 def _trials_legend(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
-    """Return the legend: name → matplotlib handle."""
+    """Return the legend of a figure of trials: name of each entry → matplotlib handle."""
     from matplotlib.lines import Line2D
 
     entries, style = dict[str, Any](), dict[str, Any]()
@@ -360,5 +372,5 @@ def _colour_map(trials: Trials) -> Any:
 
 
 def _colours(trials: Trials) -> Any:
-    """Return the colour of each trial, [T, 4]."""
+    """Return the RGBA colour of each trial, [T, 4]."""
     return _colour_map(trials).to_rgba(np.ma.masked_invalid(trials.value_T))

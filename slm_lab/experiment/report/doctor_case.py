@@ -275,7 +275,7 @@ class Session:
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
-        """Content of the last checkpoint. Raises NotMeasured if the file does not exist, cannot be read, or is too large to read quickly."""
+        """The content of the last checkpoint. Raises NotMeasured if there is no checkpoint that can be read quickly."""
         case, paths = self.case, self.case.run.paths
         require_measured(case.checkpoints, "checkpoints are not read")
         first = max(self.index, 0) // case.run.policies * case.run.policies  # all policies of a Session are in one checkpoint

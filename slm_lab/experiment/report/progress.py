@@ -84,7 +84,7 @@ class Display:
         self.log(text)
 
     def log(self, text: str) -> None:
-        """Append a line to the log file. Lines are kept in memory until `log_to` sets the log file. Errors such as a full disk are ignored."""
+        """Append a line to the log file. Until `log_to` sets the file, lines are kept in memory. Errors such as a full disk are ignored."""
         self._unlogged.append(text)
         if self._log is not None:
             with suppress(OSError), self._log.open("a", encoding="utf-8") as file:

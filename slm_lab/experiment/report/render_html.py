@@ -252,7 +252,7 @@ def _digits(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def _positions(frame: np.ndarray) -> list[float]:
-    """Return the horizontal positions of points for plotly. Integers, such as frames, are unchanged; seconds are rounded to milliseconds."""
+    """Return the horizontal positions of points for plotly. Integers, such as frames, are unchanged. Seconds have three decimals."""
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
 

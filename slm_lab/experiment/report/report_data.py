@@ -1,13 +1,13 @@
-"""The data of the page of a trial: one JSON object, which the script report.js draws.
+"""Create the data of the HTML report of a trial: one JSON object, which the script report.js draws.
 
-`report_data(Run(paths, trial))` returns the object. It is used in two ways:
-- report_page.py writes it into report.html.
-- A server can send it to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page calls
+`report_data(Run(paths, trial))` returns this JSON object. The object is used in two ways:
+- report_page.py writes the object into report.html.
+- A server can send the object to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page calls
   `SLMReport.render(element, data)` at first, and `SLMReport.update(element, data)` with newer data of the same run.
 
-The same script draws the pages of a search and of a study, which have figures and tables instead of rows; therefore all keys except
-`version`, `kind` and `title` are optional. All texts are plain text: the script inserts them as text nodes, and escapes the names that it
-passes to plotly. Numbers are finite; a missing number is null.
+report.js also draws the reports of a search and of a study, whose data have figures and tables of results instead of Session tables.
+Therefore, all keys except `version`, `kind` and `title` are optional. All texts are plain text: report.js inserts texts as text nodes, and
+escapes the names that it passes to plotly. All numbers are finite, and a missing number is null.
 
     version, kind ("trial", "search", "study"), title, subtitle, folder, written (ISO time), status, refresh (s; null: not running)
     facts       [{label, value, note}]                      the summary
@@ -81,11 +81,11 @@ from slm_lab.spec.models.env import EnvSpec
 
 VERSION = 1
 _CELLS = 60_000
-"""Maximum number of values in the tables of a page; they take about 450 kB."""
+"""Maximum number of values in the tables of a page. This number of values takes about 450 kB."""
 _MIN_ROWS, _MAX_ROWS = 40, 500
 """Lower and upper limit of the number of rows to which a table is thinned."""
 _LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
-"""Columns for which a row of a thinned table contains the last value of its group of rows; for other columns it contains the mean."""
+"""Columns in which a row of a thinned table has the last value of the rows that it replaces. Other columns have the mean value."""
 _AXES = {
     "frame": "frames",
     "global_frame": "global frames (of all workers together)",
@@ -106,9 +106,9 @@ _METRICS = {
 
 
 def report_data(run: Run) -> dict[str, Any]:
-    """Return the data of the page of a trial as a JSON object (see the module's docstring). The run may still be training.
+    """Return the data of the report of a trial as a dict for JSON (see the module's docstring). The run may still be training.
 
-    Raises UserError if the spec cannot be read. If a table is missing or incomplete, what would be drawn from it is omitted.
+    Graphs and numbers whose table is missing or incomplete are omitted. Raises UserError if the spec of the run cannot be read.
     """
     trial = _Trial(run)
     return {
@@ -134,9 +134,9 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return the findings of the doctor in the tables of a run, worst first; None if the doctor fails or there are no rows.
+    """Return the findings of the doctor in a run, most severe first; None if the doctor fails or the run has no rows.
 
-    Checkpoints are not examined, since reading them would import torch.
+    The doctor examines only the tables. Checkpoints are not examined, since reading a checkpoint imports torch.
     """
     try:
         found = examine(run, checkpoints=False)
@@ -152,7 +152,7 @@ def _finding(run: Run, one: Finding) -> dict[str, str]:
 
 
 class _Trial:
-    """The tables of a trial, and the parts of its page."""
+    """The tables of a trial, and the sections of its report."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -172,33 +172,33 @@ class _Trial:
 
     @property
     def has_opponents(self) -> bool:
-        """Whether returns depend on other policies that learn too; the returns of different seeds are then not compared."""
+        """Whether returns depend on other policies that learn too. If so, the returns of different seeds are not compared."""
         return bool(self.run.spec.get("meta", {}).get("self_play") is not None or self.run.spec.get("agent", {}).get("policies"))
 
     @cached_property
     def is_rated(self) -> bool:
-        """Whether snapshots of self-play have Elo ratings."""
+        """Whether a training table has Elo ratings of self-play."""
         return any(np.isfinite(table.get("elo", np.empty(0))).any() for table in self.train.values())
 
     @property
     def rigorous(self) -> bool:
-        """Whether the returns of this run are taken from its evaluations."""
+        """Whether the returns of this run are taken from its evaluation tables (meta.rigorous_eval)."""
         return bool(self.run.spec.get("meta", {}).get("rigorous_eval")) and bool(self.evaluated)
 
     @property
     def seeds(self) -> dict[int, Table]:
-        """Index → training table of each independent training, without failed Sessions."""
+        """Index → training table of each independent training, without the trainings of failed Sessions."""
         policies = self.run.policies
         return {i: one for i, one in self.of_training.items() if i // policies not in self.failed and len(one["frame"])}
 
     @property
     def measured(self) -> dict[int, Table]:
-        """The tables of the seeds from which the returns are taken: evaluation tables if `rigorous`, else training tables."""
+        """Index of each seed → table from which the returns are taken: the evaluation table if `rigorous`, else the training table."""
         return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.rigorous else self.seeds
 
     @cached_property
     def evaluates(self) -> bool:
-        """Whether current returns are taken from the last evaluation: each seed has a recent evaluation."""
+        """Whether current returns are taken from the last evaluation, which is the case if each seed has a recent evaluation."""
         return bool(self.seeds) and all(is_recent(self.evaluated.get(index), table) for index, table in self.measured.items())
 
     @property
@@ -208,7 +208,10 @@ class _Trial:
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
-        """The range of possible returns; None if it is unknown, or if a return is outside, since arguments of the env may change it."""
+        """The range of possible returns; None if the range is unknown, or if a return of this run is outside the range.
+
+        A return may be outside the range because arguments of the env have changed the range.
+        """
         found, columns = return_range(self.run.settings()), ("current_return", "total_reward")
         values = [curve(table, name).value for table in self.of_training.values() for name in columns]
         inside = found is not None and all(((found[0] <= one) & (one <= found[1])).all() for one in values)
@@ -216,7 +219,7 @@ class _Trial:
 
     @cached_property
     def level(self) -> float | None:
-        """The return at which a seed counts as having learned, for the comparison of seeds."""
+        """The return at which a seed counts as having learned, for the comparison of the seeds (see common_level)."""
         return common_level([curve(table, "current_return") for table in self.measured.values()], self.baseline)
 
     def _name(self, index: int) -> str:
@@ -230,7 +233,7 @@ class _Trial:
         return name if len(sessions) == 1 else f"session {session}, {name}"
 
     def current(self, index: int) -> Table:
-        """Return the table whose last row has the current return of a training. The Session may have failed."""
+        """Return the table whose last row has the current return of the training with this index, even if its Session has failed."""
         if index in self.latest:
             return self.latest[index]
         return (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
@@ -242,7 +245,10 @@ class _Trial:
         return [*filter(None, found)]
 
     def _rating(self) -> dict[str, Any] | None:
-        """Return the Elo rating, which is shown for self-play instead of the return, since the return depends on the opponents."""
+        """Return the fact with the Elo rating of self-play; None if there is no rating.
+
+        The rating is shown instead of the return, since returns in self-play depend on the opponents.
+        """
         newest = [(last_value(table, "elo"), last_value(table, "elo_se")) for table in self.seeds.values()]
         found = mean_rating([(elo, error) for elo, error in newest if elo is not None])
         if found is None:
@@ -264,7 +270,10 @@ class _Trial:
         return _fact("current return", estimate_number(value, found["current_return_se"]), over)
 
     def _returns_of_policies(self) -> dict[str, Any]:
-        """Return the current return of each policy of agent.policies. Their mean is not shown, since in a game it is meaningless."""
+        """Return the fact with the current return of each policy of agent.policies.
+
+        The mean over the policies is not shown, since this mean has no meaning if the policies are opponents in a game.
+        """
         texts = []
         for policy, name in enumerate(self.run.policy_names):
             own = {i // self.run.policies: current_return(self.current(i)) for i in self.seeds if i % self.run.policies == policy}
@@ -304,9 +313,9 @@ class _Trial:
         return f", {duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
-        """Return whether acting or learning took most of the time, with the shares of both.
+        """Return the fact that says which activity took most of the time, with the shares of all activities; [] if times are unknown.
 
-        With rollout workers, it returns the bottleneck and how much of the time each kind of process was busy.
+        The activities are acting and learning or, with rollout workers, the work of each kind of process.
         """
         found = bottleneck(list(self.train.values()))
         if found is not None:
@@ -329,7 +338,10 @@ class _Trial:
         return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
-        """Return the table of the seeds, best first: by current return (in self-play, Elo rating), then by mean return over the run."""
+        """Return the table of the seeds, best seed first.
+
+        Seeds are ordered by current return (in self-play, by Elo rating), and then by the mean return over the run.
+        """
         learned = [] if self.level is None else [f"reached {rounded(self.level)} at frame"]
         ratings = ["Elo rating ± se"] if self.is_rated else []
         columns = [
@@ -349,7 +361,7 @@ class _Trial:
         return {"columns": columns, "rows": [row for _, row in rows]}
 
     def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
-        """Return the sort key of a seed and its row in the table."""
+        """Return the sort key of the seed with this index, and the row of the seed in the ranking."""
         own = (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
         now, one, table = self.current(index), curve(own, "current_return"), self.of_training[index]
         found = current_return(now)
@@ -376,7 +388,7 @@ class _Trial:
     # ---- graphs
 
     def graphs(self) -> dict[str, Any]:
-        """Return the tables and the descriptions of the graphs that are drawn from them."""
+        """Return the thinned tables, and the descriptions of the graphs that are drawn from these tables."""
         train = {index: self._with_strengths(table) for index, table in self.train.items()}
         if self.run.distributed:
             train[ALL_WORKERS] = self._with_strengths(self.of_training[ALL_WORKERS])
@@ -405,7 +417,10 @@ class _Trial:
         return {"index": index, "name": name, "failed": failed, "group": index % self.run.policies if self.run.policies > 1 else index}
 
     def _means(self) -> list[dict[str, Any]]:
-        """Return the bold lines: the mean over Sessions (one line per policy if there are several), or the joint table of all workers."""
+        """Return the descriptions of the bold lines of the graphs.
+
+        A bold line shows the mean over Sessions (one line per policy if there are several), or the joint table of all workers.
+        """
         policies = self.run.policies
         if self.run.distributed:
             return [{"name": "all workers", "indices": [ALL_WORKERS], "workers": sorted(self.train)}]
@@ -432,7 +447,7 @@ class _Trial:
         return [*random, *published_levels(self.run)]
 
     def _with_strengths(self, table: Table) -> Table:
-        """Return the table with additional columns: SLM Lab's metrics over all rows up to each row."""
+        """Return the table with one additional column for each metric of SLM Lab, computed over all rows up to each row."""
         strengths, rows = Strengths.from_table(table, self.baseline), np.isfinite(table.get("total_reward", np.empty(0)))
         if not len(strengths.value):
             return table
@@ -447,7 +462,7 @@ class _Trial:
     # ---- metrics
 
     def metrics(self) -> dict[str, Any]:
-        """Return the table of metrics: the mean over the seeds with its interval, then each seed."""
+        """Return the table of metrics, whose columns are the mean over the seeds, the interval of the mean, and the value of each seed."""
         tables = self.evaluated if self.rigorous else self.of_training
         own = {
             index: {"current_return": current_return(self.current(index))["current_return"], **self._metrics_of(tables[index])}
@@ -472,7 +487,7 @@ class _Trial:
         return {**last, **found}
 
     def _bounds(self, name: str) -> tuple[float, float]:
-        """Return the possible range of a metric."""
+        """Return the range of possible values of a metric."""
         low, high = self.bounds or (-math.inf, math.inf)
         if name in ("current_return", "final_return", "total_reward_ma"):
             return low, high
@@ -486,7 +501,10 @@ def _fact(label: str, value: str, note: str = "") -> dict[str, Any]:
 
 
 def _baseline(run: Run) -> float | None:
-    """Return the return of a random agent, from the run's metrics or else the shipped or cached one; None if there is none."""
+    """Return the mean return of a random agent, from the metrics of the run or else from the shipped or cached baselines.
+
+    Returns None if this return is unknown.
+    """
     found = run.metrics.get("random_baseline")
     if isinstance(found, int | float):
         return float(found)
@@ -503,7 +521,7 @@ def _scattered(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
-    """Return the columns that have values, thinned to at most `rows` rows."""
+    """Return the columns of a table that have finite values, thinned to at most `rows` rows, as lists for JSON."""
     thinned = thin(table, rows)
     kept = {name: values for name, values in thinned.items() if np.isfinite(values).any() and name not in ("epi", "t")}
     return {name: [five_digits(value) for value in values.tolist()] for name, values in kept.items()}
@@ -512,8 +530,8 @@ def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
 def thin(table: Table, rows: int) -> Table:
     """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows. All groups have about the same size.
 
-    In columns of counts and returns (_LAST), the value is the last value of the group, if that is finite. All other values are means over
-    the finite values of the group.
+    In columns of counts and returns (_LAST), the value of a new row is the last value of the group, if this value is finite. All other
+    values are means over the finite values of the group.
     """
     count = len(table["frame"])
     if count <= rows:

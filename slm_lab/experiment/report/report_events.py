@@ -1,7 +1,7 @@
-"""Events of a run that are not in its tables: notices, restarts and failures, with the frame and the training time at which they happened.
+"""Read the notices, restarts and failures of a run from its log files, and compute the frame and the training time of each event.
 
-A process writes its notices to the log of its Session, with date and time. The line "begins: …, frame F" marks the start of a process; the
-training time of later lines is computed from it.
+A process writes its notices to the log file of its Session, with date and time. The line "begins: …, frame F" marks the start of a process.
+The training time of later lines is computed from the date and time of this line.
 """
 
 from __future__ import annotations
@@ -23,24 +23,27 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)")
 _BEGINS = re.compile(r"begins: index \d+, .*frame (\d+)")
 _TIME = re.compile(r"time: ([\d.]+) s collecting, ([\d.]+) s learning")
 _EXPECTED = re.compile(r"ends at frame \d+|time: |process \d+ on node |open episodes |close\(\) failed")
-"""Lines of a log that are not warnings and therefore not events."""
+"""Lines of a log file that are not warnings and therefore not events."""
 _MAX_BYTES = 1_000_000
-"""Maximum size of the end of a log that is read, since an env may print without limit."""
+"""Maximum number of bytes that are read from the end of a log file, since an env may print without limit."""
 _MAX_EVENTS, _MAX_LETTERS = 100, 400
 
 
 class _Process(NamedTuple):
-    """The start of a process of a Session."""
+    """The start of a process that trains a Session."""
 
     time: datetime
     seconds: float
-    """Training time at the start of the process, s."""
+    """Training time of the Session at the start of the process, s."""
 
 
 def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the events of all Sessions in order of time: {frame, seconds, line, name, kind, text}; kind is start, notice or failed.
+    """Return the events of all Sessions of a trial in order of time, as dicts with the keys frame, seconds, line, name, kind and text.
 
-    Equal notices of a Session are merged into one event, whose text gives their number. Args: names: index of a table → its name.
+    The kind of an event is start, notice or failed. Equal notices of a Session are merged into one event, whose text gives the number of
+    notices.
+
+    Args: names: index of each table → name of the line that is drawn from this table.
     """
     tables, found = run.tables("train"), list[dict[str, Any]]()
     sessions = {index // run.policies for index in tables} | {int(s) for s in run.metrics.get("failures", {})}
@@ -57,7 +60,10 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def time_split(run: Run) -> tuple[float, float] | None:
-    """Return the time that all Sessions together spent collecting experience, and learning, s; None if no Session has ended normally."""
+    """Return the time that all Sessions together spent collecting experience and the time they spent learning, both in seconds.
+
+    Returns None if no Session has ended normally.
+    """
     sessions = {index // run.policies for index in run.tables("train")}
     texts = [text for session in sessions for _, text in _lines(run.paths.session_log(session, run.trial))]
     found = [(float(match[1]), float(match[2])) for text in texts if (match := _TIME.fullmatch(text))]
@@ -65,7 +71,7 @@ def time_split(run: Run) -> tuple[float, float] | None:
 
 
 def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
-    """Return the events in the log of a Session; [] if it cannot be read."""
+    """Return the events in the log file of a Session; [] if the log file cannot be read."""
     process: _Process | None = None
     found: list[dict[str, Any]] = []
     for time, text in _lines(log):
@@ -83,7 +89,7 @@ def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
 
 
 def _lines(log: Path) -> list[tuple[datetime, str]]:
-    """Return the time and the text of each line of a log that begins with a date and time."""
+    """Return (time, text) of each line of a log file that begins with a date and time."""
     with suppress(OSError, ValueError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _MAX_BYTES))
@@ -93,7 +99,10 @@ def _lines(log: Path) -> list[tuple[datetime, str]]:
 
 
 def _interpolated(table: Table, x: str, y: str, at: float) -> float:
-    """Return the value of column `y` where column `x` is `at`, by linear interpolation that begins at (0, 0); 0 without rows."""
+    """Return the value of column `y` at the point at which column `x` has the value `at`, by linear interpolation.
+
+    The interpolation begins at (0, 0). Returns 0 if the table has no rows or lacks a column.
+    """
     if x not in table or y not in table:
         return 0.0
     found = curve(table, y, x)
@@ -101,7 +110,7 @@ def _interpolated(table: Table, x: str, y: str, at: float) -> float:
 
 
 def _merged(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events with equal notices merged into the first one."""
+    """Return the events of a Session, in which events with the same text are merged into the first of them."""
     first: dict[str, dict[str, Any]] = {}
     counts: dict[str, int] = {}
     for one in events:

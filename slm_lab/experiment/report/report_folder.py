@@ -1,4 +1,4 @@
-"""Write report.html of a search or a study, or the page of any folder."""
+"""Write the HTML report of a run folder, a search folder or a study folder."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import PlannedRun, StudyPlan, StudySpec
 
 _MAX_TRIALS = 300
-"""Maximum number of trials in the ranking; if there are more, the best are shown."""
+"""Maximum number of trials in the ranking of a search. If there are more trials, only the best trials are shown."""
 
 
 def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
-    """Write the page of a run, search or study, and return its path.
+    """Write the HTML report of a run, search or study, and return the path of the report.
 
     Args:
-        where: the folder, with or without `data_dir`, or "latest".
-        choice: a trial of the search or a run of the study, whose own page is written instead.
+        where: the folder of the run, search or study, with or without `data_dir`, or "latest".
+        choice: if it names a trial of the search or a run of the study, the report of this trial or run is written instead.
 
-    Raises UserError if there is no such folder or its page cannot be written, and SpecError if its spec cannot be read.
+    Raises UserError if there is no such folder or the report cannot be written, and SpecError if the spec in the folder cannot be read.
     """
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
@@ -99,7 +99,10 @@ def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
 
 
 def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
-    """Return the study as saved in its folder, since its spec file may have changed. Raises UserError if it cannot be read."""
+    """Return the study as it was saved in the study folder, since the original spec file may have changed.
+
+    Raises UserError if the saved study cannot be read.
+    """
     try:
         body = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]
         scores = {(entry, env): score for entry, env, score in about["scores"]}
@@ -112,14 +115,14 @@ def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
 
 
 def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPlan:
-    """Return the study with the runs that --until-decided has added."""
+    """Return the study with the additional runs that the option --until-decided has started."""
     planned = {(run.entry, run.env) for run in study.runs}
     ended = sorted(PlannedRun(one.name, one.env, one.random_seed) for one in results if (one.name, one.env) in planned)
     return replace(study, runs=tuple(dict.fromkeys([*study.runs, *ended])))
 
 
 def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
-    """Return the keys that the data of all pages have."""
+    """Return the entries that the data of all kinds of reports have (see report_data.py)."""
     return {
         "version": VERSION,
         "kind": kind,
@@ -145,7 +148,12 @@ def _commands(found: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ended: bool = False) -> Path:
-    """Write the page of a search, which may still be running, and return its path. Raises UserError if it cannot be written."""
+    """Write the HTML report of a search, which may still be running, and return the path of the report.
+
+    Raises UserError if the report cannot be written.
+
+    Args: ended: whether the search has ended although its folder is still locked.
+    """
     view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
     complete = state.exhausted or sum(trial.ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
     data = search_data(view, paths, spec, running=not ended and in_use(paths.lock), complete=complete)
@@ -153,7 +161,7 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
 
 
 def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
-    """Return the data of the page of a search (see report_data.py)."""
+    """Return the data of the HTML report of a search (see report_data.py)."""
     figures = [*return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train").items()]
     own = search_figures(view)
     ordered: dict[str, AnyFigure] = dict(figures[:1]) | {name: own[name] for name in ("parallel_coordinates", "importance", "")}
@@ -250,11 +258,14 @@ def write_study_report(
     ended: bool = False,
     decide: bool = False,
 ) -> Path:
-    """Write the page of a study, which may still be running, and return its path. Raises UserError if it cannot be written.
+    """Write the HTML report of a study, which may still be running, and return the path of the report.
+
+    Raises UserError if the report cannot be written.
 
     Args:
         failed: (entry, env) of each run that failed.
-        decide: report whether each difference is decided (see report/decision.py).
+        ended: whether the study has ended although its folder is still locked.
+        decide: whether to report for each difference whether it is decided (see report/decision.py).
     """
     data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock), decide=decide)
     return write_pages(paths.root, paths.report, data)
@@ -269,7 +280,7 @@ def study_data(
     running: bool,
     decide: bool = False,
 ) -> dict[str, Any]:
-    """Return the data of the page of a study (see report_data.py)."""
+    """Return the data of the HTML report of a study (see report_data.py)."""
     found = study_settings(study, results)
     study, reason = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
@@ -329,7 +340,7 @@ def _origins(results: Sequence[ResultRun]) -> dict[str, Any]:
 
 
 def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
-    """Return the table of the runs that have ended, with links to their pages."""
+    """Return the table of the runs of a study that have ended, with a link to the report of each run."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
         value = average(seed.final_return(study.metric) for seed in seeds_of(one))

@@ -1,4 +1,4 @@
-"""The parts of a page about the origin of a run: settings, versions, commands, files and published scores."""
+"""Sections of an HTML report about the origin of a run: settings, versions, commands, files and published scores."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from slm_lab.spec.report import KeyPath, diff
 
 REPORT = "report.html"
 _LETTERS = 200
-"""Maximum number of characters of a value in a table."""
+"""Maximum number of characters of a spec value in a table of the report."""
 _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return the spec as text, the keys that differ from their defaults, and the keys that differ from the previous run of this name."""
+    """Return the settings of a run: the spec as text, and two tables of keys.
+
+    The tables have the spec keys that differ from their defaults, and the keys that differ from the previous run with the same name.
+    """
     body = {**run.spec, "meta": {key: value for key, value in run.spec.get("meta", {}).items() if key != "run"}}
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
     return {
@@ -36,7 +39,10 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def changed_settings(spec: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (path, value, default) for each key of a spec whose value is not the default; the default of a required key is None."""
+    """Yield (path, value, default) for each spec key whose value is not the default. The default of a required key is None.
+
+    Args: path: path of the section of the spec whose keys are compared with their defaults.
+    """
     models = models_at(path, spec)
     fields = models[0].model_fields if len(models) == 1 else {}
     section: Any = spec
@@ -58,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def _previous(run: Run) -> dict[str, Any] | None:
-    """Return the differences from the previous run of the same name; None if there is none."""
+    """Return the table of the spec keys that differ from the previous run with the same name; None if there is no previous run."""
     other = previous_run(run)
     if other is None:
         return None
@@ -71,7 +77,7 @@ def _previous(run: Run) -> dict[str, Any] | None:
 
 
 def previous_run(run: Run) -> Run | None:
-    """Return the last earlier run, in the same folder, with the same spec name and mode; None if there is none."""
+    """Return the newest earlier run with the same spec name and mode in the same data folder; None if there is no such run."""
     root = run.paths.root.absolute()
     earlier = [folder for folder in stamped_folders(root.parent, run.paths.stem) if folder.name < root.name]
     for folder in reversed(earlier):
@@ -83,7 +89,7 @@ def previous_run(run: Run) -> Run | None:
 
 
 def origin(run: Run) -> list[dict[str, str]]:
-    """Return the versions, git commit, host, seed, command and starts of a run."""
+    """Return the origin of a run as {label, value} entries: folder, start times, command, seed, git commit, versions and host."""
     last, meta = run.starts[-1], run.spec.get("meta", {})
     host = last.get("host") or {}
     versions = ", ".join(f"{name} {version}" for name, version in (last.get("versions") or {}).items())
@@ -105,7 +111,7 @@ def origin(run: Run) -> list[dict[str, str]]:
 
 
 def commands(run: Run) -> list[dict[str, str]]:
-    """Return the commands to continue, play, export and compare a run."""
+    """Return the shell commands that continue, play, export and compare a run, as {label, command} entries."""
     folder = shlex.quote(str(display_path(run.paths.root.absolute())))
     of_search = run.paths.holds_trials
     trial = f" --trial {run.trial}" if of_search else ""
@@ -125,7 +131,7 @@ def commands(run: Run) -> list[dict[str, str]]:
 
 
 def files(run: Run) -> list[dict[str, str]]:
-    """Return the existing files of a run, for the links on its page, as {label, href}; href is relative to the run folder."""
+    """Return the existing files of a run as {label, href} entries for links. Each href is relative to the run folder."""
     paths, t = run.paths, run.trial
     tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.sessions("train", t)]
     found = [(f"rows: {path.name}", path) for path in tables]
@@ -139,9 +145,10 @@ def files(run: Run) -> list[dict[str, str]]:
 
 
 def published_levels(run: Run) -> list[dict[str, Any]]:
-    """Return the published score and the return that counts as solved, if the study to which the run belongs has them.
+    """Return the published score, and the return that counts as solved, as {value, label} entries for horizontal lines.
 
-    The list is empty if the run does not belong to a study.
+    Both are defined in the study to which the run belongs. Entries that the study does not define are omitted. The list is empty if the run
+    does not belong to a study.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         folder = run.paths.root.absolute().parent
@@ -155,7 +162,12 @@ def published_levels(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_env(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the entry for the run's env in the list `envs` of a study; {} if there is none."""
+    """Return the element of the list `envs` of a study that describes the env of the run; {} if there is no such element.
+
+    Args:
+        body: content of the study.
+        about: content of study_run.json, with the entry and the env of the run.
+    """
     envs = body.get("envs") or []
     return next((one for one in envs if about["env"] in (one.get("label"), one["name"].rpartition(":")[2])), {})
 

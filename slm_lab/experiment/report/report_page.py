@@ -1,7 +1,7 @@
-"""report.html: one page for a trial, a search or a study. It needs no network connection, only plotly.min.js in the same folder.
+"""Write report.html, the HTML report of a trial, a search or a study.
 
-The page contains the data as JSON (see report_data.py), one script and one style sheet. A server can use both for its own pages, see
-`assets`.
+The HTML page needs no network connection, only plotly.min.js in the same folder. The page contains the data as JSON (see report_data.py),
+the script report.js and the style sheet report.css. A server can use the script and the style sheet for its own pages (see `assets`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from slm_lab.lib.files import nonfinite_to_none
 from slm_lab.lib.log import notice
 
 REFRESH = 20
-"""Interval at which an open page of a running trial is loaded again, and minimum interval between two writes of the page; s."""
+"""Interval at which a browser reloads the page of a running trial, and minimum interval between two writes of the page, in seconds."""
 _COST = 150
-"""Minimum interval between two writes, as a multiple of the duration of a write, so that writing takes less than 1 % of a core."""
+"""Minimum interval between two writes of a page, as a multiple of the duration of a write, so that writing takes less than 1 % of a core."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob:"
-"""Content security policy: nothing is loaded from another machine. 'unsafe-eval' is needed because plotly compiles functions for parallel
-coordinates."""
+"""Content security policy of the page: the page loads nothing from another machine. 'unsafe-eval' is needed because plotly compiles
+functions for parallel coordinates."""
 
 
 @cache
 def assets() -> dict[str, str]:
-    """Return the script ("js") and the style ("css") that draw the data of a report."""
+    """Return the script (key "js") and the style sheet (key "css") that draw the data of a report in an HTML page."""
     folder = Path(__file__).parent
     return {kind: (folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("js", "css")}
 
 
 def page(data: Mapping[str, Any]) -> bytes:
-    """Return the HTML page that shows the data of a report."""
+    """Return the HTML page that shows the data of a report (see report_data.py)."""
     title, code = html.escape(str(data["title"])), assets()
     facts = "; ".join(f"{one['label']}: {one['value']}" for one in data.get("facts", ()))
     return f"""<!DOCTYPE html>
@@ -62,7 +62,7 @@ SLMReport.render(document.getElementById("report"), JSON.parse(document.getEleme
 
 
 def script_json(data: Mapping[str, Any]) -> str:
-    """Return data as JSON that is safe inside a script element: no text in it can end the element or begin a comment."""
+    """Return data as JSON text that is safe inside an HTML script element: no text in the data can end the element or begin a comment."""
     text = json.dumps(nonfinite_to_none(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
@@ -70,19 +70,19 @@ def script_json(data: Mapping[str, Any]) -> str:
 
 
 def write_page(writer: Writer, path: Path, data: Mapping[str, Any]) -> None:
-    """Write a page and, in the same folder, the script that it needs."""
+    """Write an HTML report and, in the root folder of the writer, the script plotly.min.js."""
     writer.write_script()
     writer.write("page not written", (path, lambda: page(data)))
 
 
 def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) -> Path:
-    """Write the page of a trial from its files, and return its path.
+    """Write the HTML report of a trial from the files of its run, and return the path of the report.
 
-    The run may still be training; the browser then reloads the page at intervals.
+    If the run is still training, a browser that shows the report reloads it at intervals.
 
-    Args: ended: whether the trial has ended although its folder is still locked, by this process or by its search.
+    Args: ended: whether the trial has ended although its folder is still locked, by this process or by the search of the trial.
 
-    Raises UserError if the spec of the run cannot be read, or if the page cannot be written.
+    Raises UserError if the spec of the run cannot be read, or if the report cannot be written.
     """
     run, path = Run(paths, trial), paths.trial_report(trial)
     if ended:
@@ -94,7 +94,10 @@ def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) 
 
 
 def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
-    """Write a page in the folder `root`, and return its path. Raises UserError if it cannot be written."""
+    """Write the HTML report `path` and the script plotly.min.js, and return `path`. Raises UserError if the report cannot be written.
+
+    Args: root: folder of the script, which is the folder of the report.
+    """
     writer = Writer(root)
     write_page(writer, path, data)
     if path not in writer.files:
@@ -103,7 +106,10 @@ def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
 
 
 def attempt(write: Callable[[], Path]) -> Path | None:
-    """Write a page and return its path. If this fails, print a notice and return None, since a failed page must not end a run."""
+    """Call `write`, which writes a report, and return the path of the report.
+
+    If `write` raises an error, print a notice and return None, since an error in a report must not end a run.
+    """
     try:
         return write()
     except Exception as error:
@@ -113,17 +119,17 @@ def attempt(write: Callable[[], Path]) -> Path | None:
 
 
 class LiveReport:
-    """Writes a page while a run trains, at intervals for which writing takes less than 1 % of a core.
+    """Writes the report of a run at intervals while the run trains.
 
-    After an error, a notice is printed and the page is no longer written. The thread that handles the events of the run calls `poll`, so
-    that no additional thread runs beside a Session in this process.
+    The intervals are so long that writing takes less than 1 % of a core. After an error, a notice is printed and the report is no longer
+    written. The thread that handles the events of the run calls `poll`, so that no additional thread slows down a Session in this process.
     """
 
     def __init__(self, write: Callable[[], Path]) -> None:
         self.write, self.due = write, perf_counter() + REFRESH
 
     def poll(self) -> None:
-        """Write the page if it is due."""
+        """Write the report if the interval since the last write has passed."""
         if (begin := perf_counter()) < self.due:
             return
         written = attempt(self.write)

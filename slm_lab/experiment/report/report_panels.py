@@ -1,6 +1,6 @@
-"""The graphs of a page: which columns of the tables are drawn together, with titles and units.
+"""Define the graphs of an HTML report: the table columns that each graph shows, its title and its unit.
 
-A column that is not listed here, for example an entry of the env's `info`, has its own graph in the last group.
+A column that is not listed in this module, for example an entry of the env's `info`, has its own graph in the last group of graphs.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.training.observers.base import info_column, score_column
 
 COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
-"""Columns that never decrease; they have no graph."""
+"""Columns of counts and times, whose values never decrease. These columns have no graph."""
 RETURNS = {
     "current_return": "current return (recent episodes)",
     "total_reward": "last 100 episodes (total_reward)",
     "total_reward_ma": "moving average, 100 rows (total_reward_ma)",
     "return_new": "new episodes of each row",
 }
-"""Column of returns → its name in the graph of the return."""
+"""Column of returns → name of the column in the graph of the return."""
 _QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
-"""Columns that are not drawn if all their values are 0."""
+"""Columns that are drawn only if a value is not 0."""
 _NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi", "elo_se")
 
 
 class PanelSpec(NamedTuple):
-    """A graph of one or several columns."""
+    """A graph that shows one or several table columns."""
 
     title: str
     unit: str
@@ -39,9 +39,9 @@ class PanelSpec(NamedTuple):
 _SLM_LAB = "Metrics of SLM Lab"
 _SCORE = score_column("")
 _SCORES = PanelSpec("Score", "mean per game", ("score_random", "score_previous"), "1: won, 0.5: drawn, 0: lost")
-"""Graph of the scores of self-play, to which the scores against fixed opponents are added."""
+"""Graph of the scores of self-play. The columns of the scores against fixed opponents are added to this graph."""
 _ERRORS = {"elo": "elo_se"}
-"""Column → column of its standard error, which is drawn as a band."""
+"""Column → column of the standard errors, which are drawn as a band around the line."""
 _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
     "Episodes": (
         PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
@@ -98,7 +98,7 @@ _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
         PanelSpec("Stability", "", ("stability",), "1: the return never falls"),
     ),
 }
-"""Group → its graphs, in the order of the page."""
+"""Title of each group → graphs of the group, in the order of the report."""
 _OTHER = "Other diagnostics"
 _LABELS = {
     "epi_len": "mean",
@@ -115,7 +115,10 @@ _LABELS = {
 
 
 def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
-    """Return the graphs of the columns that have values."""
+    """Return the descriptions of the graphs whose columns have values, for the key `panels` of the report's data (see report_data.py).
+
+    Args: modes: mode ("train", "eval" or "trial") → index → table.
+    """
     known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
     drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}
     quiet = {name for name in _QUIET if not _has_values(modes["train"], name)}

@@ -1,6 +1,6 @@
-"""The command `retro_analyze`: rebuild the metrics, graphs and results of a run from its files.
+"""Implementation of the command `retro_analyze`: rebuild the metrics, graphs and report of a run from its files.
 
-A run folder of SLM Lab v4 or v5 is first imported into a run folder of this program's format. In both formats,
+A run folder of SLM Lab v4 or v5 is first imported into a run folder in the format of this program. In both formats, the file
 {name}_t0_trial_metrics_scalar.json and the graphs have the same names. The other files of SLM Lab are:
 
     {name}_spec.json (of a search), {name}_t0_spec.json, {name}_t0_s0_spec.json: one flat object {name, agent, env, meta}
@@ -37,11 +37,11 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report, show_path, value_at
 
 _META = ("max_session", "distributed", "rigorous_eval", "eval_episodes", "max_seconds", "sampler", "self_play")
-"""Keys of meta on which the analysis depends."""
+"""Keys of the spec section meta on which the analysis of a run depends."""
 
 
 LAST_EPISODES = "last episode of each env"
-"""Description of the episodes whose mean return is total_reward in SLM Lab."""
+"""Description of the episodes whose mean return SLM Lab writes as total_reward."""
 _REQUIRED = ("frame", "total_reward")
 _MISSING = {
     "opt_step": "training_efficiency",
@@ -50,25 +50,25 @@ _MISSING = {
     "explore_var": "the graph of explore_var",
     "wall_t": "wall-clock time",
 }
-"""Column → the result that cannot be computed without this column."""
+"""Table column → result that cannot be computed without this column."""
 _COUNTS = ("frame", "epi", "t", "opt_step")
 _ROWS = 100
-"""Number of rows over which total_reward_ma is the mean."""
+"""Number of table rows over which total_reward_ma is averaged."""
 _OTHER_SIMULATORS = re.compile(r"Roboschool|.*BulletEnv")
-"""Names of envs whose current counterpart uses a different simulator with different rewards."""
+"""Names of old envs that have been replaced by envs with another simulator and other rewards."""
 
 
 def retro_analyze(folder: Path) -> str:
     """Rebuild the metrics and graphs of the run in `folder`, and return a text with the results and files of each trial.
 
     The run may still be training, since the tables are only read and each output file is replaced atomically. A run of SLM Lab is first
-    imported into a run folder inside its own folder.
+    imported into a run folder inside the folder of the SLM Lab run.
 
-    A Session counts as failed if its metrics file says so and its table has not grown since. Otherwise it is done if its last row has
-    reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the shipped or cached
-    one, the one in the existing metrics, or else it is measured.
+    A Session has the status failed if its metrics file has this status and its table has not grown since. Otherwise, a Session is done if
+    its last row has reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the
+    shipped or cached baseline or the baseline in the existing metrics. If there is no such baseline, it is measured.
 
-    Raises UserError, whose message names the run, if the run cannot be analyzed.
+    Raises UserError if the run cannot be analyzed. The message of the error names the run.
     """
     try:
         if (raw := _slm_lab_spec(folder)) is not None:
@@ -113,9 +113,9 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
-    """Return index of each failed Session → cause, according to the metrics files.
+    """Return index of each failed Session → cause of the failure, according to the metrics files of the Sessions.
 
-    A Session that was resumed after the failure is omitted; the last row of its table has changed.
+    A Session that was resumed after the failure is omitted. Such a Session is recognized because the last row of its table has changed.
     """
     causes, tables = dict[int, str](), run.tables("train")
     for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):
@@ -126,10 +126,11 @@ def _failures(run: Run, spec: Spec) -> dict[int, str]:
 
 
 def _analysis_spec(run: Run) -> Spec:
-    """Return a Spec for the analysis of a run: the env and the keys `_META` of the saved spec, with a placeholder as agent.
+    """Return a Spec for the analysis of a run, with the env and the keys `_META` of the saved spec, and a placeholder as agent.
 
-    The agent is replaced because the analysis does not depend on it, and the saved one may be invalid here: it may have been written by
-    another version, or name classes that cannot be imported. Raises UserError if the saved env or meta is invalid.
+    The agent is replaced because the analysis does not depend on it, and because the saved agent may be invalid. For example, another
+    version of the program may have saved the agent, or the agent may name classes that cannot be imported. Raises UserError if the saved
+    env or meta is invalid.
     """
     meta = {key: value for key, value in _known_keys(run.spec.get("meta"), MetaSpec).items() if key in _META}
     if "sampler" in meta:
@@ -143,13 +144,13 @@ def _analysis_spec(run: Run) -> Spec:
 
 
 def _known_keys(section: Any, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the entries of a section whose keys are in its model and whose values are not null."""
+    """Return the entries of a spec section whose keys are fields of `model` and whose values are not null."""
     items = section.items() if isinstance(section, Mapping) else ()
     return {key: value for key, value in items if key in model.model_fields and value is not None}
 
 
 def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, episodes: str) -> str:
-    """Return a text with the current return and how the Sessions ended."""
+    """Return a line with the folder of the run, the current return, and the number of Sessions of each status."""
     frames = spec.trial_frames if run.distributed else spec.session_frames
     result = f"{return_text(metrics, spec, episodes)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
@@ -164,9 +165,14 @@ def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, e
 
 
 def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[str]]:
-    """Write the tables and the spec of a run of SLM Lab as a run folder inside `folder`; return its paths and remarks on differences.
+    """Import a run of SLM Lab: write its tables and its spec to a run folder inside `folder`.
 
-    Raises UserError if no table is usable, and OSError if a file cannot be read or written.
+    Returns the paths of the new run folder, and remarks about differences from a run of this program. Raises UserError if no table can be
+    used, and OSError if a file cannot be read or written.
+
+    Args:
+        folder: folder of the SLM Lab run.
+        raw: content of the spec file of the SLM Lab run.
     """
     name, old_env = str(raw["name"]), str(value_at(raw, ("env", 0, "name")) or value_at(raw, ("env", "name")))
     body = _body(raw, folder)
@@ -191,7 +197,10 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
 
 
 def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the content of SLM Lab's spec file, of the experiment or else of the first trial; None if neither exists."""
+    """Return the content of the spec file of a run of SLM Lab; None if `folder` has no such file.
+
+    The spec file of the experiment is preferred to the spec file of the first trial.
+    """
     for path in sorted(folder.glob("*_spec.json"), key=lambda path: (len(path.name), path.name)):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -203,7 +212,10 @@ def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
 
 
 def _body(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return agent, env and meta in this program's format, without the keys that SLM Lab adds to meta at run time."""
+    """Return the spec of a run of SLM Lab in the format of this program, with the keys agent, env and meta.
+
+    Keys that SLM Lab adds to meta at run time are omitted. Raises UserError if the spec cannot be converted.
+    """
     body = {key: raw[key] for key in ("agent", "env", "meta")}
     report = Report()
     migrate(body, report)
@@ -217,7 +229,7 @@ def _body(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 _Tables = dict[tuple[int, int, DataMode], dict[str, list[str]]]
-"""(trial, session, mode) → columns as text."""
+"""(trial, session, mode) → table with the cells as text: column → cells."""
 
 
 def _tables(folder: Path, name: str, mode: DataMode = "train") -> _Tables:
@@ -231,7 +243,10 @@ def _row_count(table: Mapping[str, list[str]]) -> int:
 
 
 def _csv(table: Mapping[str, list[str]]) -> bytes:
-    """Return a table as CSV: this program's columns in their usual order, then other columns. A missing total_reward_ma is computed."""
+    """Return a table of SLM Lab as the content of a CSV file of this program. If the column total_reward_ma is missing, it is computed.
+
+    The columns that this program writes come first, in their usual order, followed by all other columns.
+    """
     columns = dict(table)
     for name in _COUNTS:
         if name in columns:

@@ -1,4 +1,4 @@
-"""The range of possible returns of envs for which it is known. Intervals are clipped to this range."""
+"""Ranges of possible returns of envs. The confidence intervals of mean returns are clipped to these ranges."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ RANGES: dict[str, tuple[float, float]] = {
     "ALE/Boxing-v5": (-100.0, 100.0),
     "ALE/Bowling-v5": (0.0, 300.0),
 }
-"""Env id → lowest and highest return of an episode, according to the rewards and the time limit in the env's definition."""
+"""Env id → lowest and highest possible return of an episode, according to the rewards and the time limit in the env's definition."""
 _PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0)}
-"""Beginning of the ids of a family of envs → lowest and highest return of an episode."""
+"""Prefix of the ids of a family of envs → lowest and highest possible return of an episode."""
 _DM_CONTROL = (0.0, 1000.0)
-"""Range of all tasks of DeepMind Control except LQR: 1,000 steps with rewards from 0 to 1."""
+"""Range of the returns of all tasks of DeepMind Control except LQR, whose episodes have 1,000 steps with rewards from 0 to 1."""
 _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
     "obs_keys", "schedule",
 }  # fmt: skip
-"""Keys of env that do not change the range of returns, since a return is the sum of the env's own rewards."""
+"""Keys of the spec section env that do not change the range of returns. A return is the sum of the rewards that the env itself gives."""
 
 
 def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the lowest and the highest possible return; None if unknown, or if arguments, max_t or wrappers may change the range.
+    """Return the lowest and the highest possible return of the env in a spec.
 
-    Args: settings: key path → value of a spec, such as {"env.name": "CartPole-v1"} (see Run.settings).
+    Returns None if the range is unknown, or if env arguments, max_t or wrappers of the spec may change the range.
+
+    Args: settings: path of each spec key → value, such as {"env.name": "CartPole-v1"} (see Run.settings).
     """
     name = str(settings.get("env.name", "")).rpartition(":")[2]
     changed = any(_changes_returns(path, value) for path, value in settings.items())

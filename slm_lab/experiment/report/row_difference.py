@@ -10,45 +10,45 @@ from typing import NamedTuple
 from slm_lab.experiment.training.observers.base import MEASURED
 
 Columns = Mapping[str, Sequence[str]]
-"""Column → cells as text, see run.read_columns."""
+"""Table with the cells as text: column → cells (see run.read_columns)."""
 
 
 class Cell(NamedTuple):
-    """A cell that differs between two tables, in the row of a frame."""
+    """A cell that differs between two tables, in the row with the frame `frame`."""
 
     frame: int
     row: int
-    """Number of the row in the first table, from 1."""
+    """Number of the row in the first table. The first row has the number 1."""
     column: str
     a: str
-    """The cell in the first table, as text."""
+    """Text of the cell in the first table. `b` is the text of the cell in the second table."""
     b: str
 
 
 @dataclass(frozen=True)
 class RowComparison:
-    """Comparison of two tables in the rows and columns that both have, without the columns of times and speeds."""
+    """Comparison of two tables in the rows and columns that both tables have, without the columns of times and speeds."""
 
     rows: int
-    """Number of compared rows, whose frame is in both tables."""
+    """Number of compared rows: the rows whose frame is in both tables."""
     equal: int
     """Number of equal rows before the first row that differs."""
     first: Cell | None = None
-    """The first cell that differs: the first differing column of the first differing row; None if all rows are equal."""
+    """The first cell that differs, in the first differing column of the first differing row; None if all compared rows are equal."""
     columns: tuple[str, ...] = ()
-    """All columns that differ in that row."""
+    """All columns that differ in the first differing row."""
     only: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Frames of the rows that only the first table has, and of the rows that only the second table has."""
+    """Frames of the rows that only the first table has, and frames of the rows that only the second table has."""
     only_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
     def same(self) -> bool:
-        """Whether both tables have the same rows, in the columns that both have."""
+        """Whether both tables have rows with the same frames, and these rows are equal in the columns that both tables have."""
         return self.first is None and not any(self.only)
 
 
 def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: float = math.inf) -> RowComparison:
-    """Compare the rows of two tables that have the same frame, with `after` < frame ≤ `up_to`.
+    """Compare two tables, row by row. Rows with the same frame are compared, for frames with `after` < frame ≤ `up_to`.
 
     Two cells are equal if their texts or their numbers are equal.
     """
@@ -66,7 +66,7 @@ def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: flo
 
 
 def _positions(table: Columns, after: float, up_to: float) -> dict[int, int]:
-    """Return frame → position of its row."""
+    """Return frame → position of the row with this frame, for frames with `after` < frame ≤ `up_to`."""
     cells = enumerate(table.get("frame", ()))
     return {int(cell): index for index, cell in cells if cell.isdecimal() and after < int(cell) <= up_to}
 

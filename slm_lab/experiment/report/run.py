@@ -1,7 +1,7 @@
-"""Read a run folder: its spec, tables, metrics and status. Nothing is written, and the run may still be training.
+"""Read a run folder: the spec, tables, metrics and status of a run. Nothing is written, and the run may still be training.
 
-`read_columns` is the only CSV reader of the analysis. It uses only numpy and the standard library, since importing pandas takes 0.25 s,
-which is 6 % of a short run. pandas is imported only when a DataFrame is requested.
+`read_columns` is the only CSV reader of the analysis. It uses only the standard library, since importing pandas takes 0.25 s, which is 6 %
+of a short run. pandas is imported only when a DataFrame is requested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 Status = Literal["done", "stopped", "failed", "running"]
-"""stopped: the run was stopped early or killed; failed: a Session failed; running: a process is training it."""
+"""Status of a run or Session. "stopped" means stopped early or killed; "failed" means that a Session raised an error or its process died;
+"running" means that a process is training the run."""
 _IGNORED_KEY_PREFIXES = (
     "meta.random_seed",
     "meta.run",
@@ -48,16 +49,16 @@ _IGNORED_KEY_PREFIXES = (
     "meta.observers",
     "meta.track",
 )
-"""Path prefixes of spec keys that do not affect learning."""
+"""Prefixes of the paths of spec keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 _TAIL = 4_096
-"""Minimum number of bytes that are read from the end of a table to find its last row."""
+"""Minimum number of bytes that are read from the end of a CSV file to find its last row."""
 
 
 class Run:
-    """One trial of a run folder. Files are read on first use and cached; create a new Run to read newer content.
+    """One trial of a run folder. Files are read on first use and cached. To read newer content, create a new Run.
 
-    `train` and `eval` are pandas DataFrames. The analysis itself uses the numpy arrays of `tables`, and needs no pandas.
+    `train` and `eval` are pandas DataFrames. The analysis itself uses the numpy arrays of `tables`, and does not need pandas.
     """
 
     def __init__(self, paths: RunPaths, trial: int = 0) -> None:
@@ -69,12 +70,12 @@ class Run:
 
     @property
     def train(self) -> pd.DataFrame:
-        """Training rows of all Sessions: columns session and policy, then the columns of the CSV files."""
+        """Training rows of all Sessions. The columns are session and policy, followed by the columns of the CSV files."""
         return self._frame("train")
 
     @property
     def eval(self) -> pd.DataFrame:
-        """Evaluation rows of all Sessions, in the same form as `train`."""
+        """Evaluation rows of all Sessions, with the same columns session and policy as `train`."""
         return self._frame("eval")
 
     @cached_property
@@ -84,12 +85,15 @@ class Run:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The spec as saved. It is not validated, since another version may have written it. Raises UserError if it cannot be read."""
+        """The saved spec. The spec is not validated, since another version of the program may have saved it.
+
+        Raises UserError if the file cannot be read.
+        """
         return self._named_spec[1]
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The trial's metrics; {} if they are not written yet."""
+        """The metrics of the trial; {} if the metrics file has not been written yet."""
         return self._trial_metrics or {}
 
     @cached_property
@@ -98,7 +102,7 @@ class Run:
 
     @cached_property
     def status(self) -> Status:
-        """The status of the run: whether it is running, or how it ended."""
+        """The status of the run: "running", or how the run ended."""
         if in_use(self.paths.lock):
             return "running"
         if (metrics := self._trial_metrics) is None:
@@ -119,7 +123,7 @@ class Run:
 
     @cached_property
     def policy_names(self) -> list[str]:
-        """Names of the policies of each Session: the names in agent.policies, or else their numbers."""
+        """Names of the policies of each Session: the names in agent.policies or, without such names, the numbers of the policies."""
         return policy_names(self.spec)
 
     @cached_property
@@ -134,7 +138,7 @@ class Run:
 
     @property
     def has_evaluation_curve(self) -> bool:
-        """Whether the run uses meta.rigorous_eval; its metrics and curves are then computed from the evaluation rows."""
+        """Whether the run uses meta.rigorous_eval. If so, metrics and curves of the run are computed from the evaluation rows."""
         return bool(self.settings().get("meta.rigorous_eval"))
 
     @property
@@ -144,23 +148,29 @@ class Run:
 
     @property
     def has_new_returns(self) -> bool:
-        """Whether all training tables have the column return_new, which tables written by SLM Lab do not have."""
+        """Whether all training tables have the column return_new. Tables that SLM Lab has written do not have this column."""
         return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
 
     def tables(self, mode: DataMode) -> dict[int, Table]:
-        """Return index (see RunPaths.session_df) → table, of all Sessions with a training table. An unreadable table causes a notice."""
+        """Return index (see RunPaths.session_df) → table of the mode, for all Sessions with a training table.
+
+        A table that cannot be read causes a notice and is returned as an empty table.
+        """
         if mode not in self._tables:
             indices = self.paths.sessions("train", self.trial)
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
     def tables_per_training(self, mode: DataMode) -> dict[int, Table]:
-        """Return one table per independent training: `tables` or, for a shared net, the joint table of all workers (index ALL_WORKERS)."""
+        """Return index → table of each independent training: `tables(mode)` or, for a shared net, one joint table of all workers.
+
+        The joint table has the index ALL_WORKERS.
+        """
         return tables_per_training(self.tables(mode))
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
-        """The entry of meta.run for each start of the run: command, versions and machine."""
+        """The entries of meta.run: command, versions and machine of each start of the run."""
         starts = self.spec.get("meta", {}).get("run") or [{}]
         return starts if isinstance(starts, list) else [starts]
 
@@ -170,16 +180,17 @@ class Run:
         return str(self.starts[0].get("mode", "train"))
 
     def settings(self) -> dict[str, Any]:
-        """Return key path → value of the settings that affect the results: mode, and spec keys except seeds, provenance and saving.
+        """Return key path → value of the settings that affect the results of the run.
 
-        Missing keys have their default values, so that an older run, which was saved before a key existed, is not considered different.
+        The settings are the mode and all spec keys except keys of seeds, provenance and saving. Missing keys have their default values, so
+        that a run that was saved before a key existed is not considered different.
         """
         keys = self.keys()
         ignored = _IGNORED_KEY_PREFIXES if keys["meta.distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
         return {key: value for key, value in keys.items() if not key.startswith(ignored)}
 
     def keys(self) -> dict[str, Any]:
-        """Return key path → value of the mode and all spec keys except meta.run. Missing keys have their default values."""
+        """Return key path → value of the mode and of all spec keys except meta.run. Missing keys have their default values."""
         agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
@@ -201,7 +212,7 @@ class Run:
             raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
     def _of_last_start(self, file: Path) -> dict[str, Any] | None:
-        """Return the content of a metrics file; None if the run was continued after the file was written."""
+        """Return the content of a metrics file; None if the file does not exist or the run was continued after the file was written."""
         if len(self.starts) > 1 and file.is_file():
             with suppress(ValueError, KeyError, TypeError):
                 if file.stat().st_mtime < datetime.fromisoformat(self.starts[-1]["began"]).timestamp():
@@ -209,7 +220,7 @@ class Run:
         return read_json(file)
 
     def _session_status(self, s: int) -> Status:
-        """Return the status of Session `s`; if it has no metrics file, the status of the run."""
+        """Return the status of Session `s`. A Session without a metrics file has the status of the run."""
         metrics = self._of_last_start(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
@@ -229,8 +240,9 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder. Raises UserError if the folder is not a run folder, if the run has several trials, or if
-    its spec cannot be read.
+    """Read the run in a folder.
+
+    Raises UserError if the folder is not a run folder, if the run has several trials, or if the spec of the run cannot be read.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
     >>> run.train.groupby("session").current_return.last(), run.metrics["strength"], run.spec["env"], run.status
@@ -251,9 +263,9 @@ def load_run(folder: str | Path) -> Run:
 
 
 def with_data_dir(word: str, data_dir: Path) -> str:
-    """Return the path of the folder `word`, which may be relative to the data folder; any other word is returned unchanged.
+    """Return the path of the folder that `word` names, which may be relative to `data_dir`. Return any other word unchanged.
 
-    Raises UserError if the folder holds an exported model.
+    Raises UserError if the folder contains an exported model.
     """
     check_no_model(word, data_dir)
     named = word not in {"", "latest"} and not Path(word).is_dir() and (data_dir / word).is_dir()
@@ -261,7 +273,10 @@ def with_data_dir(word: str, data_dir: Path) -> str:
 
 
 def run_folders(word: str) -> list[Path]:
-    """Return the folder `word`, or the run folders that match the pattern `word` (with *, ? or [). Raises UserError if there are none."""
+    """Return the folder `word`, or all run folders that match `word` if it is a pattern with *, ? or [.
+
+    Raises UserError if there is no such folder.
+    """
     if word and Path(word).is_dir():
         return [Path(word)]
     if word and has_magic(word):
@@ -279,10 +294,10 @@ def run_folders(word: str) -> list[Path]:
 def read_columns(path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV file as text; {} if the file does not exist or is empty.
 
-    The file may still be growing, or its writer may have been killed. Therefore a last line without a newline is dropped, even if it looks
-    complete, and so are lines with a wrong number of cells.
+    The file may still be growing, or the process that wrote the file may have been killed. Therefore, a last line without a newline is
+    dropped, even if the line looks complete. Lines with a wrong number of cells are dropped too.
 
-    Raises OSError if an existing file cannot be read, and csv.Error if it is not a CSV file.
+    Raises OSError if an existing file cannot be read, and csv.Error if the file is not a CSV file.
     """
     if not path.exists():
         return {}
@@ -295,7 +310,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 
 def read_table(path: Path) -> Table:
-    """Return the rows of a Session's table whose frame is above 0. Raises the same errors as read_columns."""
+    """Read the CSV file of a Session's table, and return its rows whose frame is above 0. Raises the same errors as read_columns."""
     columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
     frame = columns.get("frame")
     if frame is None:
@@ -304,7 +319,7 @@ def read_table(path: Path) -> Table:
 
 
 def last_row(path: Path | str) -> dict[str, float]:
-    """Return column → value of the finite numbers in a table's last complete row; {} if there is no such row.
+    """Return column → value of the finite numbers in the last complete row of a CSV file; {} if there is no such row.
 
     Only the beginning and the end of the file are read.
     """
@@ -322,7 +337,7 @@ def last_row(path: Path | str) -> dict[str, float]:
 
 
 def numbers(cells: Sequence[str | bytes]) -> np.ndarray:
-    """Convert cells to float64; NaN if a cell is not a number."""
+    """Return the numbers in cells of text, float64 [cells]. The number is NaN if a cell is not a number."""
     return np.array([_parsed_number(cell) for cell in cells], dtype=np.float64)
 
 
@@ -347,12 +362,15 @@ def _table(path: Path) -> Table:
 
 
 def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
-    """Convert a column of counts to int64 if all values are finite; return other columns unchanged."""
+    """Return the values as int64 if the column contains counts and all values are finite, and unchanged otherwise."""
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file. Returns None if the file does not exist, and {}, with a notice, if it cannot be read."""
+    """Return the content of a JSON file, or None if the file does not exist.
+
+    If the file cannot be read, a notice is printed and {} is returned.
+    """
     try:
         return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -363,12 +381,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _named(net: Any) -> Any:
-    """Return a saved net with the key `type` renamed to `name`, as in its pydantic model."""
+    """Return a net section of a saved spec, with the key `type` renamed to `name` as in the pydantic model of the net."""
     return {"name": net["type"]} | {key: value for key, value in net.items() if key != "type"} if "type" in (net or ()) else net
 
 
 def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section at `path` of a saved spec, with missing keys filled by their defaults."""
+    """Return the section at `path` of a saved spec, in which missing keys have their default values."""
     models = models_at(path, spec)
     fields = models[0].model_fields if len(models) == 1 else {}
     defaults = {key: field.default for key, field in fields.items() if field.default not in (None, PydanticUndefined)}
@@ -377,26 +395,27 @@ def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str,
 
 
 ALL_WORKERS = -1
-"""Index of the joint table of all workers, which has no Session index."""
+"""Index of the joint table of all workers of a shared net, which belongs to no single Session."""
 _SUMMED = ("epi", "t", "opt_step")
-"""Columns of counts of each worker; in the joint table, they are summed over all workers."""
+"""Columns with counts of each worker. In the joint table of all workers, these counts are summed over the workers."""
 
 
 def distributed(tables: Mapping[int, Table]) -> bool:
-    """Return whether the Sessions of these tables train one shared net."""
+    """Return whether the Sessions to which the tables belong train one shared net."""
     return any("global_frame" in table for table in tables.values())
 
 
 def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
-    """Return one table per independent training: the given tables or, for a shared net, the joint table of all workers."""
+    """Return index → table of each independent training: the given tables or, for a shared net, one joint table of all workers."""
     return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
 
 
 def global_table(tables: Mapping[int, Table]) -> Table:
-    """Return the joint table: the rows of all workers, ordered by global frame, which is also the frame of this table.
+    """Return the joint table of all workers of a shared net, which has the rows of all workers, ordered by global frame.
 
-    The numbers of episodes, vector steps and optimizer steps are sums over all workers; each worker's number is interpolated between its
-    rows. The time wall_t never decreases. Other columns are unchanged.
+    The column frame of the joint table is the global frame. The numbers of episodes, vector steps and optimizer steps are sums over all
+    workers, for which the number of each worker is interpolated between the rows of the worker. The time wall_t is made non-decreasing.
+    All other columns are unchanged.
     """
     parts = [table for table in tables.values() if np.isfinite(table.get("global_frame", np.empty(0))).any()]
     parts = [{name: values[np.isfinite(table["global_frame"])] for name, values in table.items()} for table in parts]

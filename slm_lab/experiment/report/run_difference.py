@@ -1,4 +1,4 @@
-"""Compare two runs: the keys of their specs, the versions and machines, the first rows that differ, and the returns."""
+"""Compare two runs: their spec keys, their software versions and machines, the first table rows that differ, and their returns."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from slm_lab.spec.report import diff, flat
 _RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "eval_backend", "matmul", "threads", "start_method")
 """Entries of meta.run that record the software and the machine with which a run was trained."""
 _POWER = 0.8416
-"""80 % quantile of the standard normal distribution, for a power of 80 %: the probability that a true difference is shown."""
+"""80 % quantile of the standard normal distribution, for a statistical power of 80 % (the probability that a true difference is shown)."""
 _MOST_SEEDS = 1000
 _WIDTH = 80
 
 
 class Pair(NamedTuple):
-    """A key with its value in each run; a value is None if the key is absent."""
+    """A key, and the values of this key in run `a` and run `b`. A value is None if the key is absent in the run."""
 
     key: str
     a: Any
@@ -43,12 +43,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class TableDifference:
-    """Comparison of the tables that a Session, or a policy of a Session, has in two runs."""
+    """Comparison of the table of a Session (or of a policy of a Session) in one run with the same table in another run."""
 
     session: int
     policy: int
     mode: str
-    """train or eval."""
+    """Mode of the compared tables: "train" or "eval"."""
     rows: RowComparison
 
 
@@ -58,19 +58,19 @@ class Returns:
 
     metric: str
     reason: str
-    """Why `metric` is not current_return; "" if it is."""
+    """Why `metric` is not current_return; "" if `metric` is current_return."""
     a: dict[int, float]
-    """Session → return; a run whose Sessions train one shared net has a single return."""
+    """Index of each Session → final return. A run whose Sessions train one shared net has a single return."""
     b: dict[int, float]
     paired: bool
-    """Whether both runs have the same seeds; the difference is then computed seed by seed."""
+    """Whether both runs have the same seeds. If so, the difference is computed seed by seed."""
     difference: Estimate | None
     needed: int | None
-    """Number of seeds with which a difference of this size is shown in 80 % of all cases; None if it is unknown or above 1,000."""
+    """Number of seeds with which a difference of this size is shown in 80 % of all cases; None if this number is unknown or above 1,000."""
 
     @property
     def shown(self) -> bool | None:
-        """Whether the interval excludes 0; None if there is no interval."""
+        """Whether the interval of the difference excludes 0; None if there is no interval."""
         one = self.difference
         return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
 
@@ -83,17 +83,17 @@ class RunDifference:
     b: Run
     keys: list[Pair]
     implied: int
-    """Number of keys that only one run has because the runs use different components; these keys are not in `keys`."""
+    """Number of keys that only one run has because the runs use different components. These keys are not in the list `keys`."""
     records: list[Pair]
     tables: list[TableDifference]
     only: tuple[list[int], list[int]]
     """Sessions that have rows only in run `a`, and Sessions that have rows only in run `b`."""
     returns: Returns | None
-    """None if the envs differ or a run has no return."""
+    """Comparison of the final returns; None if the envs of the runs differ or a run has no return."""
 
     @property
     def first(self) -> TableDifference | None:
-        """The table in which the earliest row differs; None if no row differs."""
+        """The comparison of the tables whose first differing row has the lowest frame; None if no row differs."""
         found = [one for one in self.tables if one.rows.first is not None]
         return min(found, key=lambda one: one.rows.first.frame if one.rows.first is not None else 0, default=None)
 
@@ -126,7 +126,7 @@ def _records(run: Run) -> dict[str, Any]:
 
 
 def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
-    """Yield the comparison of each table that both runs have."""
+    """Yield the comparison of each training or evaluation table that both runs have."""
     for index in sorted(set(a.tables("train")) & set(b.tables("train"))):
         for mode in ("train", "eval"):
             files = [run.paths.session_df(index, mode, run.trial) for run in (a, b)]
@@ -136,7 +136,7 @@ def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
 
 
 def _columns(file: Path) -> dict[str, list[str]]:
-    """Return the columns of a table; {} if the table is damaged, which `Run.tables` has already reported."""
+    """Return the columns of the table in a CSV file; {} if the file is damaged, since `Run.tables` has already reported the damage."""
     try:
         return read_columns(file)
     except (OSError, csv.Error):
@@ -157,7 +157,10 @@ def _returns(a: Run, b: Run) -> Returns | None:
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
-    """Return Session → final return, for Sessions that have one; a run whose Sessions train one shared net has a single entry."""
+    """Return index of each Session → final return, for Sessions that have a final return.
+
+    A run whose Sessions train one shared net has a single entry.
+    """
     with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
     sessions = [0] if run.distributed else list(dict.fromkeys(with_rows))
     found = zip(sessions, (seed.final_return(metric) for seed in seeds_of(run)), strict=True)
@@ -165,11 +168,13 @@ def _final_returns(run: Run, metric: str) -> dict[int, float]:
 
 
 def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bool) -> int | None:
-    """Return the number of seeds for which the 95 % interval of a difference of this size excludes 0 in about 80 % of all cases.
+    """Return the number of seeds with which the 95 % interval of such a difference of means excludes 0 in about 80 % of all cases.
 
-    This is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n. With paired seeds, s is the standard deviation of the differences;
-    otherwise s is the square root of the sum of both variances, and n is the number of seeds on each side. None if n is above 1,000, or
-    unknown because a side has a single seed or the difference is 0.
+    The number is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n. With paired seeds, s is the standard deviation of the paired
+    differences. Without pairs, s is the square root of the sum of the variances of `values` and `others`, and n is the number of seeds of
+    each run. Returns None if n is above 1,000. Returns None too if n is unknown because a run has a single seed or the difference is 0.
+
+    Args: values, others: final returns of the seeds of the two runs.
     """
     if min(len(values), len(others)) < 2:
         return None
@@ -189,7 +194,7 @@ def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bo
 
 
 def difference_json(found: RunDifference) -> dict[str, Any]:
-    """Return the content of the JSON document."""
+    """Return the comparison of two runs as a dict for a JSON document."""
     return {
         "a": str(found.a.paths.root),
         "b": str(found.b.paths.root),
@@ -233,7 +238,10 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
 
 
 def difference_text(found: RunDifference) -> str:
-    """Return the comparison as text for the terminal, in lines of at most 80 characters (lines with a folder may be longer)."""
+    """Return the comparison of two runs as text for the terminal.
+
+    The lines have at most 80 characters, except lines with a folder, which may be longer.
+    """
     width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
     parts = [[f"{name}  {display_path(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
     parts.append(_pair_lines("key", found.keys, width) or ["no key differs"])
@@ -249,7 +257,7 @@ def difference_text(found: RunDifference) -> str:
 
 
 def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
-    """Return the lines of a table of keys with both values; long keys and values are shortened."""
+    """Return the lines of a table that shows each key with its values in both runs. Long keys and values are shortened."""
     if not pairs:
         return []
     keys = [pair.key for pair in pairs]
@@ -268,7 +276,7 @@ def _value(key: str, value: Any, size: int) -> str:
 
 
 def _shortened(text: str, size: int, *, end: bool = False) -> str:
-    """Return the text, shortened to its beginning (or its end, with end=True) if it is longer than `size` characters."""
+    """Return the text, shortened to `size` characters if it is longer. With end=True, the end of the text is kept, else the beginning."""
     if len(text) <= size:
         return text
     return f"…{text[1 - size :]}" if end else f"{text[: size - 1]}…"
@@ -323,7 +331,7 @@ def _return_texts(found: RunDifference) -> list[str]:
 
 
 def verdict(returns: Returns) -> str:
-    """Return a sentence that says whether the seeds show a difference and, if not, how many seeds would."""
+    """Return a sentence that says whether the seeds show a difference of the returns and, if not, how many seeds would show a difference."""
     one, counts = returns.difference, (len(returns.a), len(returns.b))
     assert one is not None
     many = counts[0] if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"

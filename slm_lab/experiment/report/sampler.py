@@ -1,6 +1,7 @@
-"""Figures and metrics of runs with rollout workers or several policies: utilization, population-based training and timeline.
+"""Figures and metrics of runs with rollout workers or several policies.
 
-The timeline shows the activities of each process as bars over time.
+There are metrics of the utilization of the processes, a figure of population-based training, and a timeline, which shows the activities of
+each process as bars over time.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ _NAMES = {"rollout": "collecting a rollout", "inference": "computing actions", "
 _OTHER_COLOUR = "#CC79A7"
 _IDLE, _WAITING, _WAITING_COLOUR = "idle", "waiting", "#E0E0E0"
 _THICKNESS = 0.8
-"""Thickness of a bar, relative to the distance between two rows, which is 1."""
+"""Thickness of a bar of the timeline, where the distance between two rows of bars is 1."""
 _GAP = 0.7
-"""Additional distance between the rows of the learner, of inference and of the workers."""
+"""Additional distance in the timeline between the rows of the learner, of inference and of the workers."""
 _ROW_HEIGHT, _MIN_HEIGHT, _MAX_HEIGHT = 30, 150, 1500
-"""Height of a row; minimum and maximum height of the figure; in pixels."""
+"""Height of a row of bars, and minimum and maximum height of the timeline, in pixels."""
 _NARROW = 0.01
-"""Bars narrower than this fraction of the window have no edge, since it would hide them."""
+"""Bars that are narrower than this fraction of the recorded time have no edge, since an edge would hide the bar."""
 _TOLERANCE = 0.02
-"""Overlaps of less than this fraction of a bar's length are ignored, since the clocks have limited resolution."""
+"""Overlaps of two bars of less than this fraction of the bar's length are ignored, since the clocks have limited resolution."""
 _ROLES = ("rollout", "inference", "learner")
-"""Roles of processes. The column {role}_busy has the fraction of time in which the role was busy."""
+"""Roles of processes. The table column {role}_busy has the fraction of the time in which the processes of a role were busy."""
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
-"""Column of the history → label of the vertical axis."""
+"""Hyperparameter that population-based training changes → label of the vertical axis."""
 
 
 def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
-    """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and role → share (0 to 1).
+    """Return the role that was busy for the largest share of the time, and role → share of the time (0 to 1).
 
-    The shares are means over the second half of each table's rows, and then over the tables. Returns None if a role has no values.
+    The roles are "rollout", "inference" and "learner". The shares are means over the second half of the rows of each table, and then over
+    the tables. Returns None if a role has no values.
     """
     busy = {role: _settled_mean(tables, f"{role}_busy") for role in _ROLES}
     known = {role: share for role, share in busy.items() if share is not None}
@@ -57,9 +59,14 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
 def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
     """Return the metrics that only runs with rollout workers or several policies have.
 
-    If the utilization was measured: `bottleneck`, the role that limits the speed, and `busy`, the share of the time in which each role is
-    busy. If there are several policies: `policies`, the mean over Sessions of each policy's last current_return (None if no episode
-    ended), and `best_policy`.
+    If the utilization of the processes was measured, the metrics are `bottleneck` (the role of processes that limits the speed) and `busy`
+    (role → share of the time in which the role is busy). If there are several policies, the metrics are `policies` (the last current_return
+    of each policy, averaged over the Sessions, or None if no episode ended) and `best_policy` (the index of the best policy).
+
+    Args:
+        train: index → training table.
+        metric_tables: index → table from which the metrics of the trial are computed.
+        policies: number of policies of each Session.
     """
     metrics: dict[str, Any] = {}
     if (found := bottleneck(list(train.values()))) is not None:
@@ -73,7 +80,12 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
 
 
 def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> Figure | None:
-    """Return a figure of population-based training: the mutated hyperparameters and the replaced policies; None if there are no rows."""
+    """Return a figure of population-based training, which shows the mutated hyperparameters and the replaced policies.
+
+    Returns None if the history has no rows.
+
+    Args: columns: column → cells of the history of population-based training.
+    """
     history = {name: numbers(cells) for name, cells in columns.items()}
     policies = sorted({int(policy) for policy in history.get("policy", ()) if np.isfinite(policy)})
     panels = []
@@ -86,7 +98,7 @@ def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> 
 
 
 def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Line:
-    """Return the line of a policy's hyperparameter, with marks where the policy was replaced."""
+    """Return the line of one hyperparameter of a policy, with a mark at each frame at which the policy copied another policy's weights."""
     points = np.stack([history["frame"], history[column], history["source"]], axis=1)
     points = points[(history["policy"] == policy) & np.isfinite(points[:, :2]).all(axis=1)]
     points = points[np.lexsort((points[:, 1], points[:, 0]))]
@@ -97,7 +109,7 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
 
 
 def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Write the figures of the timeline and of the history of population-based training; an unreadable file causes a notice."""
+    """Write the figures of the timeline and of population-based training of each Session. An unreadable file causes a notice."""
     if sampler is not None:
         turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"
         for s in sorted({index // sampler.num_policies for index in run.tables("train")}):
@@ -119,7 +131,7 @@ def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) 
 
 
 class Span(NamedTuple):
-    """An activity of a process. Times are in seconds since the start of the window."""
+    """An activity of a process in a timeline. `begin` and `end` are in seconds since the start of the recorded time."""
 
     process: str
     kind: str
@@ -128,7 +140,10 @@ class Span(NamedTuple):
 
 
 def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
-    """Return the spans of a timeline file without idle spans and invalid rows. Times are shifted so that the window begins at 0."""
+    """Return the activities in a timeline file, without idle times and invalid rows.
+
+    The times are shifted so that the recorded time begins at 0. Args: columns: column → cells of the timeline file.
+    """
     if not {"process", "kind", "begin", "end"} <= columns.keys():
         return []
     times = numbers(columns["begin"]), numbers(columns["end"])
@@ -139,9 +154,9 @@ def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
 
 
 def overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of the training time in which a worker collects a rollout at the same time; None if there is no span of either kind.
+    """Return the share of the training time in which a worker collects a rollout at the same time.
 
-    The share is 0 if training and collection alternate.
+    The share is 0 if training and collection alternate. Returns None if there is no training or no collection.
     """
     training, collecting = (_union(span for span in spans if span.kind == kind) for kind in ("train", "rollout"))
     whole = sum(end - begin for begin, end in training)
@@ -150,7 +165,7 @@ def overlap(spans: Sequence[Span]) -> float | None:
 
 
 def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Return the union of the spans as intervals without overlaps."""
+    """Return the union of the spans as (begin, end) intervals that do not overlap."""
     union: list[tuple[float, float]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         if union and span.begin <= union[-1][1]:
@@ -161,7 +176,10 @@ def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
-    """Return a figure with a row of bars for each process: learner, inference and workers, from top to bottom. Waiting is grey."""
+    """Return the timeline: a figure with a row of bars for each process. Waiting times are grey.
+
+    From top to bottom, the rows show the learner, inference and the workers.
+    """
     share = overlap(spans)
     lead = "" if share is None else f"Rollouts are collected during {100 * share:.0f} % of the training time. "
     rows = row_positions({span.process for span in spans})
@@ -184,7 +202,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def row_positions(processes: Iterable[str]) -> dict[str, float]:
-    """Return process → vertical centre of its row, from 0 downwards."""
+    """Return process → vertical centre of the row of the process in the timeline. The first row is at 0, and lower rows are negative."""
     positions: dict[str, float] = {}
     position, above = 0.0, ""
     for process in sorted(processes, key=_order):
@@ -195,7 +213,10 @@ def row_positions(processes: Iterable[str]) -> dict[str, float]:
 
 
 def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: float) -> Bars:
-    """Return the bars of a kind. Simultaneous bars of a process, for example of two groups of envs, share the height of its row."""
+    """Return the bars of one kind of activity in a timeline.
+
+    Simultaneous bars of a process, for example of two groups of envs, share the height of the row of the process.
+    """
     spans = [span for span in spans if span.kind == kind]
     name = _NAMES.get(kind, kind)
     bars = []
@@ -212,7 +233,7 @@ def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: f
 
 
 def _order(process: str) -> tuple[int, int, str]:
-    """Return the sort key of a process: first by kind (learner, inference, worker, other), then by number."""
+    """Return the sort key of a process name. Processes are sorted by kind (learner, inference, worker, other) and then by number."""
     found = re.search(r"\d+", process)
     kinds = ("learner", "inference", "worker")
     kind = next((place for place, name in enumerate(kinds) if process.startswith(name)), len(kinds))
@@ -220,7 +241,10 @@ def _order(process: str) -> tuple[int, int, str]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
-    """Return for each span the lowest lane that is free at its begin; `spans` must be sorted by begin."""
+    """Return the number of the lane of each span. Spans in the same lane do not overlap.
+
+    Each span gets the lowest lane that is free at its begin. `spans` must be sorted by begin.
+    """
     ends: list[float] = []
     lanes = []
     for span in spans:

@@ -1,4 +1,4 @@
-"""Terminal output that never raises an exception: an OSError on write is stored."""
+"""Terminal output that does not raise an OSError on write, but stores the error."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SPARE_FROM = 256
-"""Lowest descriptor for the copies of stdout and stderr. Code that closes all low descriptors rarely reaches such high numbers."""
+"""Lowest number of the descriptors that are copies of stdout and stderr. Code that closes all low descriptors rarely closes such high
+numbers."""
 _spares: dict[int, int] = {}
-"""Descriptor of a standard stream (1 or 2) → its copy."""
+"""Descriptor of a standard stream (1 or 2) → descriptor of the copy of this stream."""
 
 
 def keep_streams() -> None:
-    """Copy the descriptors of stdout and stderr, so that Screen can reopen a stream that an env has closed."""
+    """Copy the file descriptors of stdout and stderr, so that Screen can reopen a standard stream that an env has closed."""
     if not has_feature("fcntl"):
         return
     import fcntl
@@ -32,7 +33,7 @@ def keep_streams() -> None:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a rich console that writes to a Screen. If NO_COLOR is set, it writes no styles at all; rich would keep bold and dim."""
+    """Return a rich console that writes to a Screen. If NO_COLOR is set, the console writes no styles, not even bold and dim."""
     from rich.console import Console
 
     return Console(
@@ -41,9 +42,9 @@ def console_on(stream: TextIO) -> Console:
 
 
 class Screen:
-    """A stream that stops writing after the first OSError and stores the error. Characters that cannot be encoded are replaced.
+    """A text stream that stores the first OSError and then stops writing. Characters that cannot be encoded are replaced.
 
-    If `keep_streams` was called before, a standard stream that was closed is reopened.
+    If `keep_streams` was called before, the Screen reopens a standard stream that was closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -84,7 +85,7 @@ class Screen:
                 self._failed(error)
 
     def _failed(self, error: OSError | ValueError, text: str = "") -> None:
-        """Stop writing after an error, unless the stream can be reopened."""
+        """Handle an error on write: reopen the stream if it was closed, or else stop writing and store the error."""
         if isinstance(error, OSError) and error.errno != errno.EBADF:
             self._stop(error)
         elif isinstance(error, OSError) or self.stream.closed:
@@ -94,7 +95,7 @@ class Screen:
             raise error
 
     def _reopen(self, text: str) -> bool:
-        """Reopen a standard stream and write `text` to it; return whether this succeeded."""
+        """Reopen the standard stream, write `text` to the stream, and return whether both succeeded."""
         number, spare = self._number, _spares.get(self._number or 0)
         if number is None or spare is None:
             return False

@@ -124,7 +124,7 @@ def analyze_trial(
 def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES) -> str:
     """Return a text with the current return of a trial, its standard error, and the episodes and Sessions over which it is averaged.
 
-    With self-play, the text has the Elo rating instead of the return.
+    In self-play, the text has the Elo rating instead of the return.
 
     Args: episodes: description of the training episodes whose mean is the return.
     """

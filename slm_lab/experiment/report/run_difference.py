@@ -331,7 +331,10 @@ def _return_texts(found: RunDifference) -> list[str]:
 
 
 def verdict(returns: Returns) -> str:
-    """Return a sentence that says whether the seeds show a difference of the returns and, if not, how many seeds would show a difference."""
+    """Return a sentence that says whether the seeds show a difference of the returns.
+
+    If no difference is shown, the sentence also says how many seeds would show a difference of this size.
+    """
     one, counts = returns.difference, (len(returns.a), len(returns.b))
     assert one is not None
     many = counts[0] if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"

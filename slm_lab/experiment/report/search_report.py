@@ -1,4 +1,4 @@
-"""The output files of a search: table of trials, figures, importance of keys, and the best trial's spec."""
+"""Write the output files of a search: the table of trials, the figures, the importance of the searched keys, and the best trial's spec."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.models.spec import Spec
 
 _MAX_COLUMNS = 12
-"""Maximum number of keys in the grid of scatter plots; the most important keys are shown."""
+"""Maximum number of keys in the grid of scatter plots. If there are more keys, the most important keys are shown."""
 _MAX_OPTIONS = 12
-"""Maximum number of values of a categorical key that have a label at the axis."""
+"""Maximum number of values of a categorical key that have a label at the axis of the key."""
 _LETTERS = 14
-"""Maximum number of characters of a value at an axis."""
+"""Maximum number of characters of the label of a value at an axis."""
 _POINTS = 300
-"""Maximum number of points of a line in the figure of all trials."""
+"""Maximum number of points of the line of a trial in the figure of the returns of all trials."""
 _OUTLIERS = 10
-"""Percentile of the metric below which all trials have the same colour, so that outliers do not determine the colour scale."""
+"""Percentile of the values by which trials are coloured. All trials below this percentile have the same colour, so that outliers do not
+determine the colour scale."""
 _BEST_COLOURS = ("#440154", "#3B528B", "#0072B2", "#21918C", "#009E73", "#5EC962", "#E69F00", "#D55E00", "#CC79A7", "#882255")
 _RETURN_LABELS = {
     "mean_returns": "mean return (evaluation, or recent episodes)",
@@ -55,20 +56,20 @@ class SearchSummary:
     """The results of a search, and the data of its figures."""
 
     title: str
-    """Name of the spec, and the env."""
+    """Title of the figures: the name of the spec, and the env."""
     space: SearchSpace
     ranked: Sequence[TrialRecord]
-    """All trials, best first."""
+    """All trials of the search, from the best to the worst trial."""
     metric: str
     """Name of the metric by which the trials are ranked."""
     importance: Importance | None
-    """Importance of the keys; None if it is not available, see key_importance."""
+    """Importance of the searched keys; None if the importance cannot be computed (see key_importance)."""
     files: Sequence[Path] = ()
-    """The written files, without the script of the HTML pages."""
+    """The files that have been written, without the script of the HTML pages."""
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best trial or, if trials were confirmed, the best confirmed trial; None if no trial has a result."""
+        """The best trial (the best confirmed trial if trials were confirmed); None if no trial has a result."""
         return next((one for one in self.ranked if one.status != "failed" and one.known_metric is not None), None)
 
     @cached_property
@@ -78,11 +79,14 @@ class SearchSummary:
 
     @cached_property
     def known_metric_T(self) -> np.ndarray:
-        """Metrics of the trials in `known`."""
+        """Metric of each trial in `known`, float64 [T]."""
         return np.array([one.known_metric for one in self.known], dtype=float)
 
     def count(self, *, shown: bool = True) -> str:
-        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; with shown=False, "(not shown)" is omitted."""
+        """Return a text with the number of trials of each status, such as "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)".
+
+        Args: shown: whether the text belongs to a figure, so that failed trials are marked as "(not shown)".
+        """
         words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
         trials = len(self.ranked)
@@ -102,11 +106,11 @@ class SearchSummary:
 
 
 def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
-    """Write the files of a finished or unfinished search from its trials and their tables, and return its results.
+    """Write the files of a finished or unfinished search from the records and tables of its trials, and return the results of the search.
 
     Trials may be running, failed or stopped, and `records` may be empty. A file or figure that cannot be written causes a notice.
 
-    Args: metric: name of TrialRecord.metric.
+    Args: metric: name of the metric by which trials are ranked, whose value is TrialRecord.metric.
     """
     writer, view = Writer(paths.root), summarize_search(spec, records, metric)
     space, order, importance = view.space, view.ranked, view.importance
@@ -124,7 +128,10 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
 
 
 def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
-    """Return the results of a search from its trials. If the importance of the keys cannot be computed, a notice is printed."""
+    """Return the results of a search, computed from the records of its trials.
+
+    If an error prevents the computation of the importance of the searched keys, a notice is printed.
+    """
     space, order, importance = SearchSpace(spec), tuple(ranked(records)), None
     try:
         importance = key_importance(space, order)
@@ -134,7 +141,7 @@ def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) ->
 
 
 def search_records(state: SearchState, paths: RunPaths, random_seed: int | None) -> list[TrialRecord]:
-    """Return a record of each trial of a search, with the result of its confirmation."""
+    """Return a record of each trial of a search, which includes the result of the confirmation of the trial (see TrialRecord.confirmed)."""
     confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
     intervals = {t: confidence_interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
     return [
@@ -156,9 +163,9 @@ def search_records(state: SearchState, paths: RunPaths, random_seed: int | None)
 
 
 def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None for a single Session.
+    """Return the 95 % interval (Student's t) of a metric over the Sessions of a confirmed trial; None for a single Session.
 
-    The interval of a return is clipped to the range of possible returns, if that is known.
+    If the metric is a return and the range of possible returns is known, the interval is clipped to this range.
     """
     files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
     bounds = None
@@ -170,7 +177,7 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
 
 
 def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
-    """Return the spec of the best trial, with a comment about the search. The spec can be run with `train`."""
+    """Return the content of the spec file of the best trial, with a comment about the search. The command `train` can run this spec."""
     space = view.space
     body = dump_spec(space.apply(best.values))[space.spec.name]
     body.get("meta", {}).pop("run", None)
@@ -192,7 +199,10 @@ def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
 
 
 def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
-    """Return the table as CSV: one row per trial, best first. The cell of a key that is not active in a trial is empty."""
+    """Return the table of trials as the content of a CSV file, with one row for each trial, best trial first.
+
+    If a key is not active in a trial, the cell of the key is empty.
+    """
     keys = dict.fromkeys([*space.keys, *(key for one in records for key in one.values)])
     after = ("frame", "seconds", "random_seed", "confirmed", "confirmed_low", "confirmed_high", "cause")
     metrics = dict.fromkeys(name for one in records for name in one.metrics if name not in after)
@@ -206,7 +216,7 @@ def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a number or text unchanged, other values as JSON."""
+    """Return a value of a key for a CSV file: numbers and texts are unchanged, and other values become JSON."""
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
@@ -214,12 +224,15 @@ def _cell(value: Any) -> Any:
 
 
 def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
-    """Return the figures, keyed by the suffix after _experiment_graph: "", parallel_coordinates and importance."""
+    """Return suffix of the file name after _experiment_graph → figure. The suffixes are "", "parallel_coordinates" and "importance"."""
     return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
 
 
 def grid_figure(view: SearchSummary) -> ScatterGrid:
-    """Return scatter plots of every metric that has values over every key, or over the most important keys if there are many."""
+    """Return scatter plots of each metric over each searched key. If there are many keys, only the most important keys are shown.
+
+    A metric without values is omitted.
+    """
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
         values.setdefault(name, np.array([one.metrics.get(name) for one in view.known], dtype=float))
@@ -235,7 +248,7 @@ def grid_figure(view: SearchSummary) -> ScatterGrid:
 
 
 def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
-    """Return a line for each trial over all keys, with the metric as the last axis."""
+    """Return the parallel coordinates of a search: a line for each trial over the axes of all searched keys and the axis of the metric."""
     axes = [_axis(view, key) for key in view.space.keys]
     scales, position_AT = _stacked([*axes, _linear(view.metric, view.known_metric_T)], view)
     unused_AT = np.isnan(position_AT)
@@ -245,12 +258,12 @@ def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
 
 
 def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
-    """Return the scales, and the positions of all trials on these scales, [axes, T]."""
+    """Return the axes, and the positions of all trials on these axes, float [axes, T]."""
     return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.known))
 
 
 def importance_figure(view: SearchSummary) -> Figure:
-    """Return a figure with a bar for the importance of each key."""
+    """Return a figure with a horizontal bar for each searched key, which shows the importance of the key."""
     names, found = short_names(view.space.keys), view.importance
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
@@ -274,7 +287,7 @@ def importance_figure(view: SearchSummary) -> Figure:
 
 
 def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
-    """Return name → figure of the mean returns of all trials over frames, in which the best ten trials are highlighted."""
+    """Return name → figure of the mean returns of all trials over frames. In each figure, the ten best trials are highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
     best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
     found = {}
@@ -294,7 +307,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
-    """Return the curves of the returns of a trial, averaged over its Sessions; {} if its tables have no returns."""
+    """Return name of each figure of returns → curve of the trial, averaged over its Sessions; {} if the tables have no returns."""
     tables = [return_curves(table) for table in Run(paths, trial).tables_per_training(mode).values()]
     result = {}
     for name in _RETURN_LABELS:
@@ -307,7 +320,10 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return path → short name: the last part of the path, preceded by parts that make it unique or show what it belongs to."""
+    """Return path of each key → short name of the key, which consists of the last part of the path and, if necessary, parts before.
+
+    Parts before the last part are necessary if the last part is not unique, or if it is general, such as "name".
+    """
     parts = {key: key.split(".") for key in keys}
 
     def name(key: str) -> str:
@@ -322,7 +338,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a value as short text."""
+    """Return a value of a key as a short text for a label."""
     if isinstance(value, float):
         return number(value) if abs(value) >= 0.001 or value == 0 else f"{value:.3g}"
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
@@ -330,7 +346,10 @@ def _value_text(value: Any) -> str:
 
 
 def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
-    """Return the axis of a key, and the position of each trial on it; NaN if the key is not active in the trial."""
+    """Return the axis of a searched key, and the position of each trial on this axis, float64 [T].
+
+    The position is NaN if the key is not active in the trial.
+    """
     label = short_names(view.space.keys)[key]
     same = [one for one in view.space.named.values() if one.text == key]
     if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in view.known):
@@ -357,12 +376,12 @@ def _choices(label: str, key: str, same: Sequence[SearchKey], known: Sequence[Tr
 
 
 def _frozen(value: object) -> str:
-    """Return a text of a value that is the same for equal values."""
+    """Return a value as a hashable text, which is the same for equal values."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def _option_texts(values: Sequence[Any]) -> list[str]:
-    """Return the values as text; objects by their names if all names differ."""
+    """Return the values of a categorical key as texts. Dicts are shown by their names if all names differ."""
     names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else _value_text(value) for value in values]
     return names if len(set(names)) == len(names) else [_value_text(value) for value in values]
 
@@ -372,9 +391,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
-    """Return an axis from the minimum to the maximum of the values and `ends`, and the positions of the values on it.
+    """Return a linear or logarithmic axis, and the positions of the values on this axis, float64 [T].
 
-    Both ends of the axis have a label.
+    The axis reaches from the minimum to the maximum of the values and `ends`. If there are `ends`, both ends of the axis have a label.
     """
     finite = [*value_T[np.isfinite(value_T)].tolist(), *ends]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)

@@ -1,4 +1,7 @@
-"""Describe in sentences how the seeds of a trial differ: at the end, over the run, and in the diagnostics where returns differ most."""
+"""Describe in sentences how the returns of the seeds of a trial differ, at the end and over the run.
+
+The sentences also name the diagnostics, such as the entropy, that differ when the returns differ most.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from slm_lab.experiment.report.metrics import Curve, Table, current_return, curv
 from slm_lab.experiment.report.progress import estimate_number, number
 
 _SHARE = 0.9
-"""Fraction of the way from the baseline (or the lowest return) to the best return at which a seed counts as having learned."""
+"""A seed counts as having learned if its return has covered this fraction of the range from the random baseline (or the lowest return) to
+the best return."""
 _WINDOW = 0.2
-"""Length of the window in which the returns differ most, as a fraction of the points of the curves."""
+"""Length of the part of the run in which the returns of two seeds differ most, as a fraction of the points of the return curves."""
 _SMALL = 0.05
-"""Differences between two curves that are smaller than this fraction of the range of all returns are not explained."""
+"""Differences between two return curves that are smaller than this fraction of the range of all returns are not explained."""
 _FALL = 0.3
-"""A fall of the return from its best value so far is reported if it is at least this fraction of the range of all returns."""
+"""A fall of the return of a seed from its previous best value is reported if it is at least this fraction of the range of all returns."""
 _EFFECT, _RELATIVE, _SHOWN = 1.0, 0.1, 3
-"""Smallest reported difference of a diagnostic, in standard deviations and relative to the larger mean; maximum number reported."""
+"""Smallest difference of a diagnostic that is reported, in standard deviations and relative to the larger mean; maximum number of reported
+diagnostics."""
 _MAX_SEEDS = 6
 """Maximum number of seeds that are compared with the best seed."""
 _MEANINGS = {
@@ -40,11 +45,12 @@ _MEANINGS = {
     "lag_mean": ("policy lag", "its data were newer", "its data were older"),
     "staleness": ("staleness", "its gradients were newer", "its gradients were older"),
 }
-"""Column → (name, meaning of a lower value, meaning of a higher value). Losses and values are omitted, since they follow the returns."""
+"""Column of a diagnostic → (name, meaning of a lower value, meaning of a higher value). Losses and value estimates are omitted, since they
+follow the returns."""
 
 
 class _Pair(NamedTuple):
-    """A seed, the best seed, and the difference of their returns at common frames."""
+    """A seed, the best seed, and the difference of the returns of both seeds at common frames."""
 
     name: str
     best_name: str
@@ -52,10 +58,10 @@ class _Pair(NamedTuple):
     best: Table
     own_returns: Table
     best_returns: Table
-    """`own_returns` and `best_returns` are the tables whose last rows have the current returns."""
+    """`own_returns` and `best_returns` are the tables whose last rows have the current returns of the two seeds."""
     frame: np.ndarray
     gap: np.ndarray
-    """current_return of the seed minus current_return of the best seed, [frames]."""
+    """current_return of the seed minus current_return of the best seed at each common frame, float64 [frames]."""
     scale: float
     """Range of all returns of all seeds."""
 
@@ -67,14 +73,16 @@ def differences(
     baseline: float | None = None,
     latest: Mapping[int, Table] | None = None,
 ) -> list[str]:
-    """Return a paragraph for each seed that compares it with the best seed; [] if fewer than two seeds have returns.
+    """Return a paragraph of sentences for each seed except the best seed, which compares the seed with the best seed.
+
+    Returns [] if fewer than two seeds have returns.
 
     Args:
         tables: index → training table of the seed.
-        returns: index → table from which the seed's returns are taken, of training or of evaluation.
+        returns: index → training table or evaluation table from which the seed's returns are taken.
         names: index → name of the seed.
         baseline: random baseline of the env; None: unknown.
-        latest: index → table whose last row has the current return; None: `returns`.
+        latest: index → table whose last row has the current return of the seed; None: `returns`.
     """
     latest = returns if latest is None else latest
     curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}
@@ -96,7 +104,11 @@ def differences(
 
 
 def common_level(curves: Iterable[Curve], baseline: float | None) -> float | None:
-    """Return the return that counts as learned: 90 % of the way from the baseline, else the lowest return, to the best return."""
+    """Return the return at which a seed counts as having learned; None if there are no returns.
+
+    This return is at 90 % of the range from the random baseline to the best return of all seeds. If the baseline is None, the range begins
+    at the lowest return.
+    """
     values = np.concatenate([np.empty(0), *(one.value for one in curves)])
     if not len(values):
         return None
@@ -105,13 +117,13 @@ def common_level(curves: Iterable[Curve], baseline: float | None) -> float | Non
 
 
 def first_frame_at_level(one: Curve, level: float | None) -> float | None:
-    """Return the first frame at which a curve is at or above a level; None if there is no such frame or the level is None."""
+    """Return the first frame at which a curve is at or above `level`; None if there is no such frame or `level` is None."""
     above = np.flatnonzero(one.value >= (math.inf if level is None else level))
     return float(one.frame[above[0]]) if len(above) else None
 
 
 def rounded(value: float, digits: int = 4) -> str:
-    """Return a number as text, rounded to `digits` significant digits."""
+    """Return a number as text, with `digits` significant digits."""
     return number(float(f"{value:.{digits}g}"))
 
 
@@ -155,7 +167,7 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
 
 
 def _fall(pair: _Pair, one: Curve) -> str:
-    """Return a sentence about the largest fall of the return from its best value so far; "" if the fall is small."""
+    """Return a sentence about the largest fall of the return of the seed from its previous best value; "" if the fall is small."""
     falls = np.maximum.accumulate(one.value) - one.value
     low = int(falls.argmax())
     if falls[low] < _FALL * pair.scale:
@@ -166,7 +178,7 @@ def _fall(pair: _Pair, one: Curve) -> str:
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
-    """Return sentences about the window in which the returns differ most, and about the diagnostics before and during it."""
+    """Return sentences about the part of the run in which the returns of both seeds differ most, and about the diagnostics at this time."""
     found = _widest(pair)
     if found is None:
         return []
@@ -179,9 +191,10 @@ def _cause_sentences(pair: _Pair) -> list[str]:
 
 
 def _widest(pair: _Pair) -> tuple[float, float, float] | None:
-    """Return the first and last frame of the window with the largest mean gap, and this gap; None if the gap is small.
+    """Return (first frame, last frame, mean gap) of the part of the run with the largest mean gap between the returns of both seeds.
 
-    A gap in which the seed is worse than the best seed is preferred, since the question is why the seed is worse.
+    A part in which the seed is worse than the best seed is preferred, since the sentences explain why the seed is worse. Returns None if
+    the largest gap is small.
     """
     if len(pair.frame) < 5:
         return None
@@ -196,7 +209,7 @@ def _widest(pair: _Pair) -> tuple[float, float, float] | None:
 
 
 def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
-    """Yield (difference in standard deviations, text) for each diagnostic that differs between the seeds from frame `begin` to `end`."""
+    """Yield (difference in standard deviations, text) for each diagnostic that differs between both seeds from frame `begin` to `end`."""
     for column, (name, lower, higher) in _MEANINGS.items():
         if column not in pair.own or column not in pair.best:
             continue

@@ -1,10 +1,10 @@
-"""Statistics of comparisons, with numpy alone.
+"""Statistics for the comparison of agents, computed with numpy alone.
 
-Interquartile means, probabilities of improvement, performance profiles, significance tests, and confidence sequences, whose intervals stay
-valid even if they are inspected after every seed.
+The module computes interquartile means, probabilities of improvement, performance profiles, significance tests and confidence sequences.
+The intervals of a confidence sequence stay valid even if they are inspected after every seed.
 
-Scores are a sequence of arrays, one for each env, float64 [seeds of the env]; the number of seeds may differ between envs. The aggregates
-and their stratified bootstrap, which resamples the seeds of each env separately, are those of Agarwal et al. 2021, "Deep Reinforcement
+Scores are a sequence with one array for each env, float64 [seeds of the env]. The number of seeds may differ between envs. The aggregates
+and their stratified bootstrap, which resamples the seeds of each env separately, are described in Agarwal et al. 2021, "Deep Reinforcement
 Learning at the Edge of the Statistical Precipice" (https://arxiv.org/abs/2108.13264). docs/statistics.md has the formulas.
 """
 
@@ -19,36 +19,39 @@ import numpy as np
 from slm_lab.experiment.report.metrics import Estimate
 
 Scores = Sequence[np.ndarray]
-"""One array for each env, float64 [seeds]."""
+"""Scores of an agent: one array for each env, float64 [seeds]."""
 Interval = tuple[float, float]
 REPLICATES = 2000
 """Number of bootstrap samples."""
 LEVEL = 0.05
-"""1 − the confidence level of all intervals."""
+"""1 − confidence level of all intervals, which is the probability that an interval does not contain the true value."""
 _QUANTILES = (LEVEL / 2, 1 - LEVEL / 2)
 _SEED = 0
-"""Seed of the bootstrap: a repeated comparison gives the same intervals."""
+"""Random seed of the bootstrap. With a fixed seed, a repeated comparison gives the same intervals."""
 
 
 # ---- aggregates
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half of the values along the last axis: of N values, the ⌊N / 4⌋ lowest and highest are dropped."""
+    """Return the mean of the middle half of the values along the last axis.
+
+    Of N values, the ⌊N / 4⌋ lowest values and the ⌊N / 4⌋ highest values are dropped.
+    """
     count = values.shape[-1]
     cut = count // 4
     return np.asarray(np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1))
 
 
 def optimality_gap(values: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """Return the mean shortfall from `target` along the last axis; values above `target` have a shortfall of 0."""
+    """Return the mean of max(target − value, 0) along the last axis: the amount by which values miss `target`."""
     return np.asarray(target - np.minimum(values, target).mean(axis=-1))
 
 
 def aggregate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], replicates: int = REPLICATES) -> Estimate:
     """Return a statistic of the scores of all envs together, with the percentile interval of the stratified bootstrap.
 
-    If every env has a single seed, there is no interval.
+    If every env has a single seed, the estimate has no interval.
 
     Args: statistic: function of values [..., N] that reduces the last axis, such as `interquartile_mean`.
     """
@@ -61,10 +64,11 @@ def aggregate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], rep
 
 
 def probability_of_improvement(scores: Scores, others: Scores, replicates: int = REPLICATES) -> Estimate:
-    """Return P(scores > others): the probability that a random seed of `scores` is better than one of `others`, as a mean over the envs.
+    """Return P(scores > others), with the percentile interval of the stratified bootstrap.
 
-    In each env, the probability is the Mann-Whitney statistic U / (n m); equal values count one half. The interval is the percentile
-    interval of the stratified bootstrap; there is none if both sides have a single seed in every env.
+    In each env, P(scores > others) is the probability that a random seed of `scores` is better than a random seed of `others`. The result
+    is the mean of these probabilities over the envs. The probability in an env is the Mann-Whitney statistic U / (n m), in which a pair of
+    equal values counts one half. If `scores` and `others` have a single seed in every env, the estimate has no interval.
     """
     rng = np.random.default_rng(_SEED)
     values, samples = [], []
@@ -79,18 +83,18 @@ def probability_of_improvement(scores: Scores, others: Scores, replicates: int =
 
 
 class Profile(NamedTuple):
-    """A performance profile; each array is float64 [T]."""
+    """A performance profile: the fraction of runs above each of T thresholds. Each array is float64 [T]."""
 
     threshold: np.ndarray
     fraction: np.ndarray
-    """Fraction of the runs, of all envs together, whose score is above the threshold."""
+    """Fraction of the runs of all envs together whose score is above the threshold."""
     low: np.ndarray
     high: np.ndarray
-    """`low` and `high` are the pointwise 95 % band."""
+    """`low` and `high` are the lower and upper limits of the 95 % interval at each threshold."""
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray, replicates: int = REPLICATES) -> Profile:
-    """Return the performance profile: for each threshold, the fraction of runs that score higher, with its bootstrap interval."""
+    """Return the performance profile: for each threshold, the fraction of runs with a higher score and the bootstrap interval of it."""
     rng = np.random.default_rng(_SEED)
     total = sum(map(len, scores))
     above = [one[:, None] > thresholds for one in scores]
@@ -114,7 +118,10 @@ def _percentiles(samples: np.ndarray) -> Interval:
 
 
 def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of Welch's t-test of equal means; None if one side has a single value, or if neither side varies."""
+    """Return the two-sided p-value of Welch's t-test of equal means of `values` and `others`.
+
+    Returns None if `values` or `others` has fewer than two elements, or if the elements of both do not vary.
+    """
     if min(len(values), len(others)) < 2:
         return None
     parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, others)]
@@ -127,8 +134,8 @@ def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p-values adjusted for multiple testing: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
-    The k-th smallest of K p-values is multiplied by K − k + 1, and raised to the adjusted p-value before it if that is larger. None means
-    that there was no test; it is not counted and stays None.
+    The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. If the adjusted (k − 1)-th smallest p-value is larger, the
+    k-th is raised to that value. An element None means that there was no test. Such an element is not counted and stays None.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
@@ -140,7 +147,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def student_t_tails(t: float, freedom: float) -> float:
-    """Return P(|T| ≥ |t|) for Student's t distribution: I_x(ν/2, 1/2) with x = ν / (ν + t²)."""
+    """Return P(|T| ≥ |t|) for Student's t distribution with ν = `freedom` degrees of freedom: I_x(ν/2, 1/2) with x = ν / (ν + t²)."""
     return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t), t * t / (freedom + t * t))
 
 
@@ -155,7 +162,7 @@ def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction of the incomplete beta function, by Lentz's method."""
+    """Return the continued fraction of the incomplete beta function I_x(a, b), computed by Lentz's method."""
     c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0))
     value = d
     for m in range(1, 1000):
@@ -173,38 +180,43 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 # ---- confidence sequences
 
 _GRID = 1001
-"""Number of evenly spaced candidate means; intervals are rounded outwards to the next of them (their distance: 1/500 of the range of
-returns)."""
+"""Number of evenly spaced candidate means of a confidence sequence. Intervals are rounded outwards to the next candidate mean. The distance
+between two candidate means is 1/500 of the range of returns."""
 _BETS = 16
-"""Number of betting fractions, for bets above and for bets below the candidate mean; the wealth of all bettors is averaged."""
+"""Number of betting fractions. Each fraction is used for a bet that the mean is above the candidate mean and for a bet that the mean is
+below. The wealth of all bettors is averaged."""
 
 
 def confidence_sequence(differences: Sequence[float], span: float | None, level: float = LEVEL) -> list[Interval]:
-    """Return the confidence interval of the mean after the first 1, 2, … differences; it is infinite while there are too few of them.
+    """Return the confidence intervals of the mean difference after the first 1, 2, … differences.
 
-    With probability 1 − level, *all* of these intervals contain the true mean, so it is valid to stop as soon as one of them excludes 0.
+    An interval is infinite if there are too few differences. With probability 1 − level, *all* intervals contain the true mean. Therefore,
+    it is valid to stop as soon as one interval excludes 0.
 
-    Args: span: the largest possible |difference|; the intervals are then valid for any distribution. None: unknown; the intervals are then
-        valid for normally distributed differences.
+    Args: span: the largest possible |difference|, or None if it is unknown. With a span, the intervals are valid for any distribution of the
+        differences. Without a span, the intervals are valid for normally distributed differences.
     """
     return list(_normal_sequence(differences, level) if span is None else _betting_sequence(differences, span, level))
 
 
 def decided_after(intervals: Sequence[Interval]) -> int | None:
-    """Return the number of differences after which the first interval excludes 0; None if none does."""
+    """Return the number of differences after which an interval of a confidence sequence excludes 0 for the first time.
+
+    Returns None if no interval excludes 0.
+    """
     return next((count for count, (low, high) in enumerate(intervals, 1) if low > 0.0 or high < 0.0), None)
 
 
 def _betting_sequence(differences: Sequence[float], span: float, level: float) -> Iterator[Interval]:
-    """Yield the intervals for differences in [−span, span]: the candidate means m that the bets against them have not refuted.
+    """Yield the intervals of a confidence sequence for differences in [−span, span].
 
-    With xᵢ scaled to [0, 1], a bettor who bets the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m);
-    another bettor bets that the mean is below m. If m is the true mean, the average wealth of all bettors is a martingale that starts at 1
-    and ever exceeds 1 / level with a probability of at most `level` (Ville's inequality): Waudby-Smith and Ramdas 2024, "Estimating means
-    of bounded random variables by betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow the arcsine law of the
-    universal portfolio, as in Orabona and Jun 2024, "Tight concentrations and confidence sequences from the regret of universal portfolio"
-    (https://arxiv.org/abs/2110.14099). Therefore no fraction has to be chosen, and the interval does not depend on the order of the
-    differences.
+    An interval contains the candidate means m that bets against m have not refuted. With differences xᵢ scaled to [0, 1], a bettor who bets
+    the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m). Another bettor bets that the mean is below m.
+    If m is the true mean, the average wealth of all bettors is a martingale that starts at 1. The probability that this wealth ever exceeds
+    1 / level is at most `level` (Ville's inequality): Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by
+    betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow the arcsine law of the universal portfolio, as in Orabona and
+    Jun 2024, "Tight concentrations and confidence sequences from the regret of universal portfolio" (https://arxiv.org/abs/2110.14099).
+    Therefore, no betting fraction has to be chosen, and the intervals do not depend on the order of the differences.
     """
     mean_G1 = np.linspace(0.0, 1.0, _GRID)[1:-1, None]
     bet_K = np.cos((2 * np.arange(1, _BETS + 1) - 1) * np.pi / (4 * _BETS))
@@ -220,7 +232,13 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
 
 
 def _from_grid(kept: np.ndarray, mean: float, span: float) -> Interval:
-    """Return the interval of the grid points that were not refuted, rounded outwards to the next refuted point."""
+    """Return the interval of the candidate means that were not refuted, rounded outwards to the next refuted candidate mean.
+
+    Args:
+        kept: indices of the candidate means that were not refuted.
+        mean: mean of the differences, which is used if all candidate means were refuted.
+        span: the largest possible |difference|.
+    """
     step = 2.0 * span / (_GRID - 1)
     if not len(kept):  # the mean is between the outermost grid point and the end of the range
         return max(mean - step, -span), min(mean + step, span)
@@ -228,13 +246,14 @@ def _from_grid(kept: np.ndarray, mean: float, span: float) -> Interval:
 
 
 def _normal_sequence(differences: Sequence[float], level: float) -> list[Interval]:
-    """Return the intervals for normal differences of unknown variance: the means m whose t statistic the mixture test has not rejected.
+    """Return the intervals of a confidence sequence for normally distributed differences of unknown variance.
 
-    The likelihood ratio of t, for effects (mean − m) / σ ~ N(0, 1) against no effect, is
-    (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2) with ν = n − 1. It is a martingale if m is the true mean: Lai 1976, "On
-    confidence sequences"; Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"
-    (https://arxiv.org/abs/2310.03722). The interval follows from solving ratio = 1 / level for |t|; there is no finite interval for fewer
-    than 5 differences.
+    An interval contains the means m that the mixture test of the t statistic has not rejected. For n differences and ν = n − 1, the
+    likelihood ratio of t, for effects (mean − m) / σ ~ N(0, 1) against no effect, is
+    (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2). This likelihood ratio is a martingale if m is the true mean (Lai 1976, "On
+    confidence sequences", and Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown
+    variance", https://arxiv.org/abs/2310.03722). The interval follows from solving the equation ratio = 1 / level for |t|. With level =
+    0.05, there is no finite interval for fewer than 5 differences.
     """
     count = np.arange(1, len(differences) + 1)
     shifted = np.asarray(differences, dtype=np.float64) - differences[0]  # shifted to avoid cancellation

@@ -1,4 +1,4 @@
-"""The report at the end of a study, created from its result files alone: tables, figures and one HTML page."""
+"""Write the tables and figures at the end of a study, which are created from the result files of the study alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCORES = {
     "evaluation": "mean return of the last evaluation",
     "training_return": "mean return of the most recent training episodes at the end, because not all runs have the same evaluations",
 }
-"""Metric → description."""
+"""Metric of a study → description of the score that is computed from this metric."""
 _BOOTSTRAP = "Intervals of interquartile means and probabilities: percentiles of the bootstrap over seeds."
 _Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
@@ -46,43 +46,44 @@ _MORE = {
     "lock_wait": ("lock wait", "wait for the lock (ms)"),
     "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
 }
-"""Additional column → (title, label of the vertical axis). A column is drawn if an entry has values."""
+"""Additional table column → (title of the figure, label of the vertical axis). A column is drawn if an entry has values."""
 
 
 class Row(NamedTuple):
-    """The numbers of an entry in an env; None if a number is unknown."""
+    """The results of a study entry in an env, which are a row of the table. A result that is unknown is None."""
 
     env: str
     entry: str
     seeds: int
     failed: int
-    """Number of failed runs."""
+    """Number of failed runs of the entry in the env."""
     score: Estimate | None = None
-    """Mean of the metric over the seeds."""
+    """Mean of the final metric over the seeds."""
     median: float | None = None
     interquartile_mean: Estimate | None = None
-    """Interquartile mean of the metric over the seeds."""
+    """Interquartile mean of the final metric over the seeds."""
     difference: Estimate | None = None
-    """Difference from the baseline's score."""
+    """Score of the entry minus score of the study's baseline entry."""
     improvement: Estimate | None = None
-    """Probability that a seed scores higher than a seed of the baseline."""
+    """Probability that a seed of the entry scores higher than a seed of the baseline entry."""
     p_holm: float | None = None
-    """p-value of Welch's test against the baseline, adjusted for the number of these tests."""
+    """p-value of Welch's test against the baseline entry, adjusted for the number of tests in the table by Holm's method."""
     solved: int | None = None
-    """Number of seeds that reached `solve`."""
+    """Number of seeds that reached the return that counts as solved (`solve`)."""
     solve_seconds: Median | None = None
-    """Median number of seconds until the return counts as solved; infinite if at least half of the seeds did not reach it."""
+    """Median number of seconds until a seed reached `solve`; infinite if at least half of the seeds did not reach it."""
     solve_frames: Median | None = None
-    """Like solve_seconds, in global frames."""
+    """Median number of global frames until a seed reached `solve`; infinite if at least half of the seeds did not reach it."""
     published: float | None = None
+    """Published score of the entry in the env."""
     verdict: str = ""
-    """"≥", "≈" (below, but the interval contains the published score) or "below"; "" if there is no published score."""
+    """Comparison of the score with the published score: "≥", "≈" or "below" (see `verdict`); "" if there is no published score."""
     updates_per_second: float | None = None
     grad_norm: float | None = None
     grad_norm_variance: float | None = None
-    """Variance of the gradient norm over the rows of a seed, as a mean over the seeds."""
+    """Variance of the gradient norm over the table rows of a seed, averaged over the seeds."""
     return_variance: float | None = None
-    """Variance of the score between the seeds."""
+    """Variance of the final metric between the seeds."""
     staleness: float | None = None
     lock_wait: float | None = None
     lag: float | None = None
@@ -97,13 +98,14 @@ def write_report(
     *,
     decide: bool = False,
 ) -> list[str]:
-    """Write the tables and figures of a study, and return lines for the terminal: the table and its file.
+    """Write the tables and figures of a study, and return lines for the terminal: the table, explanations and the path of the table.
 
     A file that cannot be written causes a notice.
 
     Args:
+        results: result of each run that has ended.
         failed: (entry, env) of each run that failed.
-        decide: report whether each difference is decided (see report/decision.py).
+        decide: whether to report for each difference whether it is decided (see report/decision.py).
     """
     found = study_settings(study, results)
     if not found and not failed:
@@ -129,7 +131,12 @@ def write_report(
 
 
 def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
-    """Return the study with the metric that `comparable_metric` chooses for its runs, and the reason if that is another metric."""
+    """Return the study with the metric that `comparable_metric` chooses for its runs, and the reason why this metric differs.
+
+    The reason is "" if the metric is the original metric of the study.
+
+    Args: found: (env, entry) → Setting.
+    """
     metric, reason = comparable_metric(study.metric, found.values())
     return replace(study, spec=study.spec.model_copy(update={"metric": metric})), f"{reason}." if reason else ""
 
@@ -140,13 +147,13 @@ def _decision_row(one: Decision) -> dict[str, Any]:
 
 
 def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
-    """Return a sentence for each decision, and a sentence that explains the intervals."""
+    """Return a sentence for each decision, and a text that explains the intervals of the decisions; [] if there are no decisions."""
     lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
     return [*lines, decision_explanation(found)] if lines else []
 
 
 def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
-    """Return (env, entry) → Setting with the runs that have ended, in the order of the study."""
+    """Return (env, entry) → Setting with the runs of the entry that have ended, in the order of the study."""
     found: dict[tuple[str, str], list[ResultRun]] = {}
     for env in study.envs:
         for entry in study.entries:
@@ -157,7 +164,12 @@ def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple
 
 
 def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[Row]:
-    """Return the numbers of each entry in each env."""
+    """Return the results of each study entry in each env.
+
+    Args:
+        found: (env, entry) → Setting with the runs that have ended.
+        failed: (entry, env) of each run that failed.
+    """
     rows = []
     for env in study.envs:
         base = found.get((env, study.spec.baseline or ""))
@@ -208,7 +220,10 @@ def _scores(setting: Setting, metric: str) -> list[float]:
 
 
 def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
-    """Return the difference of the scores; if paired, it is computed from the runs with a random_seed that both settings have."""
+    """Return score of `setting` − score of `base`, with an interval.
+
+    With paired=True, the difference is computed from the pairs of runs that have the same random_seed.
+    """
     bounds = setting.bounds if setting.bounds == base.bounds else None
     if not paired:
         return difference(_scores(setting, metric), _scores(base, metric), bounds=bounds)
@@ -223,7 +238,11 @@ def _mean_of(setting: Setting, column: str) -> float | None:
 
 
 def verdict(score: Estimate | None, published: float | None) -> str:
-    """Return "≥" if the score is at least the published score, "≈" if it is lower but its interval contains that score, or "below"."""
+    """Compare a score with a published score, and return "≥", "≈" or "below"; "" if one of both is unknown.
+
+    "≥" means that the score is at least the published score. "≈" means that the score is lower, but the interval of the score contains the
+    published score. "below" means that the interval does not contain the published score, or that there is no interval.
+    """
     if score is None or published is None:
         return ""
     if score.value >= published:
@@ -235,7 +254,10 @@ def verdict(score: Estimate | None, published: float | None) -> str:
 
 
 def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
-    """Return name → figure, for each env: the metric over each axis, the variance between seeds, and additional columns."""
+    """Return name → figure of a study. Each env has figures of the metric over each axis of the study.
+
+    Each env also has figures of the variance between seeds and of additional columns, such as the gradient norm.
+    """
     figures: dict[str, Figure] = {}
     for env in study.envs:
         settings = [setting for (own, _), setting in found.items() if own == env]
@@ -262,9 +284,10 @@ def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) ->
 
 
 def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
-    """Return the level of the horizontal line in the figure of an env, and its name.
+    """Return the level of the horizontal line in the figure of an env, and the name of this line.
 
-    The level is `solve` or, without it, the published score if that is the same for all entries.
+    The level is the return that counts as solved (`solve`). If the study has no `solve`, the level is the published score if this score is
+    the same for all entries. Otherwise, the level is None.
     """
     if (solve := study.solve(env)) is not None:
         return solve, "solved"
@@ -276,7 +299,7 @@ def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[flo
 
 
 def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
-    """Return the header and the lines of the table, without columns for which no row has a value."""
+    """Return the header and the rows of the table of a study. Columns without any value are omitted."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
@@ -310,21 +333,24 @@ def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
 
 
 def markdown_table(study: StudyPlan, rows: Sequence[Row]) -> str:
-    """Return the table as Markdown, followed by an explanation of its columns."""
+    """Return the table of a study as Markdown, followed by an explanation of the columns of the table."""
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
 def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
-    """Return the text for the terminal: the table, the reason why its metric is another one (if so), and the decisions."""
+    """Return the lines for the terminal: the table of a study, explanations and decisions.
+
+    Args: reason: why the table has another metric than the study; "" if the metric is the same.
+    """
     texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
 
 
 def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
-    """Return an explanation of the columns of the table."""
+    """Return a text that explains the columns of the table of a study."""
     parts = [f"Score: {SCORES[study.metric]}, averaged over the seeds; [low, high]: {INTERVAL}."]
     if study.spec.baseline is not None:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
@@ -353,7 +379,11 @@ def _levels(study: StudyPlan) -> str:
 
 
 def findings(study: StudyPlan, rows: Sequence[Row]) -> list[str]:
-    """Return sentences about the results: first the differences from the baseline, then when each entry reached `solve`."""
+    """Return sentences about the results of a study.
+
+    The first sentences describe the differences from the baseline entry. The next sentences say when each entry reached the return that
+    counts as solved (`solve`).
+    """
     return [*_differences(study, rows), *_solved(study, rows)]
 
 
@@ -387,7 +417,7 @@ def _solved(study: StudyPlan, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def definitions(study: StudyPlan) -> dict[str, str]:
-    """Return the terms of the page and their definitions."""
+    """Return term → definition, for the terms in the HTML report of a study."""
     terms = {
         "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
         "score": f"{SCORES[study.metric][:1].upper()}{SCORES[study.metric][1:]}.",
@@ -401,7 +431,7 @@ def definitions(study: StudyPlan) -> dict[str, str]:
 
 
 def origins(results: Sequence[ResultRun]) -> list[str]:
-    """Return the processors, versions and commits of the runs, each with its number of runs."""
+    """Return a text for each combination of processor, software versions and git commit of the runs, with the number of its runs."""
     described = (
         f"{one.content.get('processor') or 'unknown processor'}; "
         f"{', '.join(f'{name} {version}' for name, version in one.content.get('versions', {}).items()) or 'unknown versions'}; "
@@ -412,7 +442,7 @@ def origins(results: Sequence[ResultRun]) -> list[str]:
 
 
 def study_commands(study: StudyPlan, paths: StudyPaths) -> dict[str, str]:
-    """Return the commands that repeat, continue, compare and play the study."""
+    """Return label → shell command, for the commands that repeat and continue a study, compare its runs, and play its best policy."""
     sets = "".join(f" -s {shlex.quote(one)}" for one in study.sets)
     file, folder = shlex.quote(study.source), shlex.quote(str(display_path(paths.root)))
     env = f" --env {shlex.quote(study.envs[0])}" if len(study.envs) > 1 else ""

@@ -1,4 +1,4 @@
-"""The result of a run of a study: one small JSON file, from which all tables and figures can be created again."""
+"""Write and read the result of a run of a study: one small JSON file, from which all tables and figures of the study can be created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_lab.lib.limits import processor
 
 VERSION = 1
 MAX_ROWS = 100
-"""Maximum number of rows of a table; longer tables are thinned by merging consecutive rows."""
+"""Maximum number of rows of a table in a result file. In longer tables, consecutive rows are merged."""
 _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "current_return", "current_return_se", "total_reward",
     "total_reward_ma", "grad_norm", "staleness", "lock_wait", "lag_mean",
@@ -27,11 +27,11 @@ _OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
 
 
 def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: float | None = None) -> None:
-    """Write the result of a run that has ended.
+    """Write the result of a run of a study that has ended to a JSON file.
 
     Args:
         identity: the keys entry, env, random_seed, digest, settings and spec_version of the result.
-        seconds: duration of the run including analysis; None: unknown, for example if the run was continued.
+        seconds: duration of the run including the analysis; None: the duration is unknown, for example because the run was continued.
 
     Raises OSError if the file cannot be written.
     """
@@ -54,7 +54,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
 
 def _model(description: str) -> str:
-    """Return the model name in a description of the processor; if there is none, its first line."""
+    """Return the model name in a description of the processor. If there is no model name, return the first line of the description."""
     lines = description.splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, lines[0] if lines else "")
@@ -72,8 +72,8 @@ def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]
 def thin(table: Table, rows: int = MAX_ROWS) -> Table:
     """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows.
 
-    The values are the last values of the group, except epi_new, which is the number of new episodes of the group, and return_new, which is
-    the mean over these episodes.
+    The values of a new row are the last values of the group, with two exceptions: epi_new is the number of new episodes of the whole group,
+    and return_new is the mean return of these episodes.
     """
     count = len(table["frame"])
     if count <= rows:
@@ -89,7 +89,7 @@ def thin(table: Table, rows: int = MAX_ROWS) -> Table:
 
 
 class ResultRun(Run):
-    """A Run that is read from a result file instead of a run folder. Raises UserError if the file cannot be read."""
+    """A Run that is read from the result file of a study instead of a run folder. Raises UserError if the file cannot be read."""
 
     def __init__(self, file: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The figures of a Session and of a trial."""
+"""Draw the figures of the returns of a trial and of its Sessions."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from slm_lab.experiment.report.run import ALL_WORKERS, Run
 from slm_lab.experiment.report.writer import Writer
 
 Curves = dict[str, Curve]
-"""Name of a figure → the curve that a table contributes to it."""
+"""Name of a figure → curve of one table in this figure."""
 _Of = TypeVar("_Of")
 
 BASELINE = "random baseline"
-"""Name of the line of the random baseline."""
+"""Name of the line of the random baseline in the legend."""
 RETURNS = {"mean_returns": "current_return", "mean_returns_ma": "total_reward_ma"}
 _TEXTS = {
     "mean_returns": ("mean return", "mean return ({episodes})"),
     "mean_returns_ma": ("mean return, moving average", "mean return, moving average (last 100 rows)"),
 }
-"""Name of a figure → (title, label of the vertical axis)."""
+"""Name of a figure → (title of the figure, label of the vertical axis)."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A horizontal axis."""
+    """The horizontal axis of a figure."""
 
     name: str
     """Name of the axis in file names."""
@@ -49,11 +49,11 @@ class Axis:
 
 FRAMES = Axis("frames", "frame", "frames")
 GLOBAL_FRAMES = Axis("global_frames", "global_frame", "global frames (of all workers together)")
-"""Used if the Sessions train one shared net."""
+"""Axis of the figures of a trial whose Sessions train one shared net."""
 POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
-"""Used if a Session trains several policies."""
+"""Axis of the figures of a trial whose Sessions train several policies."""
 WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
-"""Used in comparisons."""
+"""Axis of figures in comparisons of runs."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Labels:
     """Titles and names in the figures of a trial."""
 
     title: str
-    """Text with the spec, the env and the trial."""
+    """Beginning of the titles of all figures, with the name of the spec, the env and the trial."""
     episodes: Mapping[DataMode, str]
-    """Mode → description of the episodes whose mean is the return."""
+    """Mode ("train" or "eval") → description of the episodes whose mean is the return."""
     mode: DataMode = "train"
-    """Mode of the tables used for the metrics and the figures of returns."""
+    """Mode of the tables from which the metrics and the figures of returns are computed."""
     failed: int = 0
     """Number of failed Sessions, which are excluded from the means of the trial."""
     policies: int = 1
@@ -76,46 +76,46 @@ class Labels:
     failed_tables: Set[int] = frozenset()
     """Indices of the tables of failed Sessions."""
     baseline: float | None = None
-    """The env's random baseline, drawn as a line in figures of returns; None: unknown."""
+    """Random baseline of the env, which is drawn as a line in the figures of returns; None: the baseline is unknown."""
     workers: bool = False
     """Whether the Sessions train one shared net."""
     policy_names: tuple[str, ...] = ()
     """Names of the policies of each Session."""
 
     def describe(self, index: int) -> str:
-        """Return the name of the Session (and policy) to which the table with this index belongs."""
+        """Return the name of the Session (and policy) to which the table with index `index` belongs."""
         if self.workers:
             return f"all workers{self.failed_text}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
         return f"session {session}" if self.policies == 1 else f"session {session}, policy {self.policy_names[policy]}"
 
     def name(self, index: int) -> str:
-        """Return the name of a table in a legend."""
+        """Return the name, for a legend, of the line that shows the table with index `index`."""
         name = f"policy {self.policy_names[index % self.policies]}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
     def without_failed(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
-        """Return the entries of `tables` whose Sessions did not fail."""
+        """Return the entries of `tables` (index → table or curve) whose Sessions did not fail."""
         return {index: one for index, one in tables.items() if index not in self.failed_tables}
 
     @property
     def unit_name(self) -> str:
-        """Plural name of what a table belongs to: "policies", "workers" or "sessions"."""
+        """Plural name of the unit to which each table belongs: "policies", "workers" or "sessions"."""
         return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
 
     @property
     def failed_text(self) -> str:
-        """The text ", 1 failed" or, if there are several policies, ", 1 session failed"; "" if none failed."""
+        """The text ", 1 failed" or, if there are several policies, ", 1 session failed"; "" if no Session failed."""
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 
     def count(self, tables: int) -> str:
-        """Return "2 sessions, 1 failed", or "6 policies, 1 session failed"."""
+        """Return a text with the number of tables, such as "2 sessions, 1 failed" or "6 policies, 1 session failed"."""
         return f"{tables} {self.unit_name if tables != 1 else 'policy' if self.policies > 1 else self.unit_name[:-1]}{self.failed_text}"
 
 
 def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
-    """Draw the returns of the trial and of each Session. All other columns are drawn in the page of the trial."""
+    """Draw the returns of a trial and of each of its Sessions. All other table columns are drawn only in the HTML report of the trial."""
     returns = draw_returns(writer, run, labels)
     for index, table in run.tables("train").items() if not labels.workers else ():
         _draw_session(writer, run, index, returns[index], labels)
@@ -124,7 +124,7 @@ def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
 
 
 def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
-    """Draw the returns of the trial over frames, and return index → curves of the table."""
+    """Draw the returns of a trial over frames, and return index of each table → curves of the returns in this table."""
     evaluations = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
     returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
     writer.draw(_with_evaluation(trial_figures(returns, labels), evaluations), partial(run.paths.trial_graph, t=run.trial))
@@ -132,7 +132,10 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
 
 
 def _with_evaluation(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
-    """Add the mean of the evaluations, if there are any, to the figure of the training returns."""
+    """Return the figures with a line of the mean return of the evaluations, if there are any, in the figure of the training returns.
+
+    Args: tables: index → evaluation table.
+    """
     curves = [one for table in tables.values() if len((one := curve(table, "total_reward")).frame)]
     if not curves:
         return figures
@@ -147,12 +150,12 @@ def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: 
 
 
 def return_curves(table: Table) -> Curves:
-    """Return the curves of the columns RETURNS."""
+    """Return name of each figure of returns → curve of the returns in a table (see RETURNS)."""
     return {name: curve(table, column) for name, column in RETURNS.items()}
 
 
 def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Figure]:
-    """Return figures of the curves that have points."""
+    """Return name → figure of the returns of one Session (or policy), for the curves that have points."""
     suffix = ", evaluation" if labels.mode == "eval" else ""
     titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
     figures = {}
@@ -163,7 +166,10 @@ def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Fig
 
 
 def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Figure]:
-    """Return name → figure with the curve of each table and the mean ± one standard deviation, even if the curves have no points."""
+    """Return name → figure of a trial, which shows the curve of each table and the mean ± one standard deviation.
+
+    The figures are returned even if the curves have no points. Args: tables: index of each table → curves of the returns.
+    """
     figures = {}
     for name in next(iter(tables.values()), {}):
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels)
@@ -172,16 +178,16 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fig
 
 
 def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
-    """Return the strengths at the frames that all tables share; if these are few, at interpolated frames."""
+    """Return the strengths of several tables at the frames that all tables share, or interpolated strengths if they share few frames."""
     curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))
 
 
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
-    """Return a line for each table and a line for the mean, which excludes failed Sessions.
+    """Return a line for each table, and a line for the mean over the Sessions that did not fail.
 
-    The mean is drawn at the frames at which at least two Sessions have a row. A stopped Session may end with a row at another frame. If the
-    Sessions share few frames, the curves are interpolated (see `align_or_interpolate`).
+    The mean is drawn at the frames at which at least two Sessions have a table row, since a stopped Session may end with a row at another
+    frame. If the Sessions share few frames, the curves are interpolated (see `align_or_interpolate`).
     """
     successful = labels.without_failed(curves)
     name = f"mean of {labels.count(len(successful))}"

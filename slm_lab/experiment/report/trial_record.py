@@ -1,4 +1,4 @@
-"""Trials of a search: their results, their ranking, and the importance of each key for the metric."""
+"""Results and ranking of the trials of a search, and the importance of each searched key for the metric."""
 
 from __future__ import annotations
 
@@ -14,42 +14,43 @@ import numpy as np
 from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, frozen_trial
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
-"""stopped: the trial was ended by the scheduler (ASHA)."""
+"""Status of a trial. "stopped" means that the scheduler (ASHA) ended the trial early."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The hyperparameter values and the results of a trial."""
+    """The hyperparameter values and the results of a trial of a search."""
 
     trial: int
     values: Values
     metrics: dict[str, float | None]
-    """Metrics of the trial; None for a metric that is not defined."""
+    """Name of each metric of the trial → value, which is None if the metric is not defined."""
     metric: float | None
-    """Value of meta.search_metric, where higher is better; None if unknown."""
+    """Value of the metric meta.search_metric, by which trials are ranked; higher is better. None if the value is unknown."""
     frame: int
-    """Number of frames that every Session has reached."""
+    """Number of frames that every Session of the trial has reached."""
     seconds: float
-    """Wall-clock time of the trial so far."""
+    """Wall-clock time of the trial so far, s."""
     status: TrialStatus
     random_seed: int | None
     confirmed: float | None = None
-    """The metric after the values were trained again with new seeds (--confirm); None if they were not trained again."""
+    """The metric of a second training of the trial's values with new seeds (--confirm); None if the trial was not confirmed in this way."""
     confirmed_interval: tuple[float, float] | None = None
-    """95 % interval of `confirmed` over its Sessions."""
+    """95 % interval of the metric `confirmed` over the Sessions of the second training."""
     cause: str = ""
-    """Why the trial failed."""
+    """Cause of the failure if the trial failed, else ""."""
 
     @property
     def known_metric(self) -> float | None:
-        """The metric if it is finite, else None."""
+        """`metric` if it is finite, else None."""
         return self.metric if self.metric is not None and math.isfinite(self.metric) else None
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials, best first: confirmed trials ordered by `confirmed`, then finished trials and then other trials by metric.
+    """Return the trials, sorted from the best to the worst trial.
 
-    Trials that failed or have no metric are last, ordered by index.
+    Confirmed trials are first, sorted by `confirmed`. They are followed by finished trials and then by other trials, both sorted by
+    `metric`. Trials that failed or have no metric are last, sorted by index.
     """
     return sorted(records, key=_rank)
 
@@ -66,9 +67,9 @@ def _rank(record: TrialRecord) -> tuple[float, ...]:
 METHOD = "PED-ANOVA"
 EXPLANATION = "how far the values of a key among the best trials differ from its values among all trials; the shares add up to 1"
 MIN_TRIALS = 10
-"""Minimum number of trials with a metric for the computation of the importance."""
+"""Minimum number of trials with a metric that is needed to compute the importance of keys."""
 _BEST, _FEWEST = 0.25, 5
-"""Fraction of trials that count as the best, and their minimum number."""
+"""Fraction of the trials that count as the best trials, and minimum number of best trials."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Importance:
     """The importance of each key of a search."""
 
     shares: dict[str, float]
-    """Path of a key → its share of the total importance, from 0 to 1; largest first."""
+    """Path of each searched key → share of the total importance, from 0 to 1, in descending order."""
     trials: int
     """Number of trials that were compared."""
     best: int
@@ -85,10 +86,11 @@ class Importance:
 
 
 def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Importance | None:
-    """Return the importance of each key, computed from the trials that finished or were stopped.
+    """Return the importance of each searched key, computed from the trials that finished or were stopped.
 
     The method is PED-ANOVA (Watanabe et al., 2023), in its conditional form for keys that are active only in some trials. Returns None if
-    there are fewer than MIN_TRIALS such trials, if their metrics are equal, or if the package optuna is not installed.
+    fewer than MIN_TRIALS trials finished or were stopped, if the metrics of these trials are equal, or if the package optuna is not
+    installed.
     """
     known = [one for one in records if one.status in ("finished", "stopped") and one.known_metric is not None]
     if len(known) < MIN_TRIALS or np.ptp([one.known_metric for one in known]) == 0:
@@ -112,7 +114,10 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
 
 
 def _quantiles(space: SearchSpace, record: TrialRecord) -> KeyChoices:
-    """Return the choices of a trial, in which values of normal distributions are replaced by their quantiles, which are bounded."""
+    """Return the hyperparameter choices of a trial for the computation of the importance.
+
+    Values that were sampled from a normal distribution are replaced by their cumulative probabilities, which are bounded.
+    """
     return {
         name: NormalDist(*key.args[:2]).cdf(choice) if (key := space.named[name]).is_normal else choice
         for name, choice in space.choices_of(record.values).items()

@@ -1,4 +1,4 @@
-"""Write files and figures atomically: a file is either complete or absent, and a failed write never ends a run."""
+"""Write files and figures atomically, so that a new file is either complete or absent. A failed write never ends a run."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Writer:
-    """Writes files below `root`. An error causes a notice; if the disk is full or read-only, all further files are skipped.
+    """Writes files and figures in the folder `root`. An error on write causes a notice.
 
-    `close` prints one notice with the number of skipped files.
+    If the disk is full or read-only, all further files are skipped, and `close` prints one notice with the number of skipped items.
     """
 
     def __init__(self, root: Path) -> None:
         self.root, self.reason = root, ""
         self.files: list[Path] = []
-        """The written files, except the script of the HTML pages."""
+        """The files that have been written, without the script of the HTML pages."""
         self._png: PNGRenderer | None = None
         self._missing: Counter[str] = Counter()
 
     def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
-        """Create the content of the files of one item and write them.
+        """Write the files of one item, such as the HTML and the PNG file of one graph.
 
         Args:
-            what: the name that the notice uses for skipped items, such as "graph not drawn"; None: skipped items are not counted.
-            files: path and function that returns the content, for each file.
+            what: description of a skipped item for the notice, such as "graph not drawn"; None: a skipped item is not counted.
+            files: (path, function that returns the content) of each file.
         """
         for path, content in files:
             if self.reason:
@@ -57,7 +57,7 @@ class Writer:
             self._missing[what] += 1
 
     def draw(self, figures: Mapping[str, AnyFigure], path: Callable[[str, str], Path]) -> None:
-        """Write each figure to path(name, "html") and path(name, "png"), and write the script that the HTML pages share."""
+        """Write each figure to the files path(name, "html") and path(name, "png"), and write the script that all HTML pages share."""
         if self._png is None:
             self._png = PNGRenderer()
             self.write_script()
@@ -67,33 +67,33 @@ class Writer:
             self.write("graph not drawn", (html, partial(render_html, figure, source)), (png, partial(self._png.render, figure)))
 
     def write_script(self) -> None:
-        """Write the script that the pages in the folder share, unless a complete copy exists."""
+        """Write plotly.min.js, which all HTML pages in the folder share, unless the folder has a complete copy of this script."""
         script = self.root / PLOTLY_JS
         if not script.exists() or script.stat().st_size != script_size():
             self.write(None, (script, plotly_js))
 
     @contextmanager
     def drawing(self, what: str = "graphs") -> Iterator[None]:
-        """Suppress an error in the with-block; print a notice that names `what` instead."""
+        """Suppress any error in the with-block, and print a notice that names `what` instead."""
         try:
             yield
         except Exception as error:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Print one notice with the skipped items and the reason."""
+        """Print one notice with the number of skipped items and the reason, if items were skipped."""
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")
 
 
 def json_bytes(content: Mapping[str, Any], *, ensure_ascii: bool = False) -> bytes:
-    """Return the content of a JSON file; numbers that are not finite become null."""
+    """Return `content` as the bytes of a JSON file. Numbers that are not finite become null."""
     return indented_json(nonfinite_to_none(content), ensure_ascii=ensure_ascii)
 
 
 def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
-    """Return the content of a CSV file with a header row."""
+    """Return the bytes of a CSV file with the header `names` and the rows `rows`."""
     text = StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerows([names, *rows])

@@ -64,8 +64,9 @@ def analyze_trial(
     Args:
         failed: index of each failed Session → the cause. The tables of failed Sessions are drawn and their metrics files have the status
             "failed", but the metrics of the trial do not include failed Sessions.
-        stop: the Stop of a run that has just ended. If a stop was requested, Sessions may be incomplete, and the env's random baseline is
-            not measured. If `stop` is None, the table of a Session alone determines whether the Session is done.
+        stop: the Stop object of a run that has just ended, which tells whether a stop was requested. If a stop was requested, Sessions may
+            be incomplete, and the env's random baseline is not measured. If `stop` is None, the table of a Session alone determines whether
+            the Session is done.
         recorded_baseline: random baseline of the env, which is used if no baseline is shipped or cached.
         episodes: description, for the figures, of the training episodes whose mean is the return.
         complete: whether to raise UserError if a file cannot be written, for example because the disk is full.
@@ -80,19 +81,19 @@ def analyze_trial(
     The metrics are the following; a metric that is not defined is None:
 
     - current_return is the return of the last evaluation or, without a recent evaluation, the last finite current_return of the table.
-      Its standard error is current_return_se, computed over Sessions if there are several, and over episodes if there is one Session.
-      `evaluated` tells whether current_return comes from evaluations.
+      The standard error of current_return is current_return_se, computed over Sessions if there are several, and over episodes if there is
+      one Session. `evaluated` tells whether current_return comes from evaluations.
     - Means over Sessions: final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength, final_strength,
       sample_efficiency, training_efficiency, stability and frame (the last frame).
     - consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or "failed").
     - If Sessions failed: failed (the number of failed Sessions) and failures (index of the Session → last line of the cause).
     - If the busy time of the rollout workers and the learner was measured: bottleneck and busy (see sampler_metrics).
-    - If a Session trains several policies: policies and best_policy (see sampler_metrics). All means over Sessions are then means over all
-      policies of all Sessions.
-    - With self-play: elo.
+    - If a Session trains several policies: policies and best_policy (see sampler_metrics). With several policies, all means over Sessions
+      are means over all policies of all Sessions.
+    - With self-play: elo (the last Elo rating, averaged over the Sessions).
 
-    If the Sessions train one shared net, they are a single experiment: its metrics are computed over global frames from the rows of all
-    workers, including failed workers. In this case, frame is the last global frame, and consistency is None.
+    If the Sessions train one shared net, they are a single experiment. The metrics of this experiment are computed over global frames from
+    the rows of all workers, including failed workers. With a shared net, frame is the last global frame, and consistency is None.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -222,7 +223,7 @@ class _Trial:
         return metrics
 
     def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
-        """Return the metrics of the table with this index. For a single worker of a shared net, only the metric `frame` has a value."""
+        """Return the metrics of the table with index `index`. For a single worker of a shared net, only the metric `frame` has a value."""
         frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
@@ -236,7 +237,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the Session of the table with this index ended. If `self.stop` is None, the last frame decides whether it is done."""
+        """Return how the Session of the table with index `index` ended. If `self.stop` is None, the last frame tells whether it is done."""
         if index not in self.successful_tables:
             return "failed"
         may_stop = self.stop is None or self.stop.requested
@@ -249,7 +250,8 @@ class _Trial:
 def _in_a_line(text: str) -> str:
     """Return the cause of a failure in one line: the last line of a traceback or, without a traceback, the first line of the cause.
 
-    A separate last line "(at frame …)" is appended. Without a traceback, the lines after the first are the output of a process that died.
+    If the last line is "(at frame …)", this line is appended. Without a traceback, the lines after the first are the output of a process
+    that died.
     """
     lines = nonblank_lines(text) or ["unknown cause"]
     if "Traceback" not in text:

@@ -30,20 +30,21 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.env_schedule import rule_of
 
 SHIPPED = Path(__file__).with_name("baselines.json")
-"""File with the shipped baselines: key of baseline_key → mean return."""
+"""JSON file with the shipped baselines: result of baseline_key → mean return of a random agent."""
 EPISODES = 100
 TIME_LIMIT = 30.0
 """Maximum time of a measurement, s."""
 _EPISODE_TIME_FRACTION = 0.9
-"""Fraction of the time limit that is used for episodes. The remaining time is for the last step and env.close(). If the env takes longer,
-the thread that measures is abandoned."""
+"""Fraction of the time limit that is used for episodes. The remaining time is for the last step and env.close(). If the env takes longer
+than the time limit, the thread that measures the baseline is abandoned."""
 _SEED = 0
 _ENVS = 10
 """Number of parallel envs. Each env contributes the same number of episodes, since short episodes, which end first, would prevail."""
 _MAX_STEPS = 300_000
-"""Maximum number of vector steps of a measurement: more than ten of the longest Atari games (27,000 steps each)."""
+"""Maximum number of vector steps of a measurement. This number is more than ten times the length of the longest Atari games (27,000
+steps)."""
 _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
-"""Atari's arguments that change the observations, but not the return of a random agent."""
+"""Arguments of Atari envs that change the observations, but not the return of a random agent."""
 
 
 class Baseline(NamedTuple):

@@ -52,7 +52,7 @@ _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
 
 
 TRAINING = "training episodes"
-"""SeedResult.source of a seed without evaluations."""
+"""Value of SeedResult.source for a seed without evaluations."""
 TOTAL = "total_reward, the mean return of the last 100 episodes"
 RULES = {
     "evaluation": "rows of evaluation",
@@ -73,8 +73,8 @@ class SeedResult:
     evaluation: Sequence[Table] = ()
     """Evaluation tables that have rows, if the run uses meta.rigorous_eval."""
     few_evaluations: Sequence[Table] = ()
-    """Evaluation tables, one for each of `tables`, if the run uses meta.eval_episodes. Such tables have too few rows for a curve.
-    The sequence is empty if the last evaluation is not recent."""
+    """Evaluation tables, one for each of `tables`, if the run uses meta.eval_episodes, whose evaluations are too few for a curve. There are
+    no such tables if the last evaluation is not recent."""
     deterministic: bool = True
     """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
@@ -104,7 +104,7 @@ class SeedResult:
 
     @property
     def threshold_rule(self) -> str:
-        """Key of RULES: the data of this seed that are compared with a threshold. total_reward is the last choice: it has old episodes."""
+        """Key of RULES: the data of this seed that are compared with a threshold: "evaluation", "return_new" or "total_reward"."""
         if self.evaluation:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
@@ -114,7 +114,8 @@ class SeedResult:
 
         Between two evaluations, the value of `x_column` is interpolated linearly. Between two training rows, the value of `x_column` is not
         interpolated, since the return of a training row is a mean over the time before the row. If the first row is already at or above
-        the threshold, its value of `x_column` is only an upper limit. Returns None if no table reached the threshold, or without threshold.
+        the threshold, the value of `x_column` is only an upper limit. Returns None if no table reached the threshold or there is no
+        threshold.
 
         Args: rule: the data to compare with the threshold: "evaluation", "return_new" or another column; "": `threshold_rule`.
         """
@@ -172,9 +173,9 @@ class Comparable(NamedTuple):
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
     """Return the metric by which all seeds can be compared: `metric` itself if `metric` is measured in the same way for all seeds.
 
-    The current return of a seed is computed either from evaluations or from training episodes. If it is computed from evaluations for some
-    seeds only, the metric training_return (the current return of training episodes) is returned, or total_reward if a run has no column
-    current_return.
+    The current return of a seed is computed either from evaluations or from training episodes. If the current return of only some seeds is
+    computed from evaluations, the metric training_return (the current return of training episodes) is returned, or total_reward if a run
+    has no column current_return.
     """
     if column_of(metric) != "current_return":
         return Comparable(metric)
@@ -201,7 +202,7 @@ class Setting:
     name: str
     runs: list[Run]
     label: str = ""
-    """Name of the setting without the env. Settings in different envs that belong together have the same label. "" means `name`."""
+    """Name of the setting without the env, or "" if it is the same as `name`. Settings of one agent in different envs share a label."""
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
@@ -209,7 +210,7 @@ class Setting:
 
     @property
     def seeds(self) -> list[SeedResult]:
-        """The seeds to compare: all seeds that are done, or all seeds if none is done."""
+        """The seeds to compare: all seeds whose training is done, or all seeds if none is done."""
         return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
 
     @property
@@ -230,7 +231,7 @@ class Setting:
 
     @property
     def env(self) -> str:
-        """Name of the env of all runs."""
+        """Name of the env, which is the same for all runs of the setting."""
         return self.runs[0].env
 
     @cached_property
@@ -251,7 +252,7 @@ class Setting:
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
     def count(self) -> str:
-        """Return "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
+        """Return the number of seeds as a text, such as "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
         count, policies = len(self.seeds), max(run.policies for run in self.runs)
         of = f" of {self.sessions // count} sessions" if self.distributed else f" of {policies} policies" if policies > 1 else ""
         return f"{count} seed{'s' if count != 1 else ''}{of}"
@@ -359,7 +360,10 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
 
 
 def _entry_order(paths: StudyPaths) -> dict[str, int]:
-    """Return label of a study entry → position; {} if the study file is damaged. The baseline is first, then the order of the study."""
+    """Return label of each study entry → position of the entry; {} if the study file is damaged.
+
+    The baseline entry is first. The other entries have the order of the study file.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         study = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]["study"]
         labels = [study.get("baseline"), *(one.get("label") or one["spec"].rpartition(":")[2] for one in study["entries"])]
@@ -470,7 +474,7 @@ class Summary(NamedTuple):
 
     name: str
     label: str
-    """See Setting.label."""
+    """Name of the setting without the env (see Setting.label)."""
     env: str
     seeds: int
     sessions: int
@@ -487,7 +491,7 @@ class Summary(NamedTuple):
     """Median number of global frames over the seeds until the threshold was reached, with the same special values as
     seconds_to_threshold."""
     final_return: Estimate | None
-    """Mean over the seeds. opt_steps_per_second and grad_norm are means over the seeds too."""
+    """Mean of the final returns over the seeds. The fields opt_steps_per_second and grad_norm are means over the seeds too."""
     final_return_median: float | None
     interquartile_mean: Estimate | None
     """Interquartile mean of the final returns, with the bootstrap interval over seeds."""

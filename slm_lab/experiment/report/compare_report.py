@@ -37,7 +37,7 @@ METRICS = {
 }
 """Value of the option --metric → label of the vertical axis."""
 PROFILES = "performance_profiles"
-"""Name of the figure of performance profiles."""
+"""Name of the figure that shows the performance profiles."""
 RETURNS = (*METRICS, "total_reward_ma", "evaluation")
 """Columns that contain returns. All other columns that are drawn are never negative."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
@@ -55,7 +55,7 @@ class WrittenComparison(NamedTuple):
 
     text: str
     content: dict[str, Any]
-    """The content of the JSON file."""
+    """The content of the JSON file as a dict."""
     files: list[Path]
 
 
@@ -81,13 +81,13 @@ def comparison(
         by: key of AXES: the column on the horizontal axis of the graphs.
         metric: key of METRICS: the column to draw.
         solve: the return that counts as solved.
-        labels: a name for each pattern, or empty.
+        labels: a name for each pattern; if empty, the names of the specs are used.
         choice: the trial of searches and the runs of studies to compare (see read_settings).
         data_dir: the folder that contains the run folders.
         out: the output folder; None: a new folder in `data_dir`.
 
-    A graph that cannot be drawn causes a notice. Raises UserError before anything is written if an argument or a run is invalid. Raises
-    UserError too if a file cannot be written.
+    A graph that cannot be drawn causes a notice. Raises UserError if an argument or a run is invalid (before anything is written), or if a
+    file cannot be written.
     """
     if by not in AXES:
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
@@ -143,7 +143,7 @@ class _Report:
         return [f"{self.used.reason}."] if self.used.reason else []
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the JSON file."""
+        """Return the content of the JSON file of the comparison as a dict."""
         runs = ([str(run.paths.root) for run in setting.runs] for setting in self.settings)
         rows = [
             file_row(one._asdict()) | {"runs": folders, "bounds": list(setting.bounds or ()) or None}
@@ -242,7 +242,10 @@ class Drawn(NamedTuple):
 
 
 def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
-    """Return the horizontal axis of the column `by`. For by="frame", it shows global frames if the Sessions of a run train a shared net."""
+    """Return the horizontal axis for the column `by`.
+
+    For by="frame", the axis shows global frames if the Sessions of a run train a shared net.
+    """
     return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
 
 

@@ -30,8 +30,8 @@ class Decision:
     pairs: int
     """Number of seeds with which both entries have been trained."""
     difference: Estimate | None
-    """Mean difference and the current interval of the confidence sequence. While the interval is infinite, both of its ends are None. The
-    estimate is None if there are no pairs."""
+    """Mean difference of the pairs and the current interval of the confidence sequence; None if there are no pairs. The ends `low` and
+    `high` are None while the interval is infinite."""
     after: int | None
     """Number of pairs of seeds after which the interval excluded 0 for the first time; None if the difference is not decided."""
     bounded: bool

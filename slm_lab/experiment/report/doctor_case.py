@@ -216,7 +216,7 @@ class Session:
     def returns(self) -> Window:
         """The values of current_return in the last fifth of the frames, or the last value if there is none in this interval.
 
-        The values are taken from the evaluation table if there is one, else from the training table. Raises NotMeasured if no episode has
+        The returns are taken from the evaluation table if there is one, else from the training table. Raises NotMeasured if no episode has
         ended.
         """
         table = self.case.eval_tables.get(self.index, self.table)
@@ -260,7 +260,7 @@ class Session:
 
     @property
     def episodes(self) -> float:
-        """Number of episodes that have ended."""
+        """Number of training episodes that have ended."""
         counts = curve(self.table, "epi").value
         return float(counts[-1]) if len(counts) else 0.0
 

@@ -99,8 +99,8 @@ def small_updates(session: Session) -> Finding | None:
     """Detect a policy that hardly changes: in nine of ten rows, approx_kl is below 1e-5 and at most 0.1 % of the ratios are clipped.
 
     The rule does not apply if approx_kl is above 0.1 in any row, since the policy may then no longer change because a large update has made
-    it deterministic. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Its usual targets are
-    0.003 to 0.03.
+    it deterministic. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Usual targets of the
+    KL divergence are 0.003 to 0.03.
     """
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
     if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:

@@ -16,7 +16,7 @@ from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, nu
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
-"""Horizon 1 / (1 − γ), in steps, from which on a discount factor γ is never too low."""
+"""A discount factor γ whose horizon 1 / (1 − γ) has at least this number of steps is never too low."""
 MAX_TARGET = 5000.0
 """Largest target of a value function that nets can learn without normalisation."""
 MAX_OBSERVATION = 100.0
@@ -24,7 +24,8 @@ MAX_OBSERVATION = 100.0
 MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
 """Minimum number of times that each transition of a replay buffer is used, and maximum number of gradient steps per frame."""
 MAX_LAG = 8.0
-"""Maximum policy lag: the age of the data from rollout workers, as the number of datasets on which the learner has trained since."""
+"""Maximum policy lag. The policy lag is the age of the policy that collected the data, as the number of datasets that the learner has used
+since."""
 MIN_BUSY = 0.75
 """Minimum share of the time in which a process works, for the process to count as busy."""
 MIN_EPISODES, MIN_SEEDS = 20, 3
@@ -101,8 +102,8 @@ def reward_scale(session: Session) -> Finding | None:
     """Detect rewards that are not normalised and so large that the targets of the value function are at least 5,000.
 
     With such targets, the value loss dominates the loss, and Adam needs many steps to reach such values. van Hasselt et al. 2016
-    (arXiv:1602.07714) normalise the targets. Henderson et al. 2018 (arXiv:1709.06560) study the reward scale. Engstrom et al. 2020
-    (arXiv:2005.12729) study reward normalisation.
+    (arXiv:1602.07714) normalise the targets of the value function. Henderson et al. 2018 (arXiv:1709.06560) study the reward scale.
+    Engstrom et al. 2020 (arXiv:2005.12729) study reward normalisation.
     """
     case = session.case
     case.require_raw_rewards()
@@ -154,7 +155,8 @@ def value_range(session: Session) -> Finding | None:
 def observation_scale(session: Session) -> Finding | None:
     """Detect observations with an entry whose root mean square is at least 100. Such an entry saturates or dominates the first layer.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3, recommend to normalise observations, as LeCun et al. 1998, Efficient BackProp.
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3, and LeCun et al. 1998 (Efficient BackProp) recommend to normalise
+    observations.
     """
     obs = session.experience["obs"]
     require_applicable(obs.dtype != np.uint8, "observations are images")
@@ -210,8 +212,8 @@ def replay_ratio(session: Session) -> Finding | None:
 def policy_lag(session: Session) -> Finding | None:
     """Detect data from rollout workers that is many updates old, or of which at least a tenth is discarded because of its age.
 
-    Espeholt et al. 2018 (arXiv:1802.01561) show that this policy lag lowers returns, but less with V-trace. Petrenko et al. 2020
-    (arXiv:2006.11751) measure the policy lag of asynchronous sampling.
+    Espeholt et al. 2018 (arXiv:1802.01561) show that such a policy lag (data from an older policy) lowers returns, but less with V-trace.
+    Petrenko et al. 2020 (arXiv:2006.11751) measure the policy lag of asynchronous sampling.
     """
     case, lag = session.case, session.second_half("lag_mean")
     require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
@@ -260,8 +262,8 @@ def staleness(session: Session) -> Finding | None:
 def baseline(session: Session) -> Finding | None:
     """Detect an agent whose final return (in self-play, final Elo rating) is not above the return of a random agent.
 
-    The margin of this comparison is two standard errors or 5 % (see is_at_baseline). Henderson et al. 2018 (arXiv:1709.06560) recommend to
-    compare an agent with a baseline before anything else.
+    The margin in the comparison with a random agent is two standard errors or 5 % (see is_at_baseline). Henderson et al. 2018
+    (arXiv:1709.06560) recommend to compare an agent with a baseline before anything else.
     """
     require_applicable(session.case.algorithm.learns, "the algorithm does not learn")
     require_measured(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
@@ -363,8 +365,8 @@ def episodes(session: Session) -> Finding | None:
 def seeds(case: Case) -> Finding | None:
     """Detect a run with fewer than 3 sessions, since the returns of a spec differ considerably between seeds.
 
-    Henderson et al. 2018 (arXiv:1709.06560) show this difference between seeds. Agarwal et al. 2021 (arXiv:2108.13264) recommend interval
-    estimates for 3 to 10 runs.
+    Henderson et al. 2018 (arXiv:1709.06560) show how much returns differ between seeds. Agarwal et al. 2021 (arXiv:2108.13264) recommend
+    interval estimates for 3 to 10 runs.
     """
     count = len({session.number for session in case.sessions})
     require_applicable(not case.run.distributed, "the sessions train one net")

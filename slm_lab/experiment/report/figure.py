@@ -120,7 +120,7 @@ class Panel:
     nothing: str = EMPTY
     """Text that is shown if the panel has neither points nor bars."""
     best_last: bool = False
-    """Whether lines are ordered from worst to best; the legend then lists the best line first."""
+    """Whether `lines` are ordered from the worst to the best line. If so, the legend lists the best line first."""
     height: int | None = None
     """Height of the axes in the PNG, in pixels. None: a single panel fills an image of standard size, and each of several panels has a
     height of 150 pixels."""

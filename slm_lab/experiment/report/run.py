@@ -1,7 +1,7 @@
 """Read a run folder: the spec, tables, metrics and status of a run. Nothing is written, and the run may still be training.
 
-`read_columns` is the only CSV reader of the analysis. It uses only the standard library, since importing pandas takes 0.25 s, which is 6 %
-of a short run. pandas is imported only when a DataFrame is requested.
+`read_columns` is the only CSV reader of the analysis. This function uses only the standard library, since importing pandas takes 0.25 s,
+which is 6 % of a short run. pandas is imported only when a DataFrame is requested.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Run:
 
     @cached_property
     def sessions(self) -> dict[int, Status]:
-        """Index of each Session that has a table or has failed → its status."""
+        """Index of each Session that has a table or has failed → status of the Session."""
         with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
         return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
@@ -411,7 +411,7 @@ def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
 
 
 def global_table(tables: Mapping[int, Table]) -> Table:
-    """Return the joint table of all workers of a shared net, which has the rows of all workers, ordered by global frame.
+    """Return the joint table of all workers of a shared net. This table has the rows of all workers, ordered by global frame.
 
     The column frame of the joint table is the global frame. The numbers of episodes, vector steps and optimizer steps are sums over all
     workers, for which the number of each worker is interpolated between the rows of the worker. The time wall_t is made non-decreasing.

@@ -54,7 +54,7 @@ class TableDifference:
 
 @dataclass(frozen=True)
 class Returns:
-    """The final returns of two runs."""
+    """The final returns of two runs `a` and `b`, and the difference of these returns."""
 
     metric: str
     reason: str

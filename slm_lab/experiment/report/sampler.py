@@ -176,7 +176,7 @@ def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
-    """Return the timeline: a figure with a row of bars for each process. Waiting times are grey.
+    """Return the timeline: a figure with a row of bars for each process. Grey bars show waiting times.
 
     From top to bottom, the rows show the learner, inference and the workers.
     """

@@ -94,7 +94,7 @@ class Profile(NamedTuple):
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray, replicates: int = REPLICATES) -> Profile:
-    """Return the performance profile: for each threshold, the fraction of runs with a higher score and the bootstrap interval of it."""
+    """Return the performance profile: for each threshold, the fraction of runs with a higher score, and its bootstrap interval."""
     rng = np.random.default_rng(_SEED)
     total = sum(map(len, scores))
     above = [one[:, None] > thresholds for one in scores]
@@ -193,8 +193,8 @@ def confidence_sequence(differences: Sequence[float], span: float | None, level:
     An interval is infinite if there are too few differences. With probability 1 − level, *all* intervals contain the true mean. Therefore,
     it is valid to stop as soon as one interval excludes 0.
 
-    Args: span: the largest possible |difference|, or None if it is unknown. With a span, the intervals are valid for all distributions of the
-        differences. Without a span, the intervals are valid for normally distributed differences.
+    Args: span: the largest possible |difference|, or None if it is unknown. With a span, the intervals are valid for any distribution of
+        the differences. Without a span, the intervals are valid for normally distributed differences.
     """
     return list(_normal_sequence(differences, level) if span is None else _betting_sequence(differences, span, level))
 

@@ -26,7 +26,7 @@ class TrialRecord:
     metrics: dict[str, float | None]
     """Name of each metric of the trial → value, which is None if the metric is not defined."""
     metric: float | None
-    """Value of the metric meta.search_metric, by which trials are ranked; higher is better. None if the value is unknown."""
+    """Value of the metric meta.search_metric, by which trials are ranked (higher is better), or None if the value is unknown."""
     frame: int
     """Number of frames that every Session of the trial has reached."""
     seconds: float
@@ -49,8 +49,8 @@ class TrialRecord:
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the trials, sorted from the best to the worst trial.
 
-    Confirmed trials are first, sorted by `confirmed`. They are followed by finished trials and then by other trials, both sorted by
-    `metric`. Trials that failed or have no metric are last, sorted by index.
+    Confirmed trials are first, sorted by `confirmed`. Finished trials are next, and then other trials, both sorted by `metric`. Trials that
+    failed or have no metric are last, sorted by index.
     """
     return sorted(records, key=_rank)
 

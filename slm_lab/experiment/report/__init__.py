@@ -1,1 +1,1 @@
-"""Reports of run folders: reading of files, metrics, statistics, figures and HTML pages. The package also has the terminal output of runs."""
+"""Reports of run folders: reading of files, metrics, statistics, figures and HTML pages; and the terminal output of a run."""

@@ -131,7 +131,7 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether exactly one line has a band, so that the legend has an entry for the band. Otherwise the title explains the bands."""
+        """Whether exactly one line has a band, so that the legend has an entry for the band. The title explains the bands of several lines."""
         return sum(line.banded for line in self.lines) == 1
 
 
@@ -227,7 +227,7 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
     """Position and text of each tick."""
     unused: bool = False
-    """Whether some trials are drawn at the position UNUSED, since their key is not active."""
+    """Whether some trials are drawn at the position UNUSED, since the key of the axis is not active in these trials."""
 
     @property
     def all_ticks(self) -> list[tuple[float, str]]:

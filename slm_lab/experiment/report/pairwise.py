@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
     """The results of the settings over all envs; [] if there are fewer than two envs in which the settings can be compared."""
     scales: list[Scale]
     profiles: dict[str, Profile]
-    """Name of a setting → its performance profile over all envs."""
+    """Name of each setting → performance profile of the setting over all envs."""
 
 
 def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[str, float] | None = None) -> Comparison:
@@ -84,8 +84,8 @@ def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[s
 
     In an env in which the first setting has no results, the settings are compared with the first setting that has results in this env.
 
-    Args: published: env → published score. If there is a published score, it corresponds to the normalised return 1, instead of the highest
-        possible return of the env.
+    Args: published: env → published score. In an env with a published score, the normalised return 1 is the published score instead of the
+        highest possible return.
     """
     pairs = []
     for env in dict.fromkeys(one.env for one in settings):
@@ -152,8 +152,9 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
     """Return the scale for the normalised returns of an env.
 
     The normalised return 0 is the random baseline or, if the baseline is unknown, the lowest result of the settings. The normalised return
-    1 is the published score or, without a published score, the highest possible return. If this return is unknown too, 1 is the highest
-    result of the settings. If the return for 1 is not above the return for 0, the lowest and the highest result are used for 0 and 1.
+    1 is the published score or, without a published score, the highest possible return. If the highest possible return is unknown too, the
+    normalised return 1 is the highest result of the settings. If the return for 1 is not above the return for 0, the lowest and the highest
+    result are used for 0 and 1.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
     zero, zero_is = _random_baseline(settings[0]), "random actions"

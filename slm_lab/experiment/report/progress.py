@@ -29,7 +29,7 @@ _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
 """Times in seconds: minimum time between two plain lines of a Session; delay of the first line if there is no table row yet; time between
 two lines if there is no new table row."""
 _REFRESH = 0.5
-"""Minimum time in seconds between two refreshes of the table of several runs."""
+"""Minimum time in seconds between two refreshes of the live table of several runs."""
 _WIDE = 16
 """Maximum number of rows of the live table. If there are more Sessions or policies, only those that are not done are shown."""
 
@@ -109,7 +109,8 @@ class Display:
 class LiveTable(Display):
     """Base class of the displays of several runs.
 
-    In a terminal, the display shows a live table of the active runs and a summary. Otherwise only the summary is printed, at intervals.
+    In a terminal, the display shows a live table of the active runs and a summary. Without a terminal, the display prints only the summary,
+    at intervals.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -150,7 +151,7 @@ class ProgressDisplay(Display):
         sessions: number of Sessions.
         max_frame: number of frames of a Session.
         policies: names of the policies of a Session.
-        concurrent: maximum number of Sessions that run at the same time; None: all Sessions. Other Sessions are shown as queued.
+        concurrent: maximum number of Sessions that run at the same time; None: all Sessions. Sessions that must wait are shown as queued.
     """
 
     def __init__(

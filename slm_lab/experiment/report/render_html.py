@@ -111,7 +111,7 @@ def _panels_layout(figure: Figure) -> dict[str, Any]:
 def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
     """Return the plotly layout of a figure: title, size, fonts, colours and legend.
 
-    The legend is below the plot. There, plotly adds as many rows of legend entries as the width of the browser window requires.
+    The legend is below the plot, where plotly adds as many rows of legend entries as the width of the browser window requires.
 
     Args: plot_height: height of the area between the title and the legend, in pixels.
     """

@@ -131,7 +131,7 @@ def _new_picture(width: int, height: int) -> tuple[Any, Any]:
 
 
 def _png(canvas: Any) -> bytes:
-    """Draw the content of a canvas and return it as PNG."""
+    """Draw the content of a canvas, and return the image as PNG."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -238,7 +238,7 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
 
 
 def _legend_form(names: list[str]) -> tuple[int, int]:
-    """Return the number of columns and the number of rows of a legend with these names."""
+    """Return the number of columns and the number of rows of a legend with the entries `names`."""
     columns = next((n for n in range(8, 1, -1) if _fits(names, n)), 1)
     return columns, -(-len(names) // columns)
 

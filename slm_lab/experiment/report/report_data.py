@@ -14,7 +14,7 @@ escapes the names that it passes to plotly. All numbers are finite, and a missin
     sentences   [text]                                      how the seeds differ, see seed_differences.py
     ranking     {columns, rows: [{line, cells}]}            the seeds, best first
     findings    [{severity, title, evidence, advice, key}]  null: the diagnosis is not available
-    axes        [{column, label}], axis                     the x axes, and the column of the one shown first
+    axes        [{column, label}], axis                     the x axes, and the column of the x axis that is shown first
     lines       [{index, name, failed, group}]              the tables: Sessions, or policies of Sessions, or workers
     means       [{name, indices, workers}]                  the bold lines, each the mean over the tables `indices`; for columns
                                                             that are neither returns nor metrics, over `workers` if there are any
@@ -203,7 +203,7 @@ class _Trial:
 
     @property
     def latest(self) -> dict[int, Table]:
-        """Index of each seed → the table whose last row has the seed's current return."""
+        """Index of each seed → table whose last row has the current return of the seed."""
         return {index: self.evaluated[index] for index in self.seeds} if self.evaluates else self.measured
 
     @cached_property
@@ -233,7 +233,7 @@ class _Trial:
         return name if len(sessions) == 1 else f"session {session}, {name}"
 
     def current(self, index: int) -> Table:
-        """Return the table whose last row has the current return of the training with this index, even if its Session has failed."""
+        """Return the table whose last row has the current return of the training with index `index`, even if its Session has failed."""
         if index in self.latest:
             return self.latest[index]
         return (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
@@ -245,7 +245,7 @@ class _Trial:
         return [*filter(None, found)]
 
     def _rating(self) -> dict[str, Any] | None:
-        """Return the fact with the Elo rating of self-play; None if there is no rating.
+        """Return the summary entry with the Elo rating of self-play; None if there is no rating.
 
         The rating is shown instead of the return, since returns in self-play depend on the opponents.
         """
@@ -270,7 +270,7 @@ class _Trial:
         return _fact("current return", estimate_number(value, found["current_return_se"]), over)
 
     def _returns_of_policies(self) -> dict[str, Any]:
-        """Return the fact with the current return of each policy of agent.policies.
+        """Return the summary entry with the current return of each policy of agent.policies.
 
         The mean over the policies is not shown, since this mean has no meaning if the policies are opponents in a game.
         """
@@ -313,7 +313,7 @@ class _Trial:
         return f", {duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
-        """Return the fact that says which activity took most of the time, with the shares of all activities; [] if times are unknown.
+        """Return the summary entry that says which activity took most of the time, with the shares of all activities; [] if unknown.
 
         The activities are acting and learning or, with rollout workers, the work of each kind of process.
         """
@@ -361,7 +361,7 @@ class _Trial:
         return {"columns": columns, "rows": [row for _, row in rows]}
 
     def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
-        """Return the sort key of the seed with this index, and the row of the seed in the ranking."""
+        """Return the sort key of the seed with index `index`, and the row of the seed in the ranking."""
         own = (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
         now, one, table = self.current(index), curve(own, "current_return"), self.of_training[index]
         found = current_return(now)

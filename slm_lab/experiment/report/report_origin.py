@@ -25,9 +25,10 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return the settings of a run: the spec as text, and two tables of keys.
+    """Return the settings of a run: the spec as text, and two tables of spec keys.
 
-    The tables have the spec keys that differ from their defaults, and the keys that differ from the previous run with the same name.
+    The first table has the keys that differ from their defaults. The second table has the keys that differ from the previous run with the
+    same name.
     """
     body = {**run.spec, "meta": {key: value for key, value in run.spec.get("meta", {}).items() if key != "run"}}
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
@@ -147,7 +148,7 @@ def files(run: Run) -> list[dict[str, str]]:
 def published_levels(run: Run) -> list[dict[str, Any]]:
     """Return the published score, and the return that counts as solved, as {value, label} entries for horizontal lines.
 
-    Both are defined in the study to which the run belongs. Entries that the study does not define are omitted. The list is empty if the run
+    The study to which the run belongs defines both values. A value that the study does not define is omitted. The list is empty if the run
     does not belong to a study.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):

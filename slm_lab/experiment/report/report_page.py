@@ -27,7 +27,7 @@ from slm_lab.lib.log import notice
 REFRESH = 20
 """Interval at which a browser reloads the page of a running trial, and minimum interval between two writes of the page, in seconds."""
 _COST = 150
-"""Minimum interval between two writes of a page, as a multiple of the duration of a write. Writing takes less than 1 % of a core."""
+"""Minimum interval between two writes of a page, as a multiple of the duration of a write, so that writes take less than 1 % of a core."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob:"
 """Content security policy of the page: the page loads nothing from another machine. 'unsafe-eval' is needed because plotly compiles
 functions for parallel coordinates."""

@@ -66,7 +66,7 @@ def retro_analyze(folder: Path) -> str:
 
     A Session has the status failed if its metrics file has this status and its table has not grown since. Otherwise, a Session is done if
     its last row has reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the
-    shipped or cached baseline or the baseline in the existing metrics. If there is no such baseline, it is measured.
+    shipped or cached baseline or the baseline in the existing metrics. If none of them exists, the random baseline is measured.
 
     Raises UserError if the run cannot be analyzed. The message of the error names the run.
     """
@@ -115,7 +115,7 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
     """Return index of each failed Session → cause of the failure, according to the metrics files of the Sessions.
 
-    A Session that was resumed after the failure is omitted. Such a Session is recognized because the last row of its table has changed.
+    A Session that was resumed after the failure is omitted. A resumed Session is recognized because the last row of its table has changed.
     """
     causes, tables = dict[int, str](), run.tables("train")
     for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):
@@ -243,9 +243,10 @@ def _row_count(table: Mapping[str, list[str]]) -> int:
 
 
 def _csv(table: Mapping[str, list[str]]) -> bytes:
-    """Return a table of SLM Lab as the content of a CSV file of this program. If the column total_reward_ma is missing, it is computed.
+    """Return a table of SLM Lab as the content of a CSV file of this program.
 
-    The columns that this program writes come first, in their usual order, followed by all other columns.
+    The columns that this program writes come first, in their usual order, followed by all other columns. A missing column total_reward_ma
+    is computed.
     """
     columns = dict(table)
     for name in _COUNTS:

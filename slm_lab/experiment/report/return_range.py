@@ -31,7 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
 _PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0)}
 """Prefix of the ids of a family of envs → lowest and highest possible return of an episode."""
 _DM_CONTROL = (0.0, 1000.0)
-"""Lowest and highest possible return of the tasks of DeepMind Control: 1,000 steps with rewards from 0 to 1. LQR tasks have no range."""
+"""Lowest and highest possible return of the tasks of DeepMind Control except LQR tasks: 1,000 steps with rewards from 0 to 1."""
 _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
     "obs_keys", "schedule",

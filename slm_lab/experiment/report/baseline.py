@@ -60,7 +60,7 @@ def known_baseline(spec: EnvSpec) -> Baseline | None:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
         return Baseline(shipped[key]) if key in shipped else _read_cache(_cache_file(spec, key))
-    except Exception:  # an env that cannot be found, a home that does not exist: measure_baseline reports it
+    except Exception:  # measure_baseline reports errors, for example an env that cannot be found, or a missing home folder
         return None
 
 

@@ -125,7 +125,7 @@ class SeedResult:
         between = bool(self.evaluation) and rule in ("evaluation", "current_return")
         if rule not in RULES or (rule == "total_reward" and self.threshold_rule != rule):
             curves = self._curves(rule, x_column)
-        elif rule == "return_new":  # together, the rows of all workers count each episode once
+        elif rule == "return_new":  # in the rows of all workers together, each episode is counted once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
             curves = [_curve(table, "total_reward", x_column) for table in self._evaluation or self.rows or self.tables]
@@ -541,7 +541,7 @@ def recent_returns(table: Table, x_column: str) -> Curve:
     """
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
-    # index of the last row before the rows of the mean; at most `episodes - SOLVE_EPISODES` episodes ended up to that row
+    # number of the rows before the rows of the mean; up to these rows, at most `episodes - SOLVE_EPISODES` episodes have ended
     before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
     enough = before >= 0
     number = episodes - np.append(0.0, episodes)[before]

@@ -119,6 +119,6 @@ def link(target: Path, root: Path) -> str:
 def plot(figure: AnyFigure) -> str:
     """Return the HTML of an interactive plotly graph."""
     content = json.dumps(plotly_json(figure), separators=(",", ":"))
-    for letter in "<>&":  # so that no text can end the script element
+    for letter in "<>&":  # escaped, so that no text can end the script element
         content = content.replace(letter, f"\\u{ord(letter):04x}")
     return f'<div class="card"><div class="plot"></div><script type="application/json">{content}</script></div>'

@@ -357,7 +357,7 @@ class Session:
             named, begin = dict[str, np.ndarray](), 0
             for name, weight in policy["weights"].items():
                 end = begin + weight.numel()
-                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # buffers are not in the vector
+                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # false for buffers, which are no parameters
                     named[name], begin = flat[begin:end].reshape(tuple(weight.shape)), end
             if begin != len(flat):
                 raise ValueError

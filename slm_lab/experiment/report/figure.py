@@ -131,7 +131,7 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether exactly one line has a band, so that the legend has an entry for the band. The title explains the bands of several lines."""
+        """Whether exactly one line has a band, which then has an entry in the legend. The title explains the bands of several lines."""
         return sum(line.banded for line in self.lines) == 1
 
 

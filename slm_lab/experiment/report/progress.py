@@ -227,7 +227,7 @@ class ProgressDisplay(Display):
         for state in self.states[index * self.policies : (index + 1) * self.policies]:
             state.status = status
         queued = [state for state in self.states if state.status == _QUEUED]
-        for state in queued[: self.policies]:  # its process starts now
+        for state in queued[: self.policies]:  # the process of the next queued Session starts now
             state.status = "starts"
         if self.live:
             self._refresh()

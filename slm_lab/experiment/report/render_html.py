@@ -203,7 +203,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
     return {
         "type": "scatter",
         "name": panel.band,
-        **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # shown and hidden together with the line
+        **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # the band is shown and hidden with the line
         "x": [*frame, *frame[::-1]],
         "y": [*_digits(high), *_digits(low[::-1])],
         "mode": "lines",

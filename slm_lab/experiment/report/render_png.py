@@ -92,7 +92,7 @@ class _Canvas:
             bottom -= height + _BETWEEN
             axes.set_position((figure.left, bottom / self.height, _RIGHT - figure.left, height / self.height))
             _draw_panel(axes, panel, labelled=axes is self.axes[-1])
-            # a fixed position of the label saves time; it is set here, since set_xlabel resets it
+            # a fixed position of the label saves time; the position is set here, since set_xlabel resets it
             axes.xaxis.set_label_coords((figure.left + _RIGHT) / 2, 23.4 / self.height, transform=self.picture.transFigure)
         for old in self.picture.legends[:]:
             old.remove()
@@ -135,10 +135,10 @@ def _png(canvas: Any) -> bytes:
     from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about glyphs that the font does not have
+        warnings.simplefilter("ignore")  # ignore warnings about glyphs that the font does not have
         canvas.draw()
     content = BytesIO()
-    # 20 % faster than savefig, which writes an alpha channel
+    # PIL is 20 % faster than savefig, which writes an alpha channel
     Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
     return content.getvalue()
 

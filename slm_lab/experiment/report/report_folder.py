@@ -72,7 +72,7 @@ def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
             return _study_or_run(study, data_dir, choice)
     paths = find_run(where, None, data_dir)
     if choice._replace(trial=None) != Choice():
-        return write_trial_report(find_training(where, None, data_dir, choice).paths)  # raises the error that says why not
+        return write_trial_report(find_training(where, None, data_dir, choice).paths)  # find_training checks `choice`
     if paths.search_state.is_file() and choice.trial is None:
         state = SearchState.load(paths.search_state)
         return write_search_report(paths, load_spec(paths.spec, paths.spec_name), state)

@@ -66,7 +66,7 @@ def script_json(data: Mapping[str, Any]) -> str:
     text = json.dumps(nonfinite_to_none(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text.encode(errors="replace").decode()  # replaces lone surrogates, which a damaged log may contain
+    return text.encode(errors="replace").decode()  # replaces lone surrogates, which text from a damaged log file may contain
 
 
 def write_page(writer: Writer, path: Path, data: Mapping[str, Any]) -> None:

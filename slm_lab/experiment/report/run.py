@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 Status = Literal["done", "stopped", "failed", "running"]
-"""Status of a run or Session. "stopped" means stopped early or killed; "failed" means that a Session raised an error or its process died;
-"running" means that a process is training the run."""
+"""Status of a run or Session. The status "stopped" means stopped early or killed, "failed" means that a Session failed, and "running" means
+that a process is training the run."""
 _IGNORED_KEY_PREFIXES = (
     "meta.random_seed",
     "meta.run",
@@ -426,7 +426,7 @@ def global_table(tables: Mapping[int, Table]) -> Table:
     order = np.argsort(joined["global_frame"], kind="stable")
     rows = {name: values[order] for name, values in joined.items()}
     frame = rows["frame"] = rows["global_frame"]
-    if "wall_t" in rows:  # each worker measures time from its own start, but a higher global frame is always later
+    if "wall_t" in rows:  # each worker measures wall_t from its own start, but a row with a higher global frame is always later
         rows["wall_t"] = np.fmax.accumulate(rows["wall_t"])
     for name in _SUMMED:
         if name in rows:

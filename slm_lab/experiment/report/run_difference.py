@@ -270,7 +270,7 @@ def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
 
 def _value(key: str, value: Any, size: int) -> str:
     text = "absent" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if key == "git" and value is not None:  # a commit, with a final "+" if files have changed since
+    if key == "git" and value is not None:  # a commit hash, with a final "+" if files have changed since the commit
         text = f"{text[:8]}{'+' * text.endswith('+')}"
     return _shortened(text, size)
 

@@ -186,7 +186,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
     spans_by = {process: [span for span in spans if span.process == process] for process in rows}
     low, high = min(rows.values(), default=0.0) - 0.7, 0.7
     window = max((span.end for span in spans), default=0.0) or 1.0
-    # before its first and after its last span, the activity of a process is unknown
+    # the activity of a process is unknown before its first span and after its last span
     tracks = [Bar(min(s.begin for s in own), max(s.end for s in own), rows[process], _THICKNESS) for process, own in spans_by.items()]
     kinds = sorted({span.kind for span in spans}, key=lambda kind: (*KIND_COLOURS, kind).index(kind))
     panel = Panel(

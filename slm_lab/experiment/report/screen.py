@@ -113,5 +113,5 @@ class Screen:
         self.error = error
         with suppress(OSError, ValueError):  # the stream has no file descriptor, or was closed
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.stream.fileno())  # so that the flush at exit raises no error
+            os.dup2(null, self.stream.fileno())  # so that Python's flush of the stream at exit raises no error
             os.close(null)

@@ -256,7 +256,7 @@ def _normal_sequence(differences: Sequence[float], level: float) -> list[Interva
     0.05, there is no finite interval for fewer than 5 differences.
     """
     count = np.arange(1, len(differences) + 1)
-    shifted = np.asarray(differences, dtype=np.float64) - differences[0]  # shifted to avoid cancellation
+    shifted = np.asarray(differences, dtype=np.float64) - differences[0]  # the shift avoids numerical cancellation
     mean = np.cumsum(shifted) / count
     variance = np.maximum(np.cumsum(shifted**2) - count * mean**2, 0.0) / np.maximum(count - 1, 1)
     limit = (np.sqrt(1 + count) / level) ** (2 / count)

@@ -105,7 +105,7 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
     best = max(_BEST, _FEWEST / len(known))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a key with one value has no importance
+        warnings.simplefilter("ignore")  # ignore the warning that a key with a single value has no importance
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)
     shares = dict.fromkeys(space.keys, 0.0)
     for name, share in found.items():

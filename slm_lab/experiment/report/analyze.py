@@ -78,7 +78,7 @@ def analyze_trial(
     If the random baseline is neither shipped, cached nor recorded, the baseline is measured for at most 30 s after all files are written.
     A stop request interrupts the measurement. After the measurement, the metrics and the figures of the returns are written again.
 
-    The metrics are the following; a metric that is not defined is None:
+    The returned dict has the following metrics, where a metric that is not defined is None:
 
     - current_return is the return of the last evaluation or, without a recent evaluation, the last finite current_return of the table.
       The standard error of current_return is current_return_se, computed over Sessions if there are several, and over episodes if there is

@@ -190,7 +190,7 @@ def _read_cache(file: Path) -> Baseline | None:
 
 
 def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
-    """Write the baseline to the cache and return the cache file, or None if writing fails; the next run then measures again."""
+    """Write the baseline to the cache and return the cache file, or None if writing fails."""
     try:
         key = baseline_key(spec)
         file = _cache_file(spec, key)

@@ -86,7 +86,7 @@ class SeedResult:
         return f"evaluation with {'deterministic' if self.deterministic else 'sampled'} actions"
 
     def curve(self, column: str, x_column: str) -> Curve:
-        """Return the curve of `column` over `x_column`; if the seed has several tables, return the mean of their curves.
+        """Return the curve of `column` over `x_column`, which is the mean over the tables if the seed has several tables.
 
         Args:
             column: a column of the training tables; "evaluation": the return of the evaluation rows; "training_return": the current return
@@ -117,7 +117,7 @@ class SeedResult:
         the threshold, the value of `x_column` is only an upper limit. Returns None if no table reached the threshold or there is no
         threshold.
 
-        Args: rule: the data to compare with the threshold: "evaluation", "return_new" or another column; "": `threshold_rule`.
+        Args: rule: the data to compare with the threshold: "evaluation", "return_new" or another column, by default `threshold_rule`.
         """
         if threshold is None:
             return None
@@ -133,7 +133,7 @@ class SeedResult:
         return min(reached, default=None)
 
     def final_return(self, metric: str = "current_return") -> float | None:
-        """Return the last value of the column `metric`, averaged over the tables of this seed; None if no episode ended.
+        """Return the last value of the column `metric`, averaged over the tables of this seed, or None if no episode ended.
 
         If the seed has evaluations, its last current_return is the return of the last evaluation.
         """
@@ -151,7 +151,7 @@ class SeedResult:
         return average(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
 
     def updates_per_second(self) -> float | None:
-        """Return the number of optimizer steps per second, summed over the tables of this seed; None if the training time is unknown."""
+        """Return the number of optimizer steps per second, summed over the tables of this seed, or None if the training time is unknown."""
         steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
@@ -167,7 +167,7 @@ class Comparable(NamedTuple):
 
     metric: str
     reason: str = ""
-    """Reason why `metric` is not the requested metric; "" if `metric` is the requested metric."""
+    """Reason why `metric` is not the requested metric, or "" if `metric` is the requested metric."""
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
@@ -236,7 +236,7 @@ class Setting:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """Lowest and highest possible return of the env; None if these bounds are unknown or differ between the runs."""
+        """Lowest and highest possible return of the env, or None if these bounds are unknown or differ between the runs."""
         ranges = {return_range(run.settings()) for run in self.runs}
         return ranges.pop() if len(ranges) == 1 else None
 
@@ -290,7 +290,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
     folder, the folder of a search or a study (with or without `data_dir`), a pattern of run folders, or anything else that `find_training`
     accepts. Of a search, the trial `choice.trial` is used or, by default, the best trial (the best confirmed trial if trials were
     confirmed). Of a study, all runs are used, or the runs with the entry, env and seed of `choice`. Failed runs and runs of mode dev that
-    match a pattern are left out with a notice; such a run can be compared if its folder is named. Runs in different envs belong to
+    match a pattern are left out with a notice, but are compared if their folders are named. Runs in different envs belong to
     different settings, even if their labels are equal. If different specs have the same name, the keys that differ are appended to the
     name of each setting, for example "ppo_cartpole gamma=0.5".
 
@@ -335,7 +335,7 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
 
 
 def study_results(word: str, choice: Choice = BEST) -> list[Run]:
-    """Return the runs of the study in folder `word` that match `choice`; [] if `word` is not the folder of a study.
+    """Return the runs of the study in folder `word` that match `choice`, or [] if `word` is not the folder of a study.
 
     The runs are read from the result files of the study. Raises UserError if the study has no result, or no result that matches `choice`.
     """
@@ -360,7 +360,7 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
 
 
 def _entry_order(paths: StudyPaths) -> dict[str, int]:
-    """Return label of each study entry → position of the entry; {} if the study file is damaged.
+    """Return label of each study entry → position of the entry, or {} if the study file is damaged.
 
     The baseline entry is first. The other entries have the order of the study file.
     """
@@ -404,7 +404,7 @@ def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
 
 
 def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a Setting for each group of runs; the key of a group is (name, env, content of the spec).
+    """Return a Setting for each group of runs. Args: groups: (name, env, content of the spec) → runs.
 
     If several groups have the same name, the env or the spec keys that differ are appended to the name of the setting.
     """
@@ -470,7 +470,7 @@ def _report_status(setting: Setting) -> None:
 
 
 class Summary(NamedTuple):
-    """The results of a setting, which are the columns of the comparison tables; a result that is unknown is None."""
+    """The results of a setting, which are the columns of the comparison tables. A result that is unknown is None."""
 
     name: str
     label: str
@@ -481,7 +481,7 @@ class Summary(NamedTuple):
     status: str
     """How the seeds ended (see Setting.status)."""
     solved: int | None
-    """Number of seeds that reached the threshold; None if there is no threshold."""
+    """Number of seeds that reached the threshold, or None if there is no threshold."""
     solved_by: str | None
     """Key of RULES that names the data compared with the threshold. If the seeds have different keys, the keys are joined by " and "."""
     seconds_to_threshold: Median | None
@@ -506,7 +506,7 @@ def summarize(
 
     Args:
         metric: the column whose last value is final_return.
-        seeds: the seeds to summarize; None: `setting.seeds`.
+        seeds: the seeds to summarize, by default `setting.seeds`.
         rule: the data to compare with the threshold (see SeedResult.first_reached).
     """
     seeds = setting.seeds if seeds is None else seeds

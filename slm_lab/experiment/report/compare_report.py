@@ -81,10 +81,10 @@ def comparison(
         by: key of AXES: the column on the horizontal axis of the graphs.
         metric: key of METRICS: the column to draw.
         solve: the return that counts as solved.
-        labels: a name for each pattern; if empty, the names of the specs are used.
+        labels: a name for each pattern, by default the names of the specs.
         choice: the trial of searches and the runs of studies to compare (see read_settings).
         data_dir: the folder that contains the run folders.
-        out: the output folder; None: a new folder in `data_dir`.
+        out: the output folder, by default a new folder in `data_dir`.
 
     A graph that cannot be drawn causes a notice. Raises UserError if an argument or a run is invalid (before anything is written), or if a
     file cannot be written.
@@ -139,7 +139,7 @@ class _Report:
 
     @property
     def _metric_sentence(self) -> list[str]:
-        """The sentence that says why another metric than the requested metric is used; [] if the requested metric is used."""
+        """The sentence that says why another metric than the requested metric is used, or [] if the requested metric is used."""
         return [f"{self.used.reason}."] if self.used.reason else []
 
     def content(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ class Drawn(NamedTuple):
     y_label: str
     column: str
     solve: float | None = None
-    """Return at which a horizontal line is drawn: the return that counts as solved, or a published score; None: no line."""
+    """Return at which a horizontal line is drawn (the return that counts as solved, or a published score), or None for no line."""
     level: str = "solved"
     """Name of the horizontal line in the legend."""
     spread: bool = False
@@ -295,7 +295,7 @@ def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
 
 
 def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
-    """Return the horizontal line of a figure at the level `what.solve`; [] if the figure has no such line."""
+    """Return the horizontal line of a figure at the level `what.solve`, or [] if the figure has no such line."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
     if what.solve is None or not last:
         return []

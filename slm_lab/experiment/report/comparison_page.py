@@ -73,7 +73,7 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Return an HTML section with a heading and the HTML texts `parts`; "" if all parts are empty."""
+    """Return an HTML section with a heading and the HTML texts `parts`, or "" if all parts are empty."""
     body = "".join(parts)
     return f"<section><h2>{html.escape(title)}</h2>{body}</section>\n" if body else ""
 

@@ -30,10 +30,10 @@ class Decision:
     pairs: int
     """Number of seeds with which both entries have been trained."""
     difference: Estimate | None
-    """Mean difference of the pairs and the current interval of the confidence sequence; None if there are no pairs. The ends `low` and
+    """Mean difference of the pairs and the current interval of the confidence sequence, or None if there are no pairs. The ends `low` and
     `high` are None while the interval is infinite."""
     after: int | None
-    """Number of pairs of seeds after which the interval excluded 0 for the first time; None if the difference is not decided."""
+    """Number of pairs of seeds after which the interval excluded 0 for the first time, or None if the difference is not decided."""
     bounded: bool
     """Whether the range of possible returns is known. If this range is known, the interval is valid for any distribution of returns."""
 

@@ -193,7 +193,7 @@ def _summary(diagnosis: Diagnosis) -> str:
 
 
 def sessions_text(run: Run, finding: Finding) -> str:
-    """Return a text with the numbers of the sessions that have a fault, such as " (session 1)"; "" if all sessions have the fault."""
+    """Return a text with the numbers of the sessions that have a fault, such as " (session 1)", or "" if all sessions have the fault."""
     if not finding.sessions or set(finding.sessions) == set(run.sessions):
         return ""
     return f" (session{'s' if len(finding.sessions) > 1 else ''} {', '.join(map(str, finding.sessions))})"

@@ -228,7 +228,7 @@ class Session:
 
     @property
     def return_error(self) -> float:
-        """Standard error of the current return, averaged over the last fifth of the frames; 0 if the standard error is unknown."""
+        """Standard error of the current return, averaged over the last fifth of the frames, or 0 if the standard error is unknown."""
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return_se")
         late = found.value[found.frame >= self.returns.frames[0]]

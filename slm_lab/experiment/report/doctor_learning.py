@@ -274,7 +274,7 @@ def values(session: Session) -> Finding | None:
 
 
 def _entropy_bonus(session: Session) -> float:
-    """Return α |H| / (1 − γ), an upper bound of the entropy bonus that soft action values contain; 0 if the algorithm is not soft."""
+    """Return α |H| / (1 − γ), an upper bound of the entropy bonus that soft action values contain, or 0 if the algorithm is not soft."""
     case = session.case
     if not case.algorithm.soft:
         return 0.0

@@ -21,7 +21,7 @@ Snapshots = Mapping[str, np.ndarray]
 
 
 def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "frames") -> Figure | None:
-    """Return the figure of the Elo ratings and scores of a trial; None if there are no ratings.
+    """Return the figure of the Elo ratings and scores of a trial, or None if there are no ratings.
 
     Args: tables: index of each Session → table of its snapshots.
     """

@@ -50,7 +50,7 @@ class Line:
     curve: Curve
     colour: str = MEAN_COLOUR
     band: tuple[np.ndarray, np.ndarray] | None = None
-    """Lower and upper edge of the band around the line, each of shape [points]; None: the line has no band."""
+    """Lower and upper edge of the band around the line, each of shape [points], or None if the line has no band."""
     faint: bool = False
     """Whether the line is drawn thinner than a mean. A faint line that belongs to a group has FAINT_OPACITY."""
     steps: bool = False
@@ -59,7 +59,7 @@ class Line:
     """Whether the line is drawn dashed, thin and without markers, as a reference level."""
     marks: tuple[Mark, ...] = ()
     group: str = ""
-    """Name of the legend entry that all lines of the same group share; "": the line has its own legend entry."""
+    """Name of the legend entry that all lines of the same group share, or "" if the line has its own legend entry."""
 
     @property
     def opacity(self) -> float:
@@ -85,7 +85,7 @@ class Bar:
     """Vertical position of the bar's centre."""
     thickness: float
     text: str = ""
-    """Text that is shown under the mouse pointer; "": no text."""
+    """Text that is shown under the mouse pointer, or "" for no text."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Panel:
     lines: list[Line] = field(default_factory=list)
     x_label: str = "frames"
     y_limits: tuple[float, float] | None = None
-    """Limits of the vertical axis; None: the values of the lines determine the limits."""
+    """Limits of the vertical axis, or None if the values of the lines determine the limits."""
     band: str = BAND
     """Description of the bands of the lines, for the legend."""
     each: str = "sessions"
@@ -116,14 +116,14 @@ class Panel:
     rows: Mapping[str, float] = field(default_factory=dict)
     """Name of each row of bars → vertical position of the row. If there are rows, the vertical axis shows their names, not numbers."""
     x_max: float | None = None
-    """Right end of the horizontal axis; None: the points of the lines determine the end."""
+    """Right end of the horizontal axis, or None if the points of the lines determine the end."""
     nothing: str = EMPTY
     """Text that is shown if the panel has neither points nor bars."""
     best_last: bool = False
     """Whether `lines` are ordered from the worst to the best line. If so, the legend lists the best line first."""
     height: int | None = None
-    """Height of the axes in the PNG, in pixels. None: a single panel fills an image of standard size, and each of several panels has a
-    height of 150 pixels."""
+    """Height of the axes in the PNG, in pixels. With the default None, a single panel fills an image of standard size, and each of several
+    panels has a height of 150 pixels."""
 
     @property
     def empty(self) -> bool:

@@ -58,7 +58,7 @@ class Aligned:
     frame: np.ndarray
     """Common points of the horizontal axis in increasing order, [F]."""
     value_SF: np.ndarray
-    """Value of each Session at each common point, [sessions, F]; NaN where a Session has no value."""
+    """Value of each Session at each common point, [sessions, F], or NaN where a Session has no value."""
 
     def mean(self) -> Curve:
         """Return the curve of the mean, at each frame, over the Sessions that have a value at this frame."""
@@ -153,7 +153,7 @@ class Strengths:
 
 
 def session_metrics(strengths: Strengths) -> Scalars:
-    """Return the metrics SESSION_METRICS of one Session, computed from the strengths of its table; None for undefined metrics."""
+    """Return the metrics SESSION_METRICS of one Session, computed from the strengths of its table, or None for undefined metrics."""
     s = strengths.value
     if not len(s):
         return dict.fromkeys(SESSION_METRICS)
@@ -182,7 +182,7 @@ def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Return the efficiency Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, float64 [rows]; NaN if the denominator is zero.
+    """Return the efficiency Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, float64 [rows], or NaN if the denominator is zero.
 
     Rows before the first optimizer step have no training efficiency, and both sums exclude these rows.
 
@@ -223,12 +223,12 @@ def consistency_curve(strengths: Aligned) -> Curve:
 
 
 def consistency(strengths: Aligned) -> float | None:
-    """Return the consistency of a trial over all frames of `strengths`; None if the consistency is not defined."""
+    """Return the consistency of a trial over all frames of `strengths`, or None if the consistency is not defined."""
     return _last(consistencies(strengths))
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Return the mean of each metric over the Sessions in which the metric is defined; None if it is defined in no Session.
+    """Return the mean of each metric over the Sessions in which the metric is defined, or None if it is defined in no Session.
 
     The mean of integer values (counts) is rounded to an integer.
     """
@@ -243,7 +243,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def current_return(table: Table) -> Scalars:
-    """Return the last finite current_return of a table and its standard error current_return_se; None for a missing value."""
+    """Return the last finite current_return of a table and its standard error current_return_se, or None for a missing value."""
     known = np.flatnonzero(np.isfinite(table.get("current_return", np.empty(0))))
     errors = table.get("current_return_se")
     error = _last(errors[known[-1:]]) if errors is not None and len(known) else None
@@ -256,7 +256,7 @@ def is_recent(evaluation: Table | None, table: Table) -> bool:
     An evaluation is recent if it is not older than the oldest training episodes that the current return of the training may include.
 
     Args:
-        evaluation: evaluation table of the Session; None: the Session has no evaluations.
+        evaluation: evaluation table of the Session, or None if the Session has no evaluations.
         table: training table of the Session.
     """
     if evaluation is None or not len(evaluation["frame"]) or not len(table["frame"]):
@@ -265,7 +265,7 @@ def is_recent(evaluation: Table | None, table: Table) -> bool:
 
 
 def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, float | None] | None:
-    """Return the mean Elo rating of several Sessions and the standard error of this mean; None if there are no ratings.
+    """Return the mean Elo rating of several Sessions and the standard error of this mean, or None if there are no ratings.
 
     The rating of a single Session is returned with its own standard error. Args: ratings: (Elo, standard error) of each Session.
     """
@@ -332,12 +332,12 @@ Bounds = tuple[float, float]
 
 
 def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
-    """Return the mean of the values that are not None, and its 95 % interval; None if there are no values.
+    """Return the mean of the values that are not None, and its 95 % interval, or None if there are no values.
 
     The interval has zero width if all values are equal.
 
-    Args: bounds: range of possible values, to which the interval is clipped; None: the range is unknown. Clipping does not change how often
-        the interval contains the true mean. Bounds that a value violates are ignored.
+    Args: bounds: range of possible values, to which the interval is clipped, or None if the range is unknown. Clipping does not change how
+        often the interval contains the true mean. Bounds that a value violates are ignored.
     """
     known = [value for value in values if value is not None]
     if len(known) < 2:
@@ -357,7 +357,7 @@ def _around(value: float, half: float, bounds: Bounds | None = None) -> Estimate
 
 
 def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
-    """Return the mean (or another statistic, `compute`) of the values that are not None; None if there are no values."""
+    """Return the mean (or another statistic, `compute`) of the values that are not None, or None if there are no values."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
 
@@ -406,7 +406,7 @@ class Reached(NamedTuple):
 
 
 def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | None:
-    """Return the first point at which a curve is at or above a threshold; None if the curve never reaches the threshold.
+    """Return the first point at which a curve is at or above a threshold, or None if the curve never reaches the threshold.
 
     Args: between: whether to interpolate linearly between the first point at or above the threshold and the point before.
     """

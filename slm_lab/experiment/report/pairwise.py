@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     improvement: Estimate
     """P(B > A): the probability that a seed of setting B has a higher return than a seed of setting A."""
     p_value: float | None
-    """p-value of Welch's test; None if setting A or B has a single seed, or if the returns of both settings do not vary."""
+    """p-value of Welch's test, or None if setting A or B has a single seed, or if the returns of both settings do not vary."""
     p_holm: float | None
     """`p_value`, adjusted for the number of pairs by Holm's method."""
 
@@ -54,8 +54,8 @@ class Overall(NamedTuple):
     interquartile_mean: Estimate
     optimality_gap: Estimate
     improvement: Estimate | None
-    """Probability that a seed of this setting has a higher return than a seed of the first setting, as a mean over the envs; None for the
-    first setting."""
+    """Probability that a seed of this setting has a higher return than a seed of the first setting, as a mean over the envs. For the first
+    setting itself, the probability is None."""
 
 
 class Scale(NamedTuple):
@@ -73,7 +73,7 @@ class Comparison(NamedTuple):
 
     pairs: list[Pair]
     overall: list[Overall]
-    """The results of the settings over all envs; [] if there are fewer than two envs in which the settings can be compared."""
+    """The results of the settings over all envs, or [] if there are fewer than two envs in which the settings can be compared."""
     scales: list[Scale]
     profiles: dict[str, Profile]
     """Name of each setting → performance profile of the setting over all envs."""

@@ -151,7 +151,7 @@ class ProgressDisplay(Display):
         sessions: number of Sessions.
         max_frame: number of frames of a Session.
         policies: names of the policies of a Session.
-        concurrent: maximum number of Sessions that run at the same time; None: all Sessions. Sessions that must wait are shown as queued.
+        concurrent: maximum number of Sessions that run at the same time, by default all. Sessions that must wait are shown as queued.
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class ProgressDisplay(Display):
 
         Args:
             index: index of the Session or policy: session · policies + policy.
-            fps: frames per second; 0: the speed is not known yet.
-            row: values of the new table row; None: there is no new row.
+            fps: frames per second, or 0 if the speed is not known yet.
+            row: values of the new table row, or None if there is no new row.
             seconds_left: remaining time until meta.max_seconds, s.
         """
         state, now = self.states[index], perf_counter()
@@ -317,14 +317,14 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def number(value: float | None) -> str:
-    """Format a number with four significant digits, or as an integer if it has no fraction or is at least 10,000; "-" for None."""
+    """Format a number with four significant digits, or as an integer if it has no fraction or is at least 10,000, or "-" for None."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def estimate_number(value: float | None, error: float | None) -> str:
-    """Format an estimate with its standard error, such as "487.2 ± 6.1"; "-" for None. The standard error has two significant digits."""
+    """Format an estimate with its standard error, such as "487.2 ± 6.1", or "-" for None. The standard error has two significant digits."""
     if value is None or not error or not (math.isfinite(error) and math.isfinite(value)):
         return number(value)
     decimals = 1 - math.floor(math.log10(float(f"{error:.1e}")))

@@ -134,7 +134,7 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return the findings of the doctor in a run, most severe first; None if the doctor fails or the run has no rows.
+    """Return the findings of the doctor in a run, most severe first, or None if the doctor fails or the run has no rows.
 
     The doctor examines only the tables. Checkpoints are not examined, since reading a checkpoint imports torch.
     """
@@ -208,7 +208,7 @@ class _Trial:
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
-        """The range of possible returns; None if the range is unknown, or if a return of this run is outside the range.
+        """The range of possible returns, or None if the range is unknown, or if a return of this run is outside the range.
 
         A return may be outside the range because arguments of the env have changed the range.
         """
@@ -245,7 +245,7 @@ class _Trial:
         return [*filter(None, found)]
 
     def _rating(self) -> dict[str, Any] | None:
-        """Return the summary entry with the Elo rating of self-play; None if there is no rating.
+        """Return the summary entry with the Elo rating of self-play, or None if there is no rating.
 
         The rating is shown instead of the return, since returns in self-play depend on the opponents.
         """
@@ -313,7 +313,7 @@ class _Trial:
         return f", {duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
-        """Return the summary entry that says which activity took most of the time, with the shares of all activities; [] if unknown.
+        """Return the summary entry that says which activity took most of the time, with the shares of all activities, or [] if unknown.
 
         The activities are acting and learning or, with rollout workers, the work of each kind of process.
         """

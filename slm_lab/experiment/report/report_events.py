@@ -71,7 +71,7 @@ def time_split(run: Run) -> tuple[float, float] | None:
 
 
 def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
-    """Return the events in the log file of a Session; [] if the log file cannot be read."""
+    """Return the events in the log file of a Session, or [] if the log file cannot be read."""
     process: _Process | None = None
     found: list[dict[str, Any]] = []
     for time, text in _lines(log):

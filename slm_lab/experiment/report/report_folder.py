@@ -265,7 +265,7 @@ def write_study_report(
     Args:
         failed: (entry, env) of each run that failed.
         ended: whether the study has ended although its folder is still locked.
-        decide: whether to report for each difference whether it is decided (see report/decision.py).
+        decide: whether to report which differences are decided (see report/decision.py).
     """
     data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock), decide=decide)
     return write_pages(paths.root, paths.report, data)

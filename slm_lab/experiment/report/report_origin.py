@@ -65,7 +65,7 @@ def _text(value: Any) -> str:
 
 
 def _previous(run: Run) -> dict[str, Any] | None:
-    """Return the table of the spec keys that differ from the previous run with the same name; None if there is no previous run."""
+    """Return the table of the spec keys that differ from the previous run with the same name, or None if there is no previous run."""
     other = previous_run(run)
     if other is None:
         return None
@@ -78,7 +78,7 @@ def _previous(run: Run) -> dict[str, Any] | None:
 
 
 def previous_run(run: Run) -> Run | None:
-    """Return the newest earlier run with the same spec name and mode in the same data folder; None if there is no such run."""
+    """Return the newest earlier run with the same spec name and mode in the same data folder, or None if there is no such run."""
     root = run.paths.root.absolute()
     earlier = [folder for folder in stamped_folders(root.parent, run.paths.stem) if folder.name < root.name]
     for folder in reversed(earlier):
@@ -163,7 +163,7 @@ def published_levels(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_env(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the element of the list `envs` of a study that describes the env of the run; {} if there is no such element.
+    """Return the element of the list `envs` of a study that describes the env of the run, or {} if there is no such element.
 
     Args:
         body: content of the study.

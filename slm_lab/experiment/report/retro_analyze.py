@@ -197,7 +197,7 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
 
 
 def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the content of the spec file of a run of SLM Lab; None if `folder` has no such file.
+    """Return the content of the spec file of a run of SLM Lab, or None if `folder` has no such file.
 
     The spec file of the experiment is preferred to the spec file of the first trial.
     """

@@ -34,7 +34,7 @@ class RowComparison:
     equal: int
     """Number of equal rows before the first row that differs."""
     first: Cell | None = None
-    """The first cell that differs, in the first differing column of the first differing row; None if all compared rows are equal."""
+    """The first cell that differs, in the first differing column of the first differing row, or None if all compared rows are equal."""
     columns: tuple[str, ...] = ()
     """All columns that differ in the first differing row."""
     only: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())

@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of the trial; {} if the metrics file has not been written yet."""
+        """The metrics of the trial, or {} if the metrics file has not been written yet."""
         return self._trial_metrics or {}
 
     @cached_property
@@ -212,7 +212,7 @@ class Run:
             raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
     def _of_last_start(self, file: Path) -> dict[str, Any] | None:
-        """Return the content of a metrics file; None if the file does not exist or the run was continued after the file was written."""
+        """Return the content of a metrics file, or None if the file does not exist or the run was continued after the file was written."""
         if len(self.starts) > 1 and file.is_file():
             with suppress(ValueError, KeyError, TypeError):
                 if file.stat().st_mtime < datetime.fromisoformat(self.starts[-1]["began"]).timestamp():
@@ -292,7 +292,7 @@ def run_folders(word: str) -> list[Path]:
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a CSV file as text; {} if the file does not exist or is empty.
+    """Return the columns of a CSV file as text, or {} if the file does not exist or is empty.
 
     The file may still be growing, or the process that wrote the file may have been killed. Therefore, a last line without a newline is
     dropped, even if the line looks complete. Lines with a wrong number of cells are dropped too.
@@ -319,7 +319,7 @@ def read_table(path: Path) -> Table:
 
 
 def last_row(path: Path | str) -> dict[str, float]:
-    """Return column → value of the finite numbers in the last complete row of a CSV file; {} if there is no such row.
+    """Return column → value of the finite numbers in the last complete row of a CSV file, or {} if there is no such row.
 
     Only the beginning and the end of the file are read.
     """

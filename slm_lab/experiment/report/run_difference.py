@@ -58,7 +58,7 @@ class Returns:
 
     metric: str
     reason: str
-    """Why `metric` is not current_return; "" if `metric` is current_return."""
+    """Why `metric` is not current_return, or "" if `metric` is current_return."""
     a: dict[int, float]
     """Index of each Session → final return. A run whose Sessions train one shared net has a single return."""
     b: dict[int, float]
@@ -66,11 +66,11 @@ class Returns:
     """Whether both runs have the same seeds. If so, the difference is computed seed by seed."""
     difference: Estimate | None
     needed: int | None
-    """Number of seeds with which a difference of this size is shown in 80 % of all cases; None if this number is unknown or above 1,000."""
+    """Number of seeds with which a difference of this size is shown in 80 % of all cases, or None if it is unknown or above 1,000."""
 
     @property
     def shown(self) -> bool | None:
-        """Whether the interval of the difference excludes 0; None if there is no interval."""
+        """Whether the interval of the difference excludes 0, or None if there is no interval."""
         one = self.difference
         return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
 
@@ -89,11 +89,11 @@ class RunDifference:
     only: tuple[list[int], list[int]]
     """Sessions that have rows only in run `a`, and Sessions that have rows only in run `b`."""
     returns: Returns | None
-    """Comparison of the final returns; None if the envs of the runs differ or a run has no return."""
+    """Comparison of the final returns, or None if the envs of the runs differ or a run has no return."""
 
     @property
     def first(self) -> TableDifference | None:
-        """The comparison of the tables whose first differing row has the lowest frame; None if no row differs."""
+        """The comparison of the tables whose first differing row has the lowest frame, or None if no row differs."""
         found = [one for one in self.tables if one.rows.first is not None]
         return min(found, key=lambda one: one.rows.first.frame if one.rows.first is not None else 0, default=None)
 
@@ -136,7 +136,7 @@ def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
 
 
 def _columns(file: Path) -> dict[str, list[str]]:
-    """Return the columns of the table in a CSV file; {} if the file is damaged, since `Run.tables` has already reported the damage."""
+    """Return the columns of the table in a CSV file, or {} if the file is damaged, since `Run.tables` has already reported the damage."""
     try:
         return read_columns(file)
     except (OSError, csv.Error):
@@ -168,11 +168,11 @@ def _final_returns(run: Run, metric: str) -> dict[int, float]:
 
 
 def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bool) -> int | None:
-    """Return the number of seeds with which the 95 % interval of such a difference of means excludes 0 in about 80 % of all cases.
+    """Return the number of seeds with which the 95 % interval of the difference of two mean returns excludes 0 in about 80 % of all cases.
 
     The number is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n. With paired seeds, s is the standard deviation of the paired
     differences. Without pairs, s is the square root of the sum of the variances of `values` and `others`, and n is the number of seeds of
-    each run. Returns None if n is above 1,000. Returns None too if n is unknown because a run has a single seed or the difference is 0.
+    each run. Returns None if n is above 1,000, or unknown because a run has a single seed or the difference is 0.
 
     Args: values, others: final returns of the seeds of the two runs.
     """

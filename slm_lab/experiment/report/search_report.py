@@ -63,13 +63,13 @@ class SearchSummary:
     metric: str
     """Name of the metric by which the trials are ranked."""
     importance: Importance | None
-    """Importance of the searched keys; None if the importance cannot be computed (see key_importance)."""
+    """Importance of the searched keys, or None if the importance cannot be computed (see key_importance)."""
     files: Sequence[Path] = ()
     """The files that have been written, without the script of the HTML pages."""
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best trial (the best confirmed trial if trials were confirmed); None if no trial has a result."""
+        """The best trial (the best confirmed trial if trials were confirmed), or None if no trial has a result."""
         return next((one for one in self.ranked if one.status != "failed" and one.known_metric is not None), None)
 
     @cached_property
@@ -163,7 +163,7 @@ def search_records(state: SearchState, paths: RunPaths, random_seed: int | None)
 
 
 def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval (Student's t) of a metric over the Sessions of a confirmed trial; None for a single Session.
+    """Return the 95 % interval (Student's t) of a metric over the Sessions of a confirmed trial, or None for a single Session.
 
     If the metric is a return and the range of possible returns is known, the interval is clipped to this range.
     """
@@ -307,7 +307,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
-    """Return name of each figure of returns → curve of the trial, averaged over its Sessions; {} if the tables have no returns."""
+    """Return name of each figure of returns → curve of the trial, averaged over its Sessions, or {} if the tables have no returns."""
     tables = [return_curves(table) for table in Run(paths, trial).tables_per_training(mode).values()]
     result = {}
     for name in _RETURN_LABELS:

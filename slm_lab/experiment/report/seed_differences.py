@@ -81,8 +81,8 @@ def differences(
         tables: index → training table of the seed.
         returns: index → training table or evaluation table from which the seed's returns are taken.
         names: index → name of the seed.
-        baseline: random baseline of the env; None: unknown.
-        latest: index → table whose last row has the current return of the seed; None: `returns`.
+        baseline: random baseline of the env, or None if it is unknown.
+        latest: index → table whose last row has the current return of the seed, by default `returns`.
     """
     latest = returns if latest is None else latest
     curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}
@@ -104,7 +104,7 @@ def differences(
 
 
 def common_level(curves: Iterable[Curve], baseline: float | None) -> float | None:
-    """Return the return at which a seed counts as having learned; None if there are no returns.
+    """Return the return at which a seed counts as having learned, or None if there are no returns.
 
     This return is at 90 % of the range from the random baseline to the best return of all seeds. If the baseline is None, the range begins
     at the lowest return.
@@ -117,7 +117,7 @@ def common_level(curves: Iterable[Curve], baseline: float | None) -> float | Non
 
 
 def first_frame_at_level(one: Curve, level: float | None) -> float | None:
-    """Return the first frame at which a curve is at or above `level`; None if there is no such frame or `level` is None."""
+    """Return the first frame at which a curve is at or above `level`, or None if there is no such frame or `level` is None."""
     above = np.flatnonzero(one.value >= (math.inf if level is None else level))
     return float(one.frame[above[0]]) if len(above) else None
 
@@ -167,7 +167,7 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
 
 
 def _fall(pair: _Pair, one: Curve) -> str:
-    """Return a sentence about the largest fall of the return of the seed from its previous best value; "" if the fall is small."""
+    """Return a sentence about the largest fall of the return of the seed from its previous best value, or "" if the fall is small."""
     falls = np.maximum.accumulate(one.value) - one.value
     low = int(falls.argmax())
     if falls[low] < _FALL * pair.scale:
@@ -178,7 +178,7 @@ def _fall(pair: _Pair, one: Curve) -> str:
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
-    """Return sentences about the part of the run in which the returns of both seeds differ most, and about the diagnostics at this time."""
+    """Return sentences about the part of the run in which the returns of two seeds differ most, and about the diagnostics in this part."""
     found = _widest(pair)
     if found is None:
         return []
@@ -191,7 +191,7 @@ def _cause_sentences(pair: _Pair) -> list[str]:
 
 
 def _widest(pair: _Pair) -> tuple[float, float, float] | None:
-    """Return (first frame, last frame, mean gap) of the part of the run with the largest mean gap between the returns of both seeds.
+    """Return (first frame, last frame, mean gap) of the part of the run with the largest mean gap between the returns of two seeds.
 
     A part in which the seed is worse than the best seed is preferred, since the sentences explain why the seed is worse. Returns None if
     the largest gap is small.
@@ -209,7 +209,7 @@ def _widest(pair: _Pair) -> tuple[float, float, float] | None:
 
 
 def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
-    """Yield (difference in standard deviations, text) for each diagnostic that differs between both seeds from frame `begin` to `end`."""
+    """Yield (difference in standard deviations, text) for each diagnostic that differs between two seeds from frame `begin` to `end`."""
     for column, (name, lower, higher) in _MEANINGS.items():
         if column not in pair.own or column not in pair.best:
             continue

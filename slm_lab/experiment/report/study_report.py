@@ -77,7 +77,7 @@ class Row(NamedTuple):
     published: float | None = None
     """Published score of the entry in the env."""
     verdict: str = ""
-    """Comparison of the score with the published score: "≥", "≈" or "below" (see `verdict`); "" if there is no published score."""
+    """Comparison of the score with the published score: "≥", "≈" or "below" (see `verdict`), or "" if there is no published score."""
     updates_per_second: float | None = None
     grad_norm: float | None = None
     grad_norm_variance: float | None = None
@@ -105,7 +105,7 @@ def write_report(
     Args:
         results: result of each run that has ended.
         failed: (entry, env) of each run that failed.
-        decide: whether to report for each difference whether it is decided (see report/decision.py).
+        decide: whether to report which differences are decided (see report/decision.py).
     """
     found = study_settings(study, results)
     if not found and not failed:
@@ -147,7 +147,7 @@ def _decision_row(one: Decision) -> dict[str, Any]:
 
 
 def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
-    """Return a sentence for each decision, and a text that explains the intervals of the decisions; [] if there are no decisions."""
+    """Return a sentence for each decision, and a text that explains the intervals of the decisions, or [] if there are no decisions."""
     lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
     return [*lines, decision_explanation(found)] if lines else []
 
@@ -238,7 +238,7 @@ def _mean_of(setting: Setting, column: str) -> float | None:
 
 
 def verdict(score: Estimate | None, published: float | None) -> str:
-    """Compare a score with a published score, and return "≥", "≈" or "below"; "" if one of both is unknown.
+    """Compare a score with a published score, and return "≥", "≈" or "below", or "" if one of both is unknown.
 
     "≥" means that the score is at least the published score. "≈" means that the score is lower, but the interval of the score contains the
     published score. "below" means that the interval does not contain the published score, or that there is no interval.
@@ -342,7 +342,7 @@ def markdown_table(study: StudyPlan, rows: Sequence[Row]) -> str:
 def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
     """Return the lines for the terminal: the table of a study, explanations and decisions.
 
-    Args: reason: why the table has another metric than the study; "" if the metric is the same.
+    Args: reason: why the table has another metric than the study, or "" if the metric is the same.
     """
     texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)

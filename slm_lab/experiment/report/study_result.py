@@ -31,7 +31,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
     Args:
         identity: the keys entry, env, random_seed, digest, settings and spec_version of the result.
-        seconds: duration of the run including the analysis; None: the duration is unknown, for example because the run was continued.
+        seconds: duration of the run including the analysis, or None if it is unknown, for example because the run was continued.
 
     Raises OSError if the file cannot be written.
     """

@@ -76,7 +76,7 @@ class Labels:
     failed_tables: Set[int] = frozenset()
     """Indices of the tables of failed Sessions."""
     baseline: float | None = None
-    """Random baseline of the env, which is drawn as a line in the figures of returns; None: the baseline is unknown."""
+    """Random baseline of the env, which is drawn as a line in the figures of returns, or None if the baseline is unknown."""
     workers: bool = False
     """Whether the Sessions train one shared net."""
     policy_names: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Labels:
 
     @property
     def failed_text(self) -> str:
-        """The text ", 1 failed" or, if there are several policies, ", 1 session failed"; "" if no Session failed."""
+        """The text ", 1 failed" or, if there are several policies, ", 1 session failed", or "" if no Session failed."""
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 

@@ -34,7 +34,7 @@ class TrialRecord:
     status: TrialStatus
     random_seed: int | None
     confirmed: float | None = None
-    """The metric of a second training of the trial's values with new seeds (--confirm); None if the trial was not confirmed in this way."""
+    """The metric of a second training of the trial's values with new seeds (--confirm), or None if there was no second training."""
     confirmed_interval: tuple[float, float] | None = None
     """95 % interval of the metric `confirmed` over the Sessions of the second training."""
     cause: str = ""
@@ -88,8 +88,8 @@ class Importance:
 def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Importance | None:
     """Return the importance of each searched key, computed from the trials that finished or were stopped.
 
-    The method is PED-ANOVA (Watanabe et al., 2023), in its conditional form for keys that are active only in some trials. Returns None if
-    fewer than MIN_TRIALS trials finished or were stopped, if the metrics of these trials are equal, or if the package optuna is not
+    The method is PED-ANOVA (Watanabe et al., 2023), whose conditional form is used for keys that are active only in some trials. Returns
+    None if fewer than MIN_TRIALS trials finished or were stopped, if the metrics of these trials are equal, or if the package optuna is not
     installed.
     """
     known = [one for one in records if one.status in ("finished", "stopped") and one.known_metric is not None]

@@ -39,7 +39,7 @@ class Writer:
         """Write the files of one item, such as the HTML and the PNG file of one graph.
 
         Args:
-            what: description of a skipped item for the notice, such as "graph not drawn"; None: a skipped item is not counted.
+            what: description of a skipped item for the notice, such as "graph not drawn", or None if a skipped item is not counted.
             files: (path, function that returns the content) of each file.
         """
         for path, content in files:

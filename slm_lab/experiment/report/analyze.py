@@ -237,7 +237,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the Session of the table with index `index` ended. If `self.stop` is None, the last frame tells whether it is done."""
+        """Return how the Session of the table with index `index` ended. If `self.stop` is None, only the last row is examined."""
         if index not in self.successful_tables:
             return "failed"
         may_stop = self.stop is None or self.stop.requested
@@ -250,8 +250,8 @@ class _Trial:
 def _in_a_line(text: str) -> str:
     """Return the cause of a failure in one line: the last line of a traceback or, without a traceback, the first line of the cause.
 
-    If the last line is "(at frame …)", this line is appended. Without a traceback, the lines after the first are the output of a process
-    that died.
+    If the last line of the cause is "(at frame …)", this line is appended. Without a traceback, the lines after the first are the output of
+    a process that died.
     """
     lines = nonblank_lines(text) or ["unknown cause"]
     if "Traceback" not in text:

@@ -41,8 +41,7 @@ _SEED = 0
 _ENVS = 10
 """Number of parallel envs. Each env contributes the same number of episodes, since short episodes, which end first, would prevail."""
 _MAX_STEPS = 300_000
-"""Maximum number of vector steps of a measurement. This number is more than ten times the length of the longest Atari games (27,000
-steps)."""
+"""Maximum number of vector steps of a measurement, which is more than ten times the length of the longest Atari games (27,000 steps)."""
 _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
 """Arguments of Atari envs that change the observations, but not the return of a random agent."""
 
@@ -55,7 +54,7 @@ class Baseline(NamedTuple):
 
 
 def known_baseline(spec: EnvSpec) -> Baseline | None:
-    """Return the shipped or cached baseline of an env, or None if the baseline must be measured. This function is fast and never raises."""
+    """Return the shipped or cached baseline of an env, or None if the baseline must be measured. known_baseline never raises an error."""
     try:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -65,7 +64,7 @@ def known_baseline(spec: EnvSpec) -> Baseline | None:
 
 
 def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
-    """Measure the random baseline of an env, cache it, and return the mean return.
+    """Measure the random baseline of an env, write the baseline to the cache, and return the mean return.
 
     The measurement takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested becomes true. When the limit is
     reached, the mean of the episodes that have ended is used. Prints a notice and returns None if the measurement fails or is interrupted,

@@ -73,8 +73,8 @@ class SeedResult:
     evaluation: Sequence[Table] = ()
     """Evaluation tables that have rows, if the run uses meta.rigorous_eval."""
     few_evaluations: Sequence[Table] = ()
-    """Evaluation tables, one for each of `tables`, if the run uses meta.eval_episodes, whose evaluations are too few for a curve. There are
-    no such tables if the last evaluation is not recent."""
+    """Evaluation tables, one for each of `tables`, if the run uses meta.eval_episodes, whose evaluations are too few for a curve. The
+    sequence `few_evaluations` is empty if the last evaluation is not recent."""
     deterministic: bool = True
     """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
@@ -89,8 +89,8 @@ class SeedResult:
         """Return the curve of `column` over `x_column`, which is the mean over the tables if the seed has several tables.
 
         Args:
-            column: a column of the training tables; "evaluation": the return of the evaluation rows; "training_return": the current return
-                of the training episodes. If there are evaluation rows, current_return is the same as "evaluation".
+            column: a column of the training tables, "evaluation" (the return of the evaluation rows), or "training_return" (the current
+                return of the training episodes). If there are evaluation rows, "current_return" is the same as "evaluation".
             x_column: frame, global_frame, wall_t (seconds) or opt_step.
         """
         curves = self._curves(column, x_column)
@@ -163,7 +163,7 @@ def column_of(metric: str) -> str:
 
 
 class Comparable(NamedTuple):
-    """The metric by which all seeds of a comparison can be compared, and why it may differ from the requested metric."""
+    """The metric by which all seeds of a comparison can be compared, and the reason if this metric is not the requested metric."""
 
     metric: str
     reason: str = ""
@@ -202,7 +202,7 @@ class Setting:
     name: str
     runs: list[Run]
     label: str = ""
-    """Name of the setting without the env, or "" if it is the same as `name`. Settings of one agent in different envs share a label."""
+    """Name of the setting without the env, or "" if the label is equal to `name`. Settings of one agent in different envs share a label."""
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
@@ -245,7 +245,7 @@ class Setting:
         return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
 
     def aligned(self, column: str, x_column: str) -> Aligned:
-        """Return the curves of `column` over `x_column` of all seeds, interpolated at common points; value_SF has the shape [seeds, F].
+        """Return the curves of `column` over `x_column` of all seeds, interpolated at common points. Aligned.value_SF is [seeds, F].
 
         The common points are in the range that all curves with points cover.
         """

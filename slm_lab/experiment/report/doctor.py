@@ -35,7 +35,7 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
     *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
-"""The rules that are applied to each session. Rules for causes precede rules for symptoms; findings of equal severity keep this order."""
+"""The rules that are applied to each session. Rules for causes precede rules for symptoms. Findings of equal severity keep this order."""
 TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
 """The rules that are applied once to the whole trial."""
 

@@ -80,7 +80,7 @@ class Case:
 
     @cached_property
     def algorithm(self) -> type[AlgorithmSpec]:
-        """The spec model of the algorithm, which declares what kind of algorithm it is. A user's own algorithm has the base model."""
+        """The spec model of the algorithm, which declares the kind of the algorithm. A user's own algorithm has the base model."""
         return ALGORITHMS.get(str(self.setting("agent.algorithm.name")), AlgorithmSpec)
 
     @cached_property

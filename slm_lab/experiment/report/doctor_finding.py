@@ -19,7 +19,7 @@ class Finding:
     """A fault of a run that a rule of the doctor has detected, with the evidence and the recommended change."""
 
     rule: str = field(default="", kw_only=True)
-    """Name of the rule that detected the fault; `doctor.examine` sets this name."""
+    """Name of the rule that detected the fault, which `doctor.examine` sets."""
     title: str
     severity: Severity
     evidence: str
@@ -31,7 +31,7 @@ class Finding:
     value: Any = None
     """Recommended value of the spec key `key`."""
     sessions: tuple[int, ...] = ()
-    """Numbers of the sessions that have the fault; empty if the fault concerns the whole trial."""
+    """Numbers of the sessions that have the fault, or empty if the fault concerns the whole trial."""
     frames: tuple[int, int] | None = None
     """First and last frame of the table rows that are the evidence."""
 

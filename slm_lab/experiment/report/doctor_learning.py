@@ -98,9 +98,9 @@ def large_updates(session: Session) -> Finding | None:
 def small_updates(session: Session) -> Finding | None:
     """Detect a policy that hardly changes: in nine of ten rows, approx_kl is below 1e-5 and at most 0.1 % of the ratios are clipped.
 
-    The rule does not apply if approx_kl is above 0.1 in any row, since the policy may then no longer change because a large update has made
-    it deterministic. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Usual targets of the
-    KL divergence are 0.003 to 0.03.
+    The rule does not apply if approx_kl is above 0.1 in any row, since such a large update may have made the policy deterministic, so that
+    the policy no longer changes. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Usual
+    targets of the KL divergence are 0.003 to 0.03.
     """
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
     if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
@@ -123,7 +123,7 @@ def entropy_high(session: Session) -> Finding | None:
 
     The rule applies if the spec has an entropy bonus, the median entropy in the second half of the run is at least 95 % of the largest
     entropy, and the return is not above the return of a random agent (see is_at_baseline). Mnih et al. 2016 (arXiv:1602.01783) use an
-    entropy bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
+    entropy bonus of 0.01. Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
     entropy, largest = session.second_half("entropy"), float(session.column("entropy").curve.value.max())
@@ -175,8 +175,8 @@ def entropy_lost(session: Session) -> Finding | None:
 def saturated_actions(session: Session) -> Finding | None:
     """Detect continuous actions of which at least 85 % of the components are at or beyond the bounds of the action space.
 
-    The env clips actions beyond a bound, so that all of them have the same effect. Andrychowicz et al. 2021 (arXiv:2006.05990), section
-    3.2, recommend a narrow and centred initial distribution. Chou et al. 2017 (beta policies) describe the bias of clipped Gaussians.
+    All actions beyond a bound have the same effect in the env. Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2, recommend a narrow
+    and centred initial distribution. Chou et al. 2017 (beta policies) describe the bias of clipped Gaussians.
     """
     case, steps = session.case, session.experience
     require_measured("action" in steps, "the last checkpoint has no actions")

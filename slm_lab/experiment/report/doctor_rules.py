@@ -153,7 +153,7 @@ def value_range(session: Session) -> Finding | None:
 
 
 def observation_scale(session: Session) -> Finding | None:
-    """Detect observations with an entry whose root mean square is at least 100. Such an entry saturates or dominates the first layer.
+    """Detect observations with an entry whose root mean square is at least 100, so that the entry saturates or dominates the first layer.
 
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3, and LeCun et al. 1998 (Efficient BackProp) recommend to normalise
     observations.

@@ -111,16 +111,16 @@ class Panel:
     band: str = BAND
     """Description of the bands of the lines, for the legend."""
     each: str = "sessions"
-    """Plural name of what each faint line shows. If a panel has many faint lines, the legend of the PNG gives only their number."""
+    """Plural name of what each faint line shows. If a panel has many faint lines, the legend of the PNG has only the number of faint lines."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
-    """Name of each row of bars → vertical position of the row. If there are rows, the vertical axis shows their names, not numbers."""
+    """Name of each row of bars → vertical position of the row. If there are rows, the vertical axis shows the names of the rows."""
     x_max: float | None = None
     """Right end of the horizontal axis, or None if the points of the lines determine the end."""
     nothing: str = EMPTY
     """Text that is shown if the panel has neither points nor bars."""
     best_last: bool = False
-    """Whether `lines` are ordered from the worst to the best line. If so, the legend lists the best line first."""
+    """Whether `lines` are ordered from the worst to the best line, so that the legend must list the lines in reverse order."""
     height: int | None = None
     """Height of the axes in the PNG, in pixels. With the default None, a single panel fills an image of standard size, and each of several
     panels has a height of 150 pixels."""

@@ -228,7 +228,7 @@ def consistency(strengths: Aligned) -> float | None:
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Return the mean of each metric over the Sessions in which the metric is defined, or None if it is defined in no Session.
+    """Return the mean of each metric over the Sessions in which the metric is defined, or None for a metric that no Session defines.
 
     The mean of integer values (counts) is rounded to an integer.
     """
@@ -253,7 +253,7 @@ def current_return(table: Table) -> Scalars:
 def is_recent(evaluation: Table | None, table: Table) -> bool:
     """Return whether the last evaluation of a Session is recent.
 
-    An evaluation is recent if it is not older than the oldest training episodes that the current return of the training may include.
+    A recent evaluation is not older than the oldest training episodes that the current return of the training may include.
 
     Args:
         evaluation: evaluation table of the Session, or None if the Session has no evaluations.
@@ -332,7 +332,7 @@ Bounds = tuple[float, float]
 
 
 def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
-    """Return the mean of the values that are not None, and its 95 % interval, or None if there are no values.
+    """Return the mean of the values that are not None with its 95 % interval. Return None if there are no values.
 
     The interval has zero width if all values are equal.
 

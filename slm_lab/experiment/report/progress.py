@@ -26,8 +26,8 @@ from slm_lab.experiment.events import Event, Notice, Progress, RowValues, Sessio
 from slm_lab.experiment.report.screen import console_on
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
-"""Times in seconds: minimum time between two plain lines of a Session; delay of the first line if there is no table row yet; time between
-two lines if there is no new table row."""
+"""Times in seconds: minimum time between two plain lines of a Session, delay of the first line if there is no table row yet, and time
+between two lines if there is no new table row."""
 _REFRESH = 0.5
 """Minimum time in seconds between two refreshes of the live table of several runs."""
 _WIDE = 16
@@ -126,7 +126,7 @@ class LiveTable(Display):
         raise NotImplementedError
 
     def show(self, *, now: bool = False) -> None:
-        """Refresh the live table, at most twice a second unless now=True, and print the summary when it is due."""
+        """Refresh the live table, at most twice a second unless now=True, and print the summary at intervals of 30 seconds."""
         time = perf_counter()
         if self.live and (now or time >= self._due):
             self._due = time + _REFRESH
@@ -197,7 +197,7 @@ class ProgressDisplay(Display):
             self.say(f"starting {name} …")
 
     def begin(self, text: str) -> None:
-        """Print `text`, which describes the run. This method is called when the first Session can begin."""
+        """Print `text`, which describes the run, when the first Session can begin."""
         self.begun = True
         self.say(text)
 
@@ -317,7 +317,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def number(value: float | None) -> str:
-    """Format a number with four significant digits, or as an integer if it has no fraction or is at least 10,000, or "-" for None."""
+    """Format a number with four significant digits. Format integers and numbers of at least 10,000 without decimals, and None as "-"."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -122,7 +122,7 @@ class _Canvas:
 
 
 def _new_picture(width: int, height: int) -> tuple[Any, Any]:
-    """Return an empty matplotlib Figure and its canvas. Both have the type Any, since matplotlib's type annotations are incomplete."""
+    """Return an empty matplotlib Figure and its canvas. The type of both is Any, since matplotlib's type annotations are incomplete."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -209,7 +209,7 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
 
 
 def _names(panel: Panel) -> dict[str, str]:
-    """Return name of each line of a panel → name in the legend. If there are many faint lines, all of them share one name."""
+    """Return name of each line of a panel → name in the legend. If a panel has many faint lines, all faint lines share one name."""
     faint = [line.name for line in panel.lines if line.faint and not line.group]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}

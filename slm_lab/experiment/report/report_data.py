@@ -81,7 +81,7 @@ from slm_lab.spec.models.env import EnvSpec
 
 VERSION = 1
 _CELLS = 60_000
-"""Maximum number of values in the tables of a page. This number of values takes about 450 kB."""
+"""Maximum number of values in the tables of a page, which take about 450 kB."""
 _MIN_ROWS, _MAX_ROWS = 40, 500
 """Lower and upper limit of the number of rows to which a table is thinned."""
 _LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
@@ -172,7 +172,7 @@ class _Trial:
 
     @property
     def has_opponents(self) -> bool:
-        """Whether returns depend on other policies that learn too. If so, the returns of different seeds are not compared."""
+        """Whether returns depend on other policies that learn too, so that the returns of different seeds cannot be compared."""
         return bool(self.run.spec.get("meta", {}).get("self_play") is not None or self.run.spec.get("agent", {}).get("policies"))
 
     @cached_property

@@ -63,7 +63,7 @@ def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
 
     Args:
         where: the folder of the run, search or study, with or without `data_dir`, or "latest".
-        choice: if it names a trial of the search or a run of the study, the report of this trial or run is written instead.
+        choice: a trial of the search or a run of the study, whose report is written instead of the report of the search or study.
 
     Raises UserError if there is no such folder or the report cannot be written, and SpecError if the spec in the folder cannot be read.
     """

@@ -14,7 +14,7 @@ from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.training.observers.base import info_column, score_column
 
 COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
-"""Columns of counts and times, whose values never decrease. These columns have no graph."""
+"""Columns of counts and times, whose values never decrease and which have no graph."""
 RETURNS = {
     "current_return": "current return (recent episodes)",
     "total_reward": "last 100 episodes (total_reward)",

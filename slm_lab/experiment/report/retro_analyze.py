@@ -64,9 +64,9 @@ def retro_analyze(folder: Path) -> str:
     The run may still be training, since the tables are only read and each output file is replaced atomically. A run of SLM Lab is first
     imported into a run folder inside the folder of the SLM Lab run.
 
-    A Session has the status failed if its metrics file has this status and its table has not grown since. Otherwise, a Session is done if
-    its last row has reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the
-    shipped or cached baseline or the baseline in the existing metrics. If none of them exists, the random baseline is measured.
+    A Session has the status failed if its metrics file has this status and its table has not grown since. Any other Session is done if its
+    last row has reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the shipped
+    or cached baseline or the baseline in the existing metrics. Without any of these baselines, the random baseline is measured.
 
     Raises UserError if the run cannot be analyzed. The message of the error names the run.
     """

@@ -1,7 +1,7 @@
 """Read a run folder: the spec, tables, metrics and status of a run. Nothing is written, and the run may still be training.
 
-`read_columns` is the only CSV reader of the analysis. This function uses only the standard library, since importing pandas takes 0.25 s,
-which is 6 % of a short run. pandas is imported only when a DataFrame is requested.
+`read_columns`, the only CSV reader of the analysis, uses only the standard library, since importing pandas takes 0.25 s, which is 6 % of a
+short run. pandas is imported only when a DataFrame is requested.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def has_evaluation_curve(self) -> bool:
-        """Whether the run uses meta.rigorous_eval. If so, metrics and curves of the run are computed from the evaluation rows."""
+        """Whether the run uses meta.rigorous_eval, so that its metrics and curves are computed from the evaluation rows."""
         return bool(self.settings().get("meta.rigorous_eval"))
 
     @property
@@ -411,7 +411,7 @@ def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
 
 
 def global_table(tables: Mapping[int, Table]) -> Table:
-    """Return the joint table of all workers of a shared net. This table has the rows of all workers, ordered by global frame.
+    """Return the joint table of all workers of a shared net, in which the rows of all workers are ordered by global frame.
 
     The column frame of the joint table is the global frame. The numbers of episodes, vector steps and optimizer steps are sums over all
     workers, for which the number of each worker is interpolated between the rows of the worker. The time wall_t is made non-decreasing.

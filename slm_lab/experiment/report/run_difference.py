@@ -63,10 +63,10 @@ class Returns:
     """Index of each Session → final return. A run whose Sessions train one shared net has a single return."""
     b: dict[int, float]
     paired: bool
-    """Whether both runs have the same seeds. If so, the difference is computed seed by seed."""
+    """Whether both runs have the same seeds, so that the difference of the returns is computed seed by seed."""
     difference: Estimate | None
     needed: int | None
-    """Number of seeds with which a difference of this size is shown in 80 % of all cases, or None if it is unknown or above 1,000."""
+    """Number of seeds with which a difference of this size is shown in 80 % of all cases. None means unknown or above 1,000."""
 
     @property
     def shown(self) -> bool | None:
@@ -83,7 +83,7 @@ class RunDifference:
     b: Run
     keys: list[Pair]
     implied: int
-    """Number of keys that only one run has because the runs use different components. These keys are not in the list `keys`."""
+    """Number of keys that only one run has because the runs use different components, and which are not in the list `keys`."""
     records: list[Pair]
     tables: list[TableDifference]
     only: tuple[list[int], list[int]]
@@ -276,7 +276,7 @@ def _value(key: str, value: Any, size: int) -> str:
 
 
 def _shortened(text: str, size: int, *, end: bool = False) -> str:
-    """Return the text, shortened to `size` characters if it is longer. With end=True, the end of the text is kept, else the beginning."""
+    """Return the text, shortened to at most `size` characters. With end=True, the end of the text is kept, else the beginning."""
     if len(text) <= size:
         return text
     return f"…{text[1 - size :]}" if end else f"{text[: size - 1]}…"

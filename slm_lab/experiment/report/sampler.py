@@ -1,7 +1,7 @@
 """Figures and metrics of runs with rollout workers or several policies.
 
-There are metrics of the utilization of the processes, a figure of population-based training, and a timeline, which shows the activities of
-each process as bars over time.
+The module computes metrics of the utilization of the processes, a figure of population-based training, and a timeline figure, which shows
+the activities of each process as bars over time.
 """
 
 from __future__ import annotations

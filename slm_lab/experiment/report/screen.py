@@ -85,7 +85,7 @@ class Screen:
                 self._failed(error)
 
     def _failed(self, error: OSError | ValueError, text: str = "") -> None:
-        """Handle an error on write: reopen the stream if it was closed, or else stop writing and store the error."""
+        """Handle an error on write: reopen the stream if the stream was closed, or else stop writing and store the error."""
         if isinstance(error, OSError) and error.errno != errno.EBADF:
             self._stop(error)
         elif isinstance(error, OSError) or self.stream.closed:

@@ -322,7 +322,7 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Return path of each key → short name of the key, which consists of the last part of the path and, if necessary, parts before.
 
-    Parts before the last part are necessary if the last part is not unique, or if it is general, such as "name".
+    Parts before the last part are necessary if the last part is not unique, or if the last part is general, such as "name".
     """
     parts = {key: key.split(".") for key in keys}
 

@@ -24,8 +24,8 @@ _SMALL = 0.05
 _FALL = 0.3
 """A fall of the return of a seed from its previous best value is reported if it is at least this fraction of the range of all returns."""
 _EFFECT, _RELATIVE, _SHOWN = 1.0, 0.1, 3
-"""Smallest difference of a diagnostic that is reported, in standard deviations and relative to the larger mean; maximum number of reported
-diagnostics."""
+"""Smallest difference of a diagnostic that is reported, in standard deviations and relative to the larger mean, and maximum number of
+reported diagnostics."""
 _MAX_SEEDS = 6
 """Maximum number of seeds that are compared with the best seed."""
 _MEANINGS = {
@@ -106,8 +106,8 @@ def differences(
 def common_level(curves: Iterable[Curve], baseline: float | None) -> float | None:
     """Return the return at which a seed counts as having learned, or None if there are no returns.
 
-    This return is at 90 % of the range from the random baseline to the best return of all seeds. If the baseline is None, the range begins
-    at the lowest return.
+    A seed counts as having learned at 90 % of the range from the random baseline to the best return of all seeds. If the baseline is None,
+    the range begins at the lowest return.
     """
     values = np.concatenate([np.empty(0), *(one.value for one in curves)])
     if not len(values):

@@ -135,7 +135,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p-values adjusted for multiple testing: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
     The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. If the adjusted (k − 1)-th smallest p-value is larger, the
-    k-th is raised to that value. An element None means that there was no test. Such an element is not counted and stays None.
+    k-th is raised to that value. An element None, which means that there was no test, is not counted and stays None.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)

@@ -71,9 +71,9 @@ class Row(NamedTuple):
     solved: int | None = None
     """Number of seeds that reached the return that counts as solved (`solve`)."""
     solve_seconds: Median | None = None
-    """Median number of seconds until a seed reached `solve`; infinite if at least half of the seeds did not reach it."""
+    """Median number of seconds until a seed reached `solve`, or infinite if at least half of the seeds did not reach `solve`."""
     solve_frames: Median | None = None
-    """Median number of global frames until a seed reached `solve`; infinite if at least half of the seeds did not reach it."""
+    """Median number of global frames until a seed reached `solve`, or infinite if at least half of the seeds did not reach `solve`."""
     published: float | None = None
     """Published score of the entry in the env."""
     verdict: str = ""
@@ -287,7 +287,7 @@ def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[flo
     """Return the level of the horizontal line in the figure of an env, and the name of this line.
 
     The level is the return that counts as solved (`solve`). If the study has no `solve`, the level is the published score if this score is
-    the same for all entries. Otherwise, the level is None.
+    the same for all entries. If there is neither, the level is None.
     """
     if (solve := study.solve(env)) is not None:
         return solve, "solved"

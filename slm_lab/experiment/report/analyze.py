@@ -237,7 +237,10 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the Session of the table with index `index` ended. If `self.stop` is None, only the last row is examined."""
+        """Return how the Session of the table with index `index` ended.
+
+        A Session that has not reached its last frame is "stopped", unless `self.stop` shows that no stop was requested.
+        """
         if index not in self.successful_tables:
             return "failed"
         may_stop = self.stop is None or self.stop.requested

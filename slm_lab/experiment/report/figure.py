@@ -111,7 +111,7 @@ class Panel:
     band: str = BAND
     """Description of the bands of the lines, for the legend."""
     each: str = "sessions"
-    """Plural name of what each faint line shows. If a panel has many faint lines, the legend of the PNG has only the number of faint lines."""
+    """Plural name of what each faint line shows. For many faint lines, the legend of the PNG has only the number of faint lines."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
     """Name of each row of bars → vertical position of the row. If there are rows, the vertical axis shows the names of the rows."""

@@ -287,7 +287,7 @@ def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[flo
     """Return the level of the horizontal line in the figure of an env, and the name of this line.
 
     The level is the return that counts as solved (`solve`). If the study has no `solve`, the level is the published score if this score is
-    the same for all entries. If there is neither, the level is None.
+    the same for all entries. Without `solve` and such a score, the level is None.
     """
     if (solve := study.solve(env)) is not None:
         return solve, "solved"

@@ -1,9 +1,10 @@
-"""Checkpoints. A checkpoint is a bundle of all state and is written atomically: a reader never sees a partially written file.
+"""Read and write checkpoint files. The content of a checkpoint file is a dict, called bundle, of tensors and plain Python values.
 
-A bundle is a file written by torch.save (a ZIP archive), followed by a header and a seal. The header can be read without the archive
-(`read_header`). The seal (`_SEAL`) contains the CRC-32 of all bytes before it, since torch does not verify the checksums inside the
-archive. Programs that read ZIP archives, including torch.load, ignore bytes after the archive. The bundle of a named model is a
-safetensors file (tensor_file.py).
+A checkpoint file consists of a ZIP archive written by torch.save, a header and a seal. The file is written atomically, so that a reader
+never sees a partially written file. `read_header` reads the header without the archive. The seal (`_SEAL`) contains the CRC-32 of all bytes
+before the seal, since torch does not verify the checksums inside the archive. Programs that read ZIP archives, including torch.load, ignore
+the bytes after the archive. The checkpoint of a named model, which was exported under a name, is a safetensors file instead
+(tensor_file.py).
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import UserError
 
 VERSION = 6
-"""Version of the bundle's layout and of the encoding of observations; bundles of other versions are refused."""
+"""Version of the layout of bundles and of the encoding of observations. A bundle of another version cannot be loaded."""
 
 HEADER = (
     *("version", "frame", "frames", "wall_t", "done", "lost", "tables", "spec"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo"),
 )
-"""Entries of a bundle that are repeated in its header, if the bundle contains them."""
+"""Keys of a bundle whose values are also stored in the header of the checkpoint file, if the bundle has these keys."""
 
 PLAYABLE = (
     *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo", "source", "policy"),
 )
-"""Entries of a bundle that are needed to act and to describe the agent."""
+"""Keys of a bundle that are needed to act with the saved agent and to describe the agent."""
 
 ENOUGH_EPISODES = 5
-"""Minimum number of training episodes in a current return for comparing weights; with fewer episodes, the return is too uncertain."""
+"""Minimum number of training episodes over which the current return of saved weights must be averaged to be precise enough for comparing
+weights."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
@@ -53,23 +55,23 @@ _HEADER_END = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})")
 """Matches the end of the header, which contains the size and the CRC-32 of the header."""
 _HEADER_END_BYTES = len("01234567 01234567")
 _HEADER_BYTES = 60_000
-"""Size in bytes above which the header is omitted, since readers of ZIP archives search for the end of the archive only in the last 64 KiB
-of a file."""
+"""Maximum size of a header in bytes. A larger header is omitted, since programs that read ZIP archives search for the end of the archive
+only in the last 64 KiB of a file."""
 _CHUNK = 2**20
 _IN_MEMORY = 2**28
-"""Size in bytes above which the copy of a stored file is kept in a temporary file instead of in memory."""
+"""Maximum size in bytes of a file at a URL that is copied to memory for reading. A larger file is copied to a temporary file."""
 
 
 class BundleError(UserError):
-    """A checkpoint cannot be used. The message contains the file and the reason."""
+    """Raised if a checkpoint cannot be used. The error message contains the path of the checkpoint and the reason."""
 
 
 class DamagedError(BundleError):
-    """A checkpoint is damaged: its content is not the one that was written."""
+    """Raised if a checkpoint file is damaged, or if a file is not a checkpoint."""
 
 
 class _Sealed:
-    """A sequentially written file that ends with a header and a seal."""
+    """Writes a checkpoint file sequentially, computes the CRC-32 of the written bytes, and ends the file with a header and a seal."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.crc = file, 0
@@ -90,10 +92,11 @@ class _Sealed:
 
 
 def save(path: Location, bundle: dict[str, Any]) -> None:
-    """Write `bundle` (tensors and plain Python) to `path` atomically. Raises OSError and leaves `path` unchanged.
+    """Write `bundle` (tensors and plain Python values) to the file `path` atomically. If writing fails, raise OSError and leave `path`
+    unchanged.
 
-    The temporary file is in the same folder, under a hidden name that matches no checkpoint pattern. A process that is
-    killed while writing leaves the temporary file behind; the next save overwrites it.
+    The bundle is first written to a hidden temporary file in the same folder, whose name is not that of a checkpoint. A process that is
+    killed while writing leaves the temporary file behind. The next call with the same `path` overwrites the temporary file.
     """
     if isinstance(path, StoredPath):
         path.replace(lambda file: _write(bundle, file))
@@ -128,12 +131,14 @@ def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
-    """Load a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or from another program or version.
+    """Return the bundle that a checkpoint file contains, with all tensors on the CPU.
 
-    Every byte is checked first, so that corrupted data is never used; torch then reads the file from the system's cache.
+    Raises BundleError if the file is missing or damaged, or if another program or another version of slm_lab wrote the file. All bytes are
+    verified before torch reads the file, so that corrupted data is never used. The second reading is fast, since the file is then in the
+    operating system's file cache.
 
-    Args: mapped: whether tensors are read from the file only when they are used. The file must then not be overwritten in place (`save`
-        replaces the file). No effect on a StoredPath.
+    Args: mapped: whether tensors are memory-mapped, which means that a tensor is read from the file only when it is used. A memory-mapped
+        file must not be overwritten in place (`save` replaces the file instead). The argument has no effect on a StoredPath.
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
@@ -148,9 +153,11 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries HEADER of a bundle, without reading the tensors. Raises BundleError like `load`.
+    """Return the entries of a bundle whose keys are in HEADER. Tensors are read only if the file has no valid header.
 
-    Args: check: whether to check every byte of the file, like `load`.
+    Raises BundleError under the same conditions as `load`.
+
+    Args: check: whether to verify all bytes of the file, as `load` does.
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
@@ -172,7 +179,7 @@ def _header_of(bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
-    """Return the header of a file; None if it is missing or damaged."""
+    """Return the header of a checkpoint file; None if the file has no header, or if its header is damaged."""
     end = file.seek(0, os.SEEK_END) - _SEAL_BYTES - _HEADER_END_BYTES
     file.seek(max(end, 0))
     numbers = _HEADER_END.fullmatch(file.read(_HEADER_END_BYTES))
@@ -202,7 +209,8 @@ def _bundle_errors(path: Location) -> Iterator[None]:
 
 
 def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
-    """Return `bundle`, a bundle or the header of a bundle. Raises BundleError if it is neither, or if it has another version."""
+    """Return `bundle` unchanged. Raises BundleError if `bundle` is not a bundle or the header of a bundle, or if its version is not
+    VERSION."""
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
@@ -213,7 +221,8 @@ def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Location) -> Iterator[IO[bytes]]:
-    """Open a file for reading with random access. The file of a StoredPath is copied first, so that it is transferred only once."""
+    """Open a file for reading with random access. A file at a URL (StoredPath) is first copied to this machine, so that it is transferred
+    only once."""
     if not isinstance(path, StoredPath):
         with path.open("rb") as file:
             yield file
@@ -225,10 +234,11 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
 
 
 def _check(file: IO[bytes], path: Location) -> None:
-    """Raise BundleError if a file has changed since `save` wrote it. Sets the position to the beginning of the file.
+    """Raise DamagedError if a checkpoint file has changed since `save` wrote the file. The file position is then set to the beginning of
+    the file.
 
-    If the seal does not match, or is missing as in files of old versions (which are rejected later), the checksums inside the archive are
-    compared.
+    If the seal is missing or does not match the content, the checksums inside the ZIP archive are verified, to name the damaged member of
+    the archive. Files of old versions have no seal. Such a file passes this check, and is rejected later because of its version.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)
@@ -242,7 +252,7 @@ def _check(file: IO[bytes], path: Location) -> None:
 
 
 def _crc(file: IO[bytes], size: int) -> int:
-    """Return the CRC-32 of the next `size` bytes."""
+    """Return the CRC-32 of the next `size` bytes of a file."""
     crc = 0
     while size and (chunk := file.read(min(size, _CHUNK))):
         crc, size = zlib.crc32(chunk, crc), size - len(chunk)
@@ -261,7 +271,8 @@ def _damaged_member(file: IO[bytes]) -> str | None:
 
 
 def rng_state(device: str) -> dict[str, Any]:
-    """Return the states of the global random generators of python, numpy, torch and, on cuda, the device."""
+    """Return the states of the global random number generators of Python, numpy and torch and, if `device` is a CUDA device, of that
+    device."""
     import torch
 
     kind, keys, *rest = np.random.get_state(legacy=True)
@@ -272,7 +283,7 @@ def rng_state(device: str) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: str) -> None:
-    """Restore the states returned by `rng_state`."""
+    """Set the global random number generators to the states that `rng_state` returned."""
     import torch
 
     random.setstate(state["python"])
@@ -284,14 +295,14 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
 
 
 def to_tensors(tree: Any) -> Any:
-    """Convert each array in nested dicts, lists and tuples to a tensor, since a bundle can contain only tensors."""
+    """Return nested dicts, lists and tuples with each numpy array converted to a tensor, since a bundle cannot contain numpy arrays."""
     return _mapped(tree, np.ndarray, lambda array: _torch().from_numpy(array))
 
 
 def to_arrays(tree: Any) -> Any:
-    """Convert each tensor in nested dicts, lists and tuples to an array.
+    """Return nested dicts, lists and tuples with each tensor converted to a numpy array.
 
-    Arrays are sent to other processes as bytes, while a tensor would need a file descriptor.
+    A numpy array is sent to another process as bytes, while sending a tensor needs a file descriptor.
     """
     return _mapped(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
 
@@ -312,13 +323,15 @@ def _torch() -> Any:
 
 
 def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
-    """Return a sort key for saved weights: better weights have a greater key.
+    """Return a sort key for saved weights. Better weights have a greater key.
 
-    Groups, best first: weights with an Elo rating (that of the newest snapshot, in self-play); weights whose current return is from
-    evaluation, from at least ENOUGH_EPISODES training episodes, and from fewer training episodes. Within a group, a higher rating or return
-    is better.
+    The first element of the key is the group of the weights. The groups, from best to worst, are weights with an Elo rating (in self-play,
+    the rating of the newest snapshot), weights whose current return was measured by evaluation, weights whose current return was measured
+    over at least ENOUGH_EPISODES training episodes, and weights whose current return was measured over fewer training episodes. The second
+    element of the key is the rating or the current return, since within a group a higher value is better.
 
-    Args: weights: a bundle or its header. None has the lowest key, like weights that were saved before the end of the first episode.
+    Args: weights: a bundle or the header of a bundle. None, and weights that were saved before the end of the first episode, have the
+        lowest key.
     """
     elo = None if weights is None else weights.get("elo")
     if elo is not None and math.isfinite(elo):

@@ -1,4 +1,4 @@
-"""Find the run and the checkpoint that the user has specified."""
+"""Find the run folder, the named model or the checkpoint that the user has specified."""
 
 from __future__ import annotations
 
@@ -39,17 +39,19 @@ CheckpointName = str | int
 
 
 def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the run in a folder (a path, or a name below the data folder), or the latest run of mode train.
+    """Return the paths of the run in the folder `where` or, if `where` is "latest", of the latest run of mode train.
 
     Raises UserError if there is no such run, or SpecError if the saved spec in the folder cannot be read.
 
-    Args: spec_name: name of the spec of the latest run; None: any spec.
+    Args:
+        where: path of a run folder, name of a run folder in `data_dir`, or "latest".
+        spec_name: name of the spec that the run must have trained; None: any spec.
     """
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
 
 
 def newest_run(data_dir: Path) -> RunPaths:
-    """Return the newest run of any mode. Raises UserError if there is none."""
+    """Return the paths of the newest run of any mode in `data_dir`. Raises UserError if `data_dir` contains no run."""
     for folder in _newest_first(data_dir):
         if (paths := run_paths_in(folder)) is not None:
             return RunPaths(folder, spec_names(paths.spec)[0])
@@ -57,13 +59,16 @@ def newest_run(data_dir: Path) -> RunPaths:
 
 
 def notify_if_unfinished(paths: RunPaths) -> None:
-    """Print a notice if the process of a run has ended before the run was finished."""
+    """Print a notice if a run is unfinished because the process that trained the run was killed or exited."""
     if (text := unfinished_notice(paths.root, paths.lock)) is not None:
         notice(text)
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the search in a folder, or the latest search. Arguments and errors are as for `find_run`."""
+    """Return the paths of the search in the folder `where` or, if `where` is "latest", of the latest search.
+
+    The arguments and errors are those of `find_run`.
+    """
     if where != "latest":
         return find_run(where, spec_name, data_dir)
     for folder in _newest_first(data_dir):
@@ -110,7 +115,8 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
 
 
 def _newest_of_train(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None, str]:
-    """Return the newest run of mode train; if there is none, return None and advice for the error message."""
+    """Return the paths of the newest run of mode train and an empty string, or None and advice for the error message if there is no such
+    run."""
     other: Path | None = None
     for paths in newest_first:
         if paths.is_of_train:
@@ -120,7 +126,7 @@ def _newest_of_train(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None,
 
 
 def _newest_first(data_dir: Path) -> list[Path]:
-    """Return the folders whose names contain a start time, newest first."""
+    """Return the folders in `data_dir` whose names contain a start time, newest first."""
     try:
         folders = [path for path in data_dir.iterdir() if path.is_dir()]
     except OSError:
@@ -130,7 +136,10 @@ def _newest_first(data_dir: Path) -> list[Path]:
 
 
 def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
-    """Return the valid values of `--checkpoint` ("best", "last" and frames) for all Sessions of a trial, or for one Session."""
+    """Return the names of the existing checkpoints ("best", "last" and frame numbers), which are the valid values of `--checkpoint`.
+
+    Args: session: index of the Session whose checkpoints are listed; None: the checkpoints of all Sessions of the trial.
+    """
     if isinstance(paths, ModelPaths):
         return ["best"] if session in (None, 0) and paths.weights.is_file() else []
     found = set()
@@ -143,7 +152,13 @@ def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> 
 
 
 def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int = 0) -> Location | None:
-    """Return a readable checkpoint of one Session, or of any Session: "best" if possible, else "last", else a numbered checkpoint."""
+    """Return the location of an undamaged checkpoint; None if no checkpoint of the trial can be read.
+
+    The "best" checkpoint is preferred to the "last" checkpoint, and the "last" checkpoint to numbered checkpoints, of which the highest
+    frame is preferred.
+
+    Args: session: index of the Session whose checkpoint is returned; None: any Session.
+    """
     for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
         for index in paths.sessions(t=trial) if session is None else [session]:
             path = paths.checkpoint(index, which, trial)
@@ -160,7 +175,10 @@ def _files(folder: Location) -> list[Location]:
 
 
 class Choice(NamedTuple):
-    """The choice of a training in a search or study (None: the best one), and of a policy of agent.policies (None: no choice)."""
+    """The user's choice of a training in a search or study, and of a policy in agent.policies.
+
+    If neither a trial nor an entry, env or seed is chosen, the best training is used. If `policy` is None, no policy was chosen.
+    """
 
     trial: int | None = None
     entry: str | None = None
@@ -175,20 +193,20 @@ BEST = Choice()
 
 @dataclass(frozen=True)
 class Training:
-    """A training whose agent can be used: a run of train, a trial of a search, or a run of a study."""
+    """A training whose checkpoints can be used: a run of mode train, a trial of a search, a run of a study, or a named model."""
 
     paths: RunPaths
     trial: int = 0
     name: str = ""
-    """Name of the training in its search or study, such as "trial 3"; "" for a run of mode train."""
+    """Text that names the training in messages, such as "trial 3 of the search"; "" for a run of mode train."""
     of_search: bool = False
-    """Whether the training is a trial of a search; a trial has a separate spec file with its values."""
+    """Whether the training is a trial of a search. Each trial of a search has a separate spec file with the values of this trial."""
     policy: str | None = None
-    """Name of the policy in agent.policies that is used; None: no policy was chosen."""
+    """Name of the chosen policy in agent.policies; None if no policy was chosen."""
 
     @property
     def spec_file(self) -> Path:
-        """The file of the spec that was trained."""
+        """Path of the file with the spec that was trained."""
         return self.paths.trial_spec(self.trial) if self.of_search else self.paths.spec
 
     @property
@@ -197,7 +215,8 @@ class Training:
 
     @property
     def policies(self) -> list[str]:
-        """Names of the policies in agent.policies; empty without this key, and for a named model, which has a single policy."""
+        """Names of the policies in agent.policies. The list is empty if the spec has no key agent.policies, or for a named model, which has
+        one policy."""
         if isinstance(self.paths, ModelPaths):
             return []
         with suppress(OSError, ValueError, AttributeError):
@@ -207,13 +226,14 @@ class Training:
 
 
 def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
-    """Return the training to which `where` and `choice` refer. Raises UserError if there is none, or if `choice` does not fit the folder.
+    """Return the training to which `where` and `choice` refer. Raises UserError if there is no such training, or if `choice` does not fit
+    `where`.
 
-    By default, this is the best confirmed trial of a search, or else its best trial; and the run of a study with the highest current
-    return.
+    If `where` is a search and `choice` names no trial, the best confirmed trial is returned or, if no trial was confirmed, the best trial.
+    If `where` is a study, the run with the best weights (see bundle.rank) is returned among the runs that fit `choice`.
 
-    Args: where: the folder of a run, search or study; "latest" (the latest run of mode train); or the name or folder of a model. A folder
-        takes precedence over the name of a model.
+    Args: where: the folder of a run, search or study; "latest" (the latest run of mode train); or the name or the folder of a named model.
+        The folder of a run, search or study takes precedence over a named model of the same name.
     """
     found = _find_training(where, spec_name, data_dir, choice)
     if choice.policy is None:
@@ -257,7 +277,10 @@ def _of_train(paths: RunPaths, trial: int | None) -> Training:
 
 
 def _of_search(paths: RunPaths, trial: int | None) -> Training:
-    """Return a trial of a search or of its confirmations. If the trial was confirmed, its confirmation is returned."""
+    """Return the Training for a trial of a search. If the trial was confirmed (trained again with new seeds), the confirmation is returned.
+
+    Args: trial: index of the trial; None: the best trial.
+    """
     confirmed = RunPaths(paths.confirmation, paths.spec_name)
     if paths.search_state.is_file():
         search = SearchState.load(paths.search_state)
@@ -306,7 +329,8 @@ def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
 
 
 def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths]]:
-    """Yield, for each run of a study that did not fail, a dict with entry, env and seed, and the paths of the run."""
+    """Yield (description, paths) for each run of a study that ended without failure. The description is a dict with the entry, env and
+    seed."""
     for folder in sorted(study.runs.iterdir()) if study.runs.is_dir() else ():
         run = StudyRunFolder(folder)
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -318,7 +342,7 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
 
 
 def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
-    """Return the rank of the best weights among all Sessions of a training, see bundle.rank."""
+    """Return the highest rank (see bundle.rank) among the "best" checkpoints of all Sessions of a training."""
     ranks = [state.rank(None)]
     for index in paths.sessions(t=trial):
         with suppress(state.BundleError, OSError):
@@ -327,14 +351,15 @@ def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
 
 
 def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple[Location, dict[str, Any]]:
-    """Return a checkpoint file and its content.
+    """Return the location of a checkpoint file, and the bundle of one policy in this file.
 
     Args:
-        where: a checkpoint file; the folder of a run, search or study, whose best checkpoint is used; or the name or folder of a model.
-        policy: name of the policy, if the training has several policies (agent.policies). For other trainings, the name is ignored, since
-            their weights fit every policy.
+        where: a checkpoint file; the folder of a run, search or study, whose best checkpoint is used; or the name or folder of a named
+            model.
+        policy: name of a policy in agent.policies of the training. If the training has a single policy, the name is ignored, since its
+            weights fit every policy.
 
-    Raises UserError if there is no such checkpoint, or if it cannot be used.
+    Raises UserError if there is no such checkpoint, or if the checkpoint cannot be used.
     """
     for path in (Path(where), data_dir / where):
         if path.is_file():
@@ -348,7 +373,7 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
 
 
 def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Location, dict[str, Any]]:
-    """Return the best checkpoint of a training, or of one of its policies, and the checkpoint's content."""
+    """Return the location of the best checkpoint of a training, or of one of its policies, and the content of this checkpoint."""
     try:
         training = find_training(where, None, data_dir)
     except UserError as error:
@@ -366,7 +391,7 @@ def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Loca
 
 
 def _index_of(policy: str | None, names: Sequence[str], where: Location) -> int:
-    """Return the index of a policy in agent.policies. Raises UserError if the policy does not exist."""
+    """Return the index of `policy` in `names`, the names of the policies in agent.policies. Raises UserError if no policy has this name."""
     if policy in names:
         return names.index(policy)
     if policy is None:

@@ -1,4 +1,4 @@
-"""The lock of a run folder, by which only one process at a time writes to the folder."""
+"""The lock of a run folder, which ensures that only one process at a time writes to the folder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.system import has_feature
 
 ORPHAN_SECONDS = 20.0
-"""Time in seconds for a child process to save its work after its parent died."""
+"""Maximum time in seconds that a child process has to save its state after its parent process died."""
 ENDED = "was killed or exited"
-"""Text about a process that did not release its lock."""
+"""Words for messages about a process that ended without releasing its lock."""
 
 
 class _FileLock:
-    """A lock of the operating system (flock). It is released when the process that holds it ends, even if the process is killed.
+    """A lock on a file that at most one process can hold (flock). The operating system releases the lock when the process that holds it
+    ends.
 
-    The content of the lock file describes the process that holds the lock, or that was killed while it held the lock. If the system or the
-    file system does not support locks, nothing is locked.
+    The content of the lock file describes the process that holds the lock, or that ended without releasing the lock. If the operating
+    system or the file system does not support file locks, each attempt to acquire a lock succeeds without effect.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +36,7 @@ class _FileLock:
         self._file = os.fstat(self.fd)
 
     def acquire(self, seconds: float = 0.0) -> bool:
-        """Wait at most `seconds` seconds for the lock; return whether it was acquired."""
+        """Wait at most `seconds` seconds for the lock, and return whether the lock was acquired."""
         deadline = time.monotonic() + seconds
         while not _lock(self.fd):
             if time.monotonic() > deadline:
@@ -45,7 +46,7 @@ class _FileLock:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """The process that holds the lock, or that was killed while it held the lock."""
+        """Description of the process that holds the lock, or that ended without releasing the lock; {} if there is no such process."""
         return _holder(self.fd)
 
     @holder.setter
@@ -57,7 +58,7 @@ class _FileLock:
             os.write(self.fd, content)
 
     def release(self) -> None:
-        """Release the lock."""
+        """Clear the content of the lock file, and release the lock."""
         if self.fd >= 0:
             if self._is_open:
                 self.holder = {}
@@ -73,7 +74,8 @@ class _FileLock:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the descriptor still refers to the lock file. If an env has closed it, another file may have the same descriptor."""
+        """Whether the file descriptor `fd` still refers to the lock file. If an env has closed `fd`, its number may now belong to another
+        file."""
         try:
             return os.path.samestat(os.fstat(self.fd), self._file)
         except OSError:
@@ -81,12 +83,12 @@ class _FileLock:
 
 
 class RunLock(_FileLock):
-    """The lock of a run, which is held by the process that trains the run.
+    """The lock of a run folder, which the process that trains the run holds.
 
-    The constructor acquires the lock, and waits until the Sessions of a killed process have ended. It raises UserError if another process
-    holds the lock, or OSError if the lock file cannot be created.
+    The constructor acquires the lock, and waits until the Sessions of a killed process have ended. The constructor raises UserError if
+    another process holds the lock, or OSError if the lock file cannot be created.
 
-    Args: what: what the folder belongs to, for messages, if it is not a run.
+    Args: what: noun for the owner of the folder in messages, such as "run" or "study".
     """
 
     def __init__(self, path: Path, what: str = "run") -> None:
@@ -95,7 +97,7 @@ class RunLock(_FileLock):
             if not self.acquire(0.3):  # another process that calls `in_use` holds the lock briefly
                 raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
-            """The process that held the lock last, if it ended without releasing the lock; else None."""
+            """Text about the previous process if it ended without releasing the lock; else None."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for(other)
         except BaseException:
@@ -120,7 +122,10 @@ class RunLock(_FileLock):
 
 
 class SessionLock(_FileLock):
-    """The lock of a Session or of a trial of a search, which is held by its process. That process may outlive a killed parent briefly."""
+    """The lock that the process of a Session, of a trial in a search, or of a run in a study holds while the process runs.
+
+    This process may continue to run for a short time after its parent process was killed.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -129,7 +134,8 @@ class SessionLock(_FileLock):
 
 @contextmanager
 def mark_in_use(folder: Path) -> Iterator[None]:
-    """Lock a folder during the with-block, so that `in_use(folder)` returns True. No effect on systems that cannot lock folders."""
+    """Lock a folder while the with-block runs, so that `in_use(folder)` returns True. On systems that cannot lock folders, this has no
+    effect."""
     try:
         fd = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open folders
@@ -143,7 +149,7 @@ def mark_in_use(folder: Path) -> Iterator[None]:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a process holds a lock.
+    """Return whether any process holds the lock of a file or folder.
 
     Args: path: the lock file of a run folder, or a folder that `mark_in_use` locks.
     """
@@ -158,7 +164,7 @@ def in_use(path: Path) -> bool:
 
 
 def unfinished_notice(root: Path, lock: Path) -> str | None:
-    """Return a notice if the process of a run has ended without releasing the lock of the run folder; else None."""
+    """Return a notice if the process that trained a run has ended without releasing the lock of the run folder; else None."""
     try:
         with lock.open("rb") as file:
             holder = _holder(file.fileno())
@@ -178,7 +184,7 @@ def _holder(fd: int) -> dict[str, Any]:
 
 
 def _lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock a file without waiting; return whether it was locked. Always returns True on systems without such locks."""
+    """Try to lock an open file without waiting, and return whether the file was locked. On systems without file locks, return True."""
     if not has_feature("fcntl"):
         return True
     import fcntl

@@ -1,9 +1,9 @@
 """Named models: policies that were exported under a name, and the pretrained agents of this package.
 
-models/{name}/         below the data folder; slm_lab/pretrained/{name}/ for pretrained agents
+models/{name}/         below the data folder, or slm_lab/pretrained/{name}/ for a pretrained agent
   model.safetensors    weights, statistics of the observation normaliser, spaces, and the header of the checkpoint
   spec.json            the spec that was trained
-  policy.onnx          the exported policy (policy.pt2: for torch.export.load)
+  policy.onnx          the exported policy, or policy.pt2 for torch.export.load
   README.md            the model card
 """
 
@@ -31,20 +31,20 @@ from slm_lab.spec.report import nearest_hint
 WEIGHTS, SPEC, CARD = f"model{SUFFIX}", "spec.json", "README.md"
 POLICIES = ("policy.onnx", "policy.pt2")
 FILES = (WEIGHTS, SPEC, *POLICIES, CARD)
-"""Names of all files of a model."""
+"""Names of all files that the folder of a named model can contain."""
 PRETRAINED = Path(__file__).parents[2] / "pretrained"
-"""Folder of the agents that this package contains. It may be read-only."""
+"""Folder of the pretrained agents that this package contains. The folder may be read-only."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 _LEFT_OVER_SECONDS = 3_600.0
-"""Age in seconds after which an unused temporary folder is deleted. It is not deleted immediately, since it may be in use on a file system
-without locks."""
+"""Age in seconds after which an unused temporary folder is deleted. A newer temporary folder is kept, since on a file system without locks
+the folder may be in use."""
 
 
 @dataclass(frozen=True)
 class ModelPaths(RunPaths):
-    """The paths of a named model, which can be read like a run with one Session and one checkpoint."""
+    """The paths of the files of a named model. A named model can be read like a run with one Session and one checkpoint."""
 
     spec = FileIn(SPEC)
     model_dir = FileIn("")
@@ -55,7 +55,8 @@ class ModelPaths(RunPaths):
         return self.root
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The file of the weights. For a Session or checkpoint that the model does not have, the returned path does not exist."""
+        """Return the path of the weights for Session 0 and the checkpoint "best". For other arguments, return a path that does not
+        exist."""
         return self.weights if (s, which) == (0, "best") else self.root / f"s{s}_{which}{SUFFIX}"
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
@@ -67,19 +68,20 @@ class ModelPaths(RunPaths):
 
     @property
     def policy(self) -> Path | None:
-        """The file of the exported policy; None if there is none."""
+        """Path of the exported policy; None if the model has no exported policy."""
         return next((self.root / name for name in POLICIES if (self.root / name).is_file()), None)
 
 
 @dataclass(frozen=True)
 class PretrainedPaths(ModelPaths):
-    """The paths of a pretrained agent of this package."""
+    """The paths of the files of a pretrained agent of this package."""
 
     data_dir: Path
 
     @property
     def output_dir(self) -> Path:
-        """A folder below the data folder, since the folder of the package may be read-only."""
+        """Folder for the files that are written about the agent. It is below the data folder, since the folder of the package may be
+        read-only."""
         return self.data_dir / "pretrained" / self.root.name
 
     model_dir = output_dir
@@ -90,16 +92,20 @@ def models_dir(data_dir: Path) -> Path:
 
 
 def model_in(folder: Path) -> ModelPaths | None:
-    """Return the paths of the model in a folder; None if the folder does not contain a model. Raises SpecError if its spec is damaged."""
+    """Return the paths of the named model in a folder; None if the folder contains no named model. Raises SpecError if its saved spec is
+    damaged."""
     if not all((folder / name).is_file() for name in (WEIGHTS, SPEC)):
         return None
     return ModelPaths(folder, spec_names(folder / SPEC)[0])
 
 
 def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
-    """Return the model in a folder, the model with a name, or the pretrained agent with this name; None if there is none.
+    """Return the paths of a named model or a pretrained agent; None if `where` refers to neither of them.
 
-    The folder of a run, search or study takes precedence over a name, and a model of the user over a pretrained agent.
+    If `where` is the folder of a run, search or study, None is returned. If `where` is a name, a model of the user takes precedence over a
+    pretrained agent with the same name.
+
+    Args: where: path of the folder of a model, path of such a folder relative to `data_dir`, or name of a model or pretrained agent.
     """
     for folder in (Path(where), data_dir / where):
         if (model := model_in(folder)) is not None:
@@ -110,14 +116,17 @@ def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
 
 
 def pretrained(name: str, data_dir: Path) -> PretrainedPaths | None:
-    """Return the pretrained agent with this name; None if there is none."""
+    """Return the paths of the pretrained agent `name`; None if this package contains no pretrained agent with this name."""
     if not _NAME.fullmatch(name) or (model := model_in(PRETRAINED / name)) is None:
         return None
     return PretrainedPaths(model.root, model.spec_name, data_dir)
 
 
 def check_no_model(where: str | Path, data_dir: Path) -> None:
-    """Raise UserError if `where` is the name or folder of a model, since a model has no rows. The message names the original run."""
+    """Raise UserError if `where` is the name or the folder of a named model, since a named model has no table of training rows.
+
+    The error message contains the folder of the run from which the model was exported, if this folder exists.
+    """
     if not where or where == "latest" or (model := find_model(where, data_dir)) is None:
         return
     if isinstance(model, PretrainedPaths):
@@ -147,12 +156,13 @@ def _folders(folder: Path) -> list[str]:
 
 
 def near_model(where: str, data_dir: Path) -> str:
-    """Return "; did you mean …?" with the model name that is most similar to `where`; "" if no name is similar."""
+    """Return a suggestion for an error message ("did you mean …?") with the model name that is most similar to `where`; "" if no name is
+    similar."""
     return nearest_hint(Path(where).name, {*model_names(data_dir), *pretrained_names()})
 
 
 def named_model(name: str, data_dir: Path) -> ModelPaths:
-    """Return the model below the data folder with this name. Raises UserError if it does not exist."""
+    """Return the paths of the named model `name` in the data folder. Raises UserError if this model does not exist."""
     check_name(name)
     if (model := model_in(models_dir(data_dir) / name)) is None:
         if pretrained(name, data_dir) is not None:
@@ -162,14 +172,17 @@ def named_model(name: str, data_dir: Path) -> ModelPaths:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if the name is not a valid name of a model."""
+    """Raise UserError if `name` is not a valid name for a model."""
     if not _NAME.fullmatch(name) or ".." in name or name == "latest":
         rule = "expected letters, digits, '.', '_' and '-', at most 96, the first a letter or digit, without '..'; 'latest' is reserved"
         raise UserError(f"invalid name of a model {name!r}; {rule}")
 
 
 def check_free(name: str, data_dir: Path, replace: bool) -> None:
-    """Raise UserError if the name cannot be used for a new model."""
+    """Raise UserError if `name` cannot be used for a new model, because the name is invalid or already used.
+
+    Args: replace: whether the new model may replace a model with the same name.
+    """
     check_name(name)
     if run_paths_in(data_dir / name) or study_in(data_dir / name):
         raise UserError(f"the name '{name}' is taken: {data_dir / name} is a folder of results, which takes precedence over a name")
@@ -179,9 +192,11 @@ def check_free(name: str, data_dir: Path, replace: bool) -> None:
 
 @contextmanager
 def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
-    """Yield a temporary folder. If the with-block succeeds, this folder becomes the model `name`; otherwise it is deleted.
+    """Yield a temporary folder for the files of a new model. If the with-block succeeds, the folder is renamed to that of the model `name`.
 
-    Args: replace: whether an existing model is replaced. Other files in the folder of that model are kept.
+    If the with-block fails, the temporary folder is deleted.
+
+    Args: replace: whether to replace an existing model with this name. Other files in the folder of the existing model are kept.
 
     Raises UserError if the name cannot be used, and OSError if a file or folder cannot be written.
     """
@@ -203,7 +218,7 @@ def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
 
 
 def _remove_left_over(models: Path) -> None:
-    """Delete temporary folders of killed processes, which are old and not used by any process."""
+    """Delete the temporary folders that killed processes have left behind. Only folders that are old and not in use are deleted."""
     for path in models.glob(".*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _LEFT_OVER_SECONDS and not in_use(path):
@@ -211,7 +226,7 @@ def _remove_left_over(models: Path) -> None:
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Replace the folder of a model. If this fails, the old folder is kept."""
+    """Replace the folder of a model by the folder `new`. If this fails, the old folder of the model is restored."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)

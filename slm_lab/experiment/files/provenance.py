@@ -1,4 +1,4 @@
-"""Provenance of a run: meta.run in its saved spec."""
+"""Provenance of a run: the versions, machine and command of each start, which are saved in meta.run of the run's spec."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
 def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[str, Any]:
-    """Return the code version, package versions, spec version, machine, command and mode of a run that begins now.
+    """Return a dict with the start time, code version, package versions, spec version, machine, command and mode of a run that starts now.
 
-    Args: choices: settings that were chosen for this machine (env backend, library of matrix products, threads); they are included.
+    Args: choices: settings that were chosen for this machine (env backend, library for matrix products, number of threads). These settings
+        are added to the dict.
     """
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -38,7 +39,10 @@ def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[st
 
 
 def git_sha(checkout: Path) -> str | None:
-    """Return the commit of `checkout`, with "+" appended if tracked files have changed; None if it is not a git checkout."""
+    """Return the commit hash of the git checkout in a folder; None if the folder is not a git checkout.
+
+    If tracked files have changed since the commit, "+" is appended to the hash.
+    """
     if not (checkout / ".git").exists():
         return None
     sha = _git(checkout, "rev-parse", "HEAD")
@@ -57,7 +61,13 @@ def _git(checkout: Path, *arguments: str) -> str | None:
 
 
 def changed_versions(start: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the packages whose versions differ from those at a start of a run: package → (then, now); None: it is not installed."""
+    """Return the packages whose installed version differs from the version at a start of a run, as a dict: package → (version then, version
+    now).
+
+    The version now is None if the package is not installed.
+
+    Args: start: the entry of meta.run for this start.
+    """
     then, now = start.get("versions", {}), package_versions()
     return diff(then, {package: now.get(package) for package in then})
 

@@ -1,4 +1,4 @@
-"""The state of a search. It is saved as a JSON file in the run folder, from which a killed search is continued."""
+"""The state of a search, which is saved as a JSON file in the run folder. An interrupted or killed search continues from this file."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class TrialState:
     values: Values
     status: TrialStatus = "waiting"
     failures: int = 0
-    """Number of failed starts."""
+    """Number of starts of the trial that failed."""
     frame: int = 0
-    """The last frame that all Sessions have reached."""
+    """The last frame that all Sessions of the trial have reached."""
     seconds: float = 0.0
-    """Run time in seconds, over all starts."""
+    """Run time of the trial in seconds, summed over all starts."""
     metric: float | None = None
-    """The search metric, from the last report or, after the trial has ended, from its metrics."""
+    """Value of the search metric, from the trial's last report or, after the trial has ended, from the metrics of the trial."""
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     """Reason why the trial failed."""
@@ -45,7 +45,7 @@ class TrialState:
 
 
 def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
-    """Return the trials that have a metric and did not fail: finished trials, then stopped trials, each group from best to worst."""
+    """Return the trials that ended without failure and have a metric, sorted from best to worst. Finished trials precede stopped trials."""
     known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
     return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
 
@@ -57,30 +57,33 @@ class SearchState:
     metric: str
     """Name of the metric that is maximised."""
     baseline: float | None
-    """Random baseline of the env, required to compute strengths."""
+    """Mean return of random actions in the env, which is needed to compute the strength of an agent; None if it is unknown."""
     common_seeds: bool
     trials: list[TrialState] = field(default_factory=list)
     reports: list[tuple[int, int, float]] = field(default_factory=list)
-    """(trial, frame, metric) in order of arrival, from which the scheduler's state is rebuilt."""
+    """Reported metrics, as (trial, frame, metric) in order of arrival. The state of the scheduler is rebuilt from these reports."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    """Exploits of population-based training: trial, frame, the trial whose state was copied, and the new values."""
+    """Steps of population-based training in which a trial copied the state of another trial.
+
+    Each step is a dict with the trial, the frame, the trial whose state was copied (source), and the new values.
+    """
     exhausted: bool = False
     """Whether the proposer has no values left to propose."""
     proposer: dict[str, Any] = field(default_factory=dict)
     confirm: int = 0
-    """Number of best trials that are trained again."""
+    """Number of best trials that are trained again with new seeds."""
     confirm_seed: int | None = None
-    """The random_seed of the confirmations."""
+    """The random_seed of the confirmations; None before the confirmations begin."""
     confirmations: list[TrialState] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Write the state atomically. Raises OSError."""
+        """Write the state of the search to a JSON file atomically. Raises OSError."""
         content = with_checksum(_encoded({"version": VERSION, **asdict(self)}))
         replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
 
     @classmethod
     def load(cls, path: Path) -> SearchState:
-        """Read the state. Raises UserError if the file is damaged or has another version."""
+        """Read the state of a search from a JSON file. Raises UserError if the file is damaged or has another version."""
         try:
             content = _decoded(without_checksum(json.loads(path.read_text(encoding="utf-8"))))
             version = content.pop("version")
@@ -94,7 +97,8 @@ class SearchState:
 
 
 def _encoded(value: Any) -> Any:
-    """Convert plain Python objects to JSON values. Bytes, tuples, and dicts with keys other than strings become objects with one key."""
+    """Convert a plain Python value to a JSON value. Bytes, tuples, and dicts with keys other than strings become JSON objects with one
+    key."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, tuple):

@@ -232,7 +232,7 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     If `where` is a search and `choice` names no trial, the best confirmed trial is returned or, if no trial was confirmed, the best trial.
     If `where` is a study, the run with the best weights (see bundle.rank) is returned among the runs that fit `choice`.
 
-    Args: where: the folder of a run, search or study; "latest" (the latest run of mode train); or the name or the folder of a named model.
+    Args: where: the folder of a run, search or study, "latest" (the latest run of mode train), or the name or the folder of a named model.
         The folder of a run, search or study takes precedence over a named model of the same name.
     """
     found = _find_training(where, spec_name, data_dir, choice)
@@ -354,10 +354,10 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
     """Return the location of a checkpoint file, and the bundle of one policy in this file.
 
     Args:
-        where: a checkpoint file; the folder of a run, search or study, whose best checkpoint is used; or the name or folder of a named
+        where: a checkpoint file, the folder of a run, search or study (whose best checkpoint is used), or the name or folder of a named
             model.
-        policy: name of a policy in agent.policies of the training. If the training has a single policy, the name is ignored, since its
-            weights fit every policy.
+        policy: name of a policy in agent.policies of the training. If the training has a single policy, the name is ignored, since the
+            weights of a single policy fit every policy.
 
     Raises UserError if there is no such checkpoint, or if the checkpoint cannot be used.
     """

@@ -2,10 +2,10 @@
 
 {name}_{time}/               folder of a study
   {name}_study.json          the study as of the last start
-  runs/{run}/                study_run.json, log.txt, and a run folder as written by `train`; another run folder after each failure
-  results/{run}.json         data for the tables and figures
-  aside/                     runs of entries that have changed since the runs were made
-  {name}_study_table.md …    the comparison
+  runs/{run}/                study_run.json, log.txt, and run folders as written by `train` (one, and another after each failed start)
+  results/{run}.json         results of a run, from which the tables and figures are made
+  aside/                     outdated runs, whose entries were changed after the runs were made
+  {name}_study_table.md …    the tables and figures that compare the entries
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _STAMP_PATTERN = r"\d{4}_\d{2}_\d{2}_\d{6}"
 
 
 def file_stem(spec_name: str) -> str:
-    """Return a spec's name as it is used in file names: all characters except letters, digits, '.', '-' and '_' become '_'."""
+    """Return the name of a spec as used in file names. Each character other than letters, digits, '.', '-' and '_' is replaced by '_'."""
     return re.sub(r"[^\w.-]", "_", spec_name)
 
 
 class FileIn:
-    """Descriptor that returns the path of a file or folder inside the owner's folder `root`.
+    """Descriptor for the path of a file or folder inside the folder `root` of the object that has this attribute.
 
-    "{stem}" in the name is replaced by the owner's `stem`.
+    The text "{stem}" in the file name is replaced by the attribute `stem` of the object.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,7 +49,7 @@ class FileIn:
 
 
 def number_of_policies(body: Mapping[str, Any]) -> int:
-    """Return the number of policies per Session of a saved spec. The spec may be damaged."""
+    """Return the number of policies that each Session of a saved spec trains. The spec may be damaged, in which case 1 is returned."""
     try:
         return len(body["agent"]["policies"])
     except (KeyError, TypeError):
@@ -61,7 +61,10 @@ def number_of_policies(body: Mapping[str, Any]) -> int:
 
 
 def policy_names(body: Mapping[str, Any]) -> list[str]:
-    """Return the names of the policies in each Session of a saved spec: the names in agent.policies, or else numbers."""
+    """Return the names of the policies that each Session of a saved spec trains.
+
+    These are the names in agent.policies or, without this key, the numbers "0", "1", ….
+    """
     try:
         return [str(name) for name in dict(body["agent"]["policies"])]
     except (KeyError, TypeError, ValueError):
@@ -70,11 +73,15 @@ def policy_names(body: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The paths of the files of one run.
+    """The paths of the files of one run, or of one search.
 
-    `root` is the run folder and `spec_name` the name of the spec. In arguments, t is the index of a trial and s the index of a Session. If
-    each Session trains P policies (agent.policies, or num_policies of meta.sampler), policy p of Session s has its own files (tables,
-    graphs, checkpoints): the argument s is then s · P + p, and the names of the files contain s{s}_p{p}.
+    In the arguments of all methods, t is the index of a trial, and s is the index of a Session. If each Session trains P > 1 policies
+    (agent.policies, or num_policies of meta.sampler), each policy has separate tables, graphs and checkpoints. For policy p of Session i,
+    the argument s is then i · P + p, and the file names contain s{i}_p{p}.
+
+    Attributes:
+        root: the run folder.
+        spec_name: name of the spec.
     """
 
     root: Path
@@ -85,25 +92,25 @@ class RunPaths:
     log_dir = FileIn("log")
     model_dir = FileIn("model")
     spec = FileIn("{stem}_spec.json")
-    """The resolved spec, which can be loaded again."""
+    """The spec with its defaults, in a file that can be loaded like a spec of the user."""
     report = FileIn("report.html")
-    """The page with all results of the run, or of the search."""
+    """HTML page with all results of the run, or of the search."""
     lock = FileIn(".lock")
-    """Lock file. It is locked while a process trains the run, and contains that process."""
+    """Lock file of the run folder. While a process trains the run, the file is locked and describes the process."""
 
     # ---- of a search
     search_state = FileIn("{stem}_search_state.json")
-    """Trials, their reported values, and the state of the proposer."""
+    """State of a search: its trials, the metrics that they have reported, and the state of the proposer of values."""
     experiment_df = FileIn("{stem}_experiment_df.csv")
-    """Table with one row per trial."""
+    """Table (CSV) of a search, with one row per trial."""
     importance = FileIn("{stem}_importance.json")
-    """Importance of each searched key."""
+    """Importance of each searched key for the search metric."""
     best_spec = FileIn("{stem}_best_spec.json")
-    """The spec of the best trial, which can be loaded again."""
+    """The spec of the best trial of a search, in a file that can be loaded like a spec of the user."""
     search_log = FileIn("log/{stem}_search.log")
-    """Output of the search."""
+    """Log file with the messages of a search."""
     confirmation = FileIn("confirm")
-    """Folder of the run that trains the best trials again. A trial has the same index in this folder as in the search."""
+    """Run folder in which the best trials of a search are trained again. A trial has the same index in this folder as in the search."""
 
     @property
     def stem(self) -> str:
@@ -111,17 +118,18 @@ class RunPaths:
 
     @property
     def output_dir(self) -> Path:
-        """The folder below which videos of the trained agent, and the exported files of a pretrained agent, are written."""
+        """Folder in which videos of the trained agent, and the exported files of a pretrained agent, are written."""
         return self.root
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state with values from the saved spec, which a process on another machine may not be able to read."""
+        """Return the state for pickling, including values from the saved spec, which a process on another machine may not be able to
+        read."""
         known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
         return {**self.__dict__, **known}
 
     @cached_property
     def policies(self) -> int:
-        """Number of policies per Session according to the saved spec; 1 before the spec is saved."""
+        """Number of policies that each Session trains, according to the saved spec; 1 if no spec is saved yet."""
         try:
             return number_of_policies(self._saved_spec())
         except (OSError, ValueError):
@@ -129,7 +137,7 @@ class RunPaths:
 
     @cached_property
     def checkpoint_dir(self) -> Location:
-        """Folder of the checkpoints: the location recorded in meta.run of the saved spec, or model_dir if no location is recorded."""
+        """Folder of the checkpoints: the URL that is recorded in meta.run of the saved spec, or `model_dir` if no URL is recorded."""
         try:
             return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
@@ -144,7 +152,12 @@ class RunPaths:
         return meta
 
     def _of(self, index: int) -> str:
-        """Return the part of file names for the table with this number: s0 with one policy, s0_p1 with several (see events.Row)."""
+        """Return the part of file names that identifies a table.
+
+        This part is "s0" for Session 0 with a single policy, and "s0_p1" for policy 1 of Session 0 with several policies.
+
+        Args: index: number of the table, see events.Row.
+        """
         session, policy = divmod(index, self.policies)
         return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
 
@@ -154,7 +167,7 @@ class RunPaths:
             folder.mkdir(exist_ok=True)
 
     def remove_temporaries(self) -> None:
-        """Delete temporary files of killed processes. No process may be writing to the run folder."""
+        """Delete the temporary files of killed processes. This is allowed only while no process writes to the run folder."""
         for folder in (self.root, self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
@@ -166,23 +179,30 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
     def trial_report(self, t: int = 0) -> Path:
-        """Page of a trial: `report` or, in the folder of a search, whose own page is `report`, a separate page of the trial."""
+        """Return the path of the HTML page of a trial.
+
+        In the folder of a search, where `report` is the page of the search, each trial has a separate page. Otherwise this is the path
+        `report`.
+        """
         return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
 
     def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
-        """Graph of a quantity over frames; `what` is mean_returns or mean_returns_ma."""
+        """Return the path of the graph of a trial for a quantity over frames. `what` is "mean_returns" or "mean_returns_ma" (moving
+        average)."""
         return self.root / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:
-        """Figure of a search. `what` is its content; "" for metrics over keys."""
+        """Return the path of a figure of a search. `what` names the content of the figure; "" stands for metrics over the values of
+        searched keys."""
         return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
 
     def multi_trial_graph(self, what: str, ext: str) -> Path:
-        """Graph over frames with all trials of a search; `what` is mean_returns or mean_returns_ma."""
+        """Return the path of the graph over frames with all trials of a search. `what` is "mean_returns" or "mean_returns_ma" (moving
+        average)."""
         return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
-        """The rows of a Session or of one of its policies (CSV)."""
+        """Return the path of the table (CSV) with the training or evaluation rows of a Session, or of one policy of a Session."""
         return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_df_{mode}.csv"
 
     def session_metrics(self, s: int, t: int = 0) -> Path:
@@ -192,80 +212,91 @@ class RunPaths:
         return self.graph_dir / f"{self.stem}_t{t}_{self._of(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
-        """Activities of the sampler processes during a few iterations (CSV: process, kind, begin and end in seconds)."""
+        """Return the path of the table (CSV) of what the processes of a Session do during a few iterations of meta.sampler.
+
+        The columns are process, kind (of work), and begin and end in seconds.
+        """
         return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
 
     def timeline_graph(self, s: int, ext: str, t: int = 0) -> Path:
-        """Figure of the timeline, with bars over time."""
+        """Return the path of the figure that shows the timeline of a Session's processes as bars over time."""
         return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_timeline.{ext}"
 
     def pbt(self, s: int, t: int = 0) -> Path:
-        """The rounds of population-based training (CSV): one line per policy and round, with the hyperparameters."""
+        """Return the path of the table (CSV) of population-based training, with a row per policy and round, and the hyperparameters as
+        columns."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
 
     def elo(self, s: int, t: int = 0) -> Path:
-        """The snapshots of self-play (CSV): the frame, Elo rating with standard error, and scores of each snapshot."""
+        """Return the path of the table (CSV) of self-play, which contains the frame, Elo rating, standard error and scores of each
+        snapshot."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_elo.csv"
 
     def session_log(self, s: int, t: int = 0) -> Path:
         return self.log_dir / f"{self.stem}_t{t}_s{s}.log"
 
     def tensorboard(self, s: int, t: int = 0) -> Path:
-        """Folder of the TensorBoard events of a Session, or of a policy."""
+        """Return the path of the folder with the TensorBoard events of a Session, or of one policy of a Session."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
     def tracker(self, s: int, name: str, ext: str, t: int = 0) -> Path:
-        """File of a tracker (meta.track) of a Session or of one of its policies: saved state (json), output (log) or lock (lock)."""
+        """Return the path of a file of the experiment tracker `name` (meta.track) for a Session, or for one policy of a Session.
+
+        `ext` is "json" for the saved state of the tracker, "log" for its output, or "lock" for its lock file.
+        """
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_{name}.{ext}"
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The checkpoint file of a Session or of one of its policies.
+        """Return the path of a checkpoint of a Session, or of one policy of a Session.
 
-        "last" and "previous" are the last two states of a Session with all its policies; "best" or a frame are weights of one policy.
+        The checkpoints "last" and "previous" contain the last two saved states of a Session with all its policies. The checkpoint "best"
+        and those of frame numbers contain the weights of one policy.
         """
         name = f"s{s // self.policies}" if which in ("last", "previous") else self._of(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
 
     def trial_checkpoint(self, t: int = 0) -> Location:
-        """The checkpoint file of the arrays that the Sessions share (meta.distributed)."""
+        """Return the path of the checkpoint with the arrays that the Sessions of a trial share (meta.distributed)."""
         return self.checkpoint_dir / f"{self.stem}_t{t}_ckpt-last.pt"
 
     def session_lock(self, s: int, t: int = 0) -> Path:
-        """Lock file, which is locked while a separate process trains a Session."""
+        """Return the path of the lock file that is locked while a separate process trains a Session."""
         return self.root / (f".lock_t{t}_s{s}" if t else f".lock_s{s}")
 
     def trial_lock(self, t: int) -> Path:
-        """Lock file, which is locked while a process runs a trial of a search."""
+        """Return the path of the lock file that is locked while a process runs a trial of a search."""
         return self.root / f".lock_t{t}"
 
     def trial_log(self, t: int = 0) -> Path:
-        """Output of a trial."""
+        """Return the path of the log file with the messages of a trial."""
         return self.log_dir / f"{self.stem}_t{t}.log"
 
     def checkpoints(self, t: int) -> list[Path]:
-        """The checkpoint files of a trial."""
+        """Return the paths of all checkpoints of a trial in `model_dir`."""
         pattern = re.compile(re.escape(f"{self.stem}_t{t}_") + r"(?:s\d+(?:_p\d+)?_)?ckpt-\w+\.pt")
         return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
     def _tables(self, mode: DataMode) -> set[tuple[int, int]]:
-        """Return (index of the trial, number of the table) of each existing table, see events.Row."""
+        """Return the set of (index of the trial, number of the table) for all existing tables of a mode. Table numbers are defined in
+        events.Row."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
         return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}
 
     def trials(self) -> list[int]:
-        """Return the indices of the trials that have a table."""
+        """Return the indices of the trials that have a table with training rows."""
         return sorted({trial for trial, _ in self._tables("train")})
 
     @property
     def holds_trials(self) -> bool:
-        """Whether this is the folder of a search or of its confirmations, whose trials have different hyperparameter values."""
+        """Whether the folder contains trials with different hyperparameter values, because it belongs to a search or to the confirmations
+        of a search."""
         is_confirmation = self.root.name == "confirm" and any(self.root.parent.glob("*_search_state.json"))
         return self.search_state.exists() or is_confirmation or len(self.trials()) > 1
 
     @property
     def is_of_train(self) -> bool:
-        """Whether this is the folder of a run of mode train, rather than of mode dev or of a search."""
+        """Whether the folder belongs to a run of mode train, and not to a run of mode dev or to a search."""
         try:
             starts = self._saved_meta().get("run") or [{}]
             return starts[0].get("mode", "train") == "train" and not self.holds_trials
@@ -273,13 +304,14 @@ class RunPaths:
             return not self.holds_trials
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
-        """Return the numbers of the existing tables, see events.Row. With one policy, these are the indices of the Sessions."""
+        """Return the numbers of a trial's existing tables, see events.Row. If each Session trains one policy, these are the indices of the
+        Sessions."""
         return sorted(index for trial, index in self._tables(mode) if trial == t)
 
 
 @dataclass(frozen=True)
 class ComparisonPaths:
-    """The paths of a comparison of runs, in the folder `root`."""
+    """The paths of the files that the comparison of several runs writes to the folder `root`."""
 
     root: Path
 
@@ -289,12 +321,15 @@ class ComparisonPaths:
         return self.root / f"compare_table.{ext}"
 
     def graph(self, what: str, ext: str, axis: str = "frames") -> Path:
-        """Graph of a quantity, such as mean_returns or grad_norm, over `axis`; if `axis` is "", the file name contains no axis."""
+        """Return the path of the graph of a quantity, such as "mean_returns" or "grad_norm", over `axis`.
+
+        If `axis` is "", the file name contains no axis.
+        """
         return self.root / f"compare_graph_{what}{f'_vs_{axis}' if axis else ''}.{ext}"
 
 
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:
-    """Create the folder of a new run, and return its paths. Raises OSError."""
+    """Create the folder of a new run, and return the paths of the run. Raises OSError."""
     paths = RunPaths(new_folder(data_dir, spec_name), spec_name)
     try:
         paths.make_dirs()
@@ -305,9 +340,9 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 
 
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
-    """Create the folder of a comparison and return its paths. Raises OSError.
+    """Create the folder of a new comparison, and return the paths of the comparison. Raises OSError.
 
-    Args: out: the folder, which may already exist; None: a new folder below the data folder.
+    Args: out: the folder to use, which may exist already; None: a new folder in `data_dir`.
     """
     if out is None:
         return ComparisonPaths(new_folder(data_dir, "compare"))
@@ -316,9 +351,9 @@ def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
 
 
 def new_folder(data_dir: Path, name: str) -> Path:
-    """Create and return a new folder whose name ends with the current time. If that folder exists, the next free second is used.
+    """Create and return a new folder whose name ends with the current time. Raises OSError.
 
-    Raises OSError.
+    If a folder with this time exists, the next free second is used.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     begin = datetime.now()
@@ -333,7 +368,7 @@ def new_folder(data_dir: Path, name: str) -> Path:
 
 
 def time_in(name: str) -> datetime | None:
-    """Return the time in the name of a folder that `new_folder` created; None if there is none."""
+    """Return the time in the name of a folder that `new_folder` created; None if the name contains no time."""
     match = re.fullmatch(f".+_({_STAMP_PATTERN})", name)
     try:
         return datetime.strptime(match[1], _STAMP) if match else None
@@ -342,7 +377,7 @@ def time_in(name: str) -> datetime | None:
 
 
 def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
-    """Return the folders that `new_folder` created for a name, oldest first."""
+    """Return the folders in `data_dir` that `new_folder` created for the name `stem`, oldest first."""
     pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")
     return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
 
@@ -353,30 +388,36 @@ def not_a_run(folder: Path | str) -> str:
 
 
 def run_paths_in(folder: Path) -> RunPaths | None:
-    """Return the paths of the run in a folder, which is recognised by its spec file; None if it is not a run folder."""
+    """Return the paths of the run in a folder; None if the folder is not a run folder. A run folder is recognised by a file *_spec.json."""
     specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # the names of trial specs are longer
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
 
 def imported_run(folder: Path, spec_name: str) -> RunPaths:
-    """Return the paths for the output of retro_analyze on a run folder of SLM Lab: a subfolder, since both have files of the same names."""
+    """Return the paths of the files that retro_analyze writes about a run folder of SLM Lab.
+
+    These files are in a subfolder of the run folder, since SLM Lab uses the same file names.
+    """
     return RunPaths(folder / "retro_analyze", spec_name)
 
 
 def runs_of_spec(data_dir: Path, spec_name: str) -> list[Path]:
-    """Return the folders of this spec's runs, oldest first."""
+    """Return the run folders of the spec `spec_name` in `data_dir`, oldest first."""
     return [path for path in stamped_folders(data_dir, file_stem(spec_name)) if not belongs_to_other_spec(path, spec_name)]
 
 
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
-    """Return the names, as in file names, of the runs whose spec name consists of `spec_name` and the values of variables."""
+    """Return the names, as in file names, of the runs whose spec name consists of `spec_name` and the values of variables (`${…}`)."""
     pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
     found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
     return sorted({match[1] for match in found if match})
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Return whether a run folder belongs to another spec with the same name in file names: "a b" and "a+b" both become a_b."""
+    """Return whether a run folder belongs to a spec that is not `spec_name`, but whose name has the same form in file names.
+
+    For example, the names "a b" and "a+b" both become "a_b".
+    """
     try:
         return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the spec is not written yet, or is damaged, which is reported when it is loaded
@@ -388,29 +429,34 @@ SUFFIX = "_study.json"
 
 @dataclass(frozen=True)
 class StudyPaths:
-    """The paths of the study `name` in the folder `root`."""
+    """The paths of the files of the study `name`, whose folder is `root`."""
 
     root: Path
     name: str
     results_folder: Path | None = None
-    """Folder of the results; None: a subfolder of the study's folder."""
+    """Folder of the result files; None: the subfolder "results" of `root`."""
 
     study = FileIn(f"{{stem}}{SUFFIX}")
     lock = FileIn(".lock")
-    """Lock file. It is locked while a process runs the study, and contains that process."""
+    """Lock file of the study folder. While a process runs the study, the file is locked and describes the process."""
     runs = FileIn("runs")
     outdated_runs = FileIn("aside")
     log = FileIn("{stem}_study.log")
-    """Output of the study."""
+    """Log file with the messages of the study."""
     report = FileIn("report.html")
-    """The page with all results of the study."""
+    """HTML page with all results of the study."""
 
     @property
     def stem(self) -> str:
         return file_stem(self.name)
 
     def lock_of(self, run: str) -> Path:
-        """Lock file, which is locked while a process trains a run. That process may outlive a killed study process by some seconds."""
+        """Return the path of the lock file that is locked while a process trains a run of the study.
+
+        The process that trains the run may continue for some seconds after the process of the study was killed.
+
+        Args: run: name of the run's folder.
+        """
         return self.root / f".lock_{run}"
 
     @property
@@ -418,7 +464,7 @@ class StudyPaths:
         return self.results_folder or self.root / "results"
 
     def result(self, run: str) -> Path:
-        """The result file of a run, given the name of the run's folder."""
+        """Return the path of the result file of a run. Args: run: name of the run's folder."""
         return self.results / f"{run}.json"
 
     def table(self, ext: str) -> Path:
@@ -430,36 +476,40 @@ class StudyPaths:
 
 @dataclass(frozen=True)
 class StudyRunFolder:
-    """The folder of one run of a study below `runs`."""
+    """The folder of one run of a study, which is a subfolder of the study's folder `runs`."""
 
     root: Path
 
     identity = FileIn("study_run.json")
-    """Identity of the run: entry, env, random_seed, digest, settings and spec_version."""
+    """File that identifies the run by its entry, env, random_seed, digest, settings and spec_version."""
     log = FileIn("log.txt")
-    """Output of the run."""
+    """Log file with the output of the process that trains the run."""
 
     def starts(self) -> list[RunPaths]:
-        """Return the paths of the run folders inside this folder, oldest first. There are several if an earlier start failed."""
+        """Return the paths of the run folders inside this folder, oldest first. Several run folders exist if an earlier start of the run
+        failed."""
         found = (run_paths_in(folder) for folder in sorted(self.root.iterdir()) if folder.is_dir())
         return [paths for paths in found if paths is not None]
 
 
 def run_name(run: StudyRun) -> str:
-    """Return the name of a run's folder and result file. The name does not depend on the position of the run in the study."""
+    """Return the name of the folder and of the result file of a study's run. The name does not depend on the run's position in the
+    study."""
     return f"{file_stem(run.entry)}_{file_stem(run.env)}_seed{run.random_seed}_{run.digest[:8]}"
 
 
 def study_in(folder: Path) -> StudyPaths | None:
-    """Return the paths of the study in a folder; None if it is not the folder of a study."""
+    """Return the paths of the study in a folder; None if the folder contains no study."""
     found = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     return StudyPaths(folder, found[0].name.removesuffix(SUFFIX)) if found else None
 
 
 def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
-    """Return the study in a folder (a path, or a name below the data folder), or the latest study with this name.
+    """Return the paths of the study in the folder `where` or, if `where` is "latest", of the latest study with the name `name`.
 
-    Raises UserError if there is none.
+    Raises UserError if there is no such study.
+
+    Args: where: path of the folder of a study, name of such a folder in `data_dir`, or "latest".
     """
     if where == "latest":
         stem = file_stem(name)
@@ -478,9 +528,9 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
 
 
 def about_study(paths: StudyPaths) -> dict[str, Any]:
-    """Return the version, source and `--set` arguments of the last start of a study; {} if only the results of the study exist.
+    """Return a dict with the version of the file format, and the source and `--set` arguments of the last start of a study.
 
-    Raises UserError if the study file cannot be read.
+    Returns {} if the study has results but no study file. Raises UserError if the study file cannot be read.
     """
     try:
         return dict(json.loads(paths.study.read_text(encoding="utf-8"))["$study"])

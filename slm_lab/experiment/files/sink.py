@@ -1,4 +1,4 @@
-"""Destinations of the events and the state of a Session: memory, or the files of a run folder."""
+"""Sinks: objects that receive the events and the state of a Session, and store them in memory or in the files of a run folder."""
 
 from __future__ import annotations
 
@@ -21,60 +21,61 @@ from slm_lab.lib.log import NotWritable, notice
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 CheckpointKind = Literal["last", "best"] | int
-"""Kind of checkpoint. "last": state of a Session; "best": best weights of a policy; an integer: weights of a policy at that frame."""
+"""Kind of a checkpoint: "last" (state of a Session), "best" (best weights of a policy), or an integer (weights of a policy at this
+frame)."""
 Spans = list[tuple[str, str, float, float]]
-"""(process, kind of work, begin, end) in seconds."""
+"""Activities of processes: (process, kind of work, begin, end), with the times in seconds."""
 Position = dict[str, tuple[int, int]]
-"""Name of a table → (size in bytes, CRC-32 of its content)."""
+"""Ends of tables: name of a table → (size in bytes, CRC-32 of the content)."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 _KEPT_BYTES = 2**28
-"""Maximum size in bytes of a previous checkpoint that is kept."""
+"""Maximum size in bytes of a replaced "last" checkpoint that is kept as "previous"."""
 
 
 class RunSink:
-    """Receives the events and the state of a Session. This base class stores nothing."""
+    """Base class of sinks, which receive the events and the state of a Session. The base class stores nothing."""
 
     def __call__(self, event: Event) -> None:
         """Receive an event."""
 
     def open(self, table: int) -> None:
-        """Prepare for the rows of a table, for example by starting its trackers."""
+        """Prepare to receive the rows of a table, for example by starting the experiment trackers of the table."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
-        """Save a bundle of tensors and plain Python objects atomically. Raises OSError."""
+        """Save a bundle (a dict of tensors and plain Python values) as a checkpoint, atomically. Raises OSError."""
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
-        """Atomically save the arrays that several Sessions share. Raises OSError."""
+        """Save the arrays that several Sessions share, atomically. Raises OSError."""
 
     def position(self, session: int) -> Position:
-        """Write the tables of a Session to disk, and return the positions of their ends for `rewind`. Raises OSError."""
+        """Write the tables of a Session to disk, and return the end of each table as an argument for `rewind`. Raises OSError."""
         return {}
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
-        """Truncate the tables of a Session to `position` or, if it is None, to the rows up to `frame`. Raises OSError.
+        """Truncate the tables of a Session to `position` or, if `position` is None, to the rows up to `frame`. Raises OSError.
 
         The tables must not be open.
         """
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
-        """Return the complete rows of a table, as text."""
+        """Return the complete rows of a table. Each row is a dict: column → text."""
         return []
 
     def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
-        """Append a row to an additional table of a Session."""
+        """Append a row to the table "pbt" (population-based training) or "elo" (snapshots of self-play) of a Session."""
 
     def timeline(self, session: int, spans: Spans) -> None:
-        """Save the activities of each process of a Session during a time window. Raises OSError."""
+        """Save what each process of a Session did during a short period of time. Raises OSError."""
 
     def close(self, status: Status = "done") -> None:
         """Close all files.
 
-        Args: status: how the Session ended, for its trackers.
+        Args: status: how the Session ended, which is reported to the experiment trackers.
         """
 
 
 class MemorySink(RunSink):
-    """Stores rows in memory, and does not store state. This is the default of `Session.run`."""
+    """Sink that stores the rows of tables in memory, and does not store state. `Session.run` uses this sink by default."""
 
     def __init__(self) -> None:
         self.row_events: list[Row] = []
@@ -84,16 +85,16 @@ class MemorySink(RunSink):
             self.row_events.append(event)
 
     def table_rows(self, table: int, mode: Mode) -> list[RowValues]:
-        """Return the rows of a table."""
+        """Return the stored training rows or evaluation rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
 
 
 class LocalSink(RunSink):
-    """Writes rows to CSV files and to trackers, writes state to checkpoints in a run folder, and passes all other events to `forward`.
+    """Sink that writes rows to CSV files and experiment trackers, writes checkpoints to a run folder, and passes other events to `forward`.
 
-    A row is appended as soon as it is received. The format is fixed, so that equal numbers give equal bytes.
+    A row is written as soon as it is received. The format of numbers is fixed, so that equal numbers are written as equal bytes.
 
-    Args: track: names of the trackers, see meta.track.
+    Args: track: names of the experiment trackers, see meta.track.
     """
 
     def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None, track: Sequence[str] = ()) -> None:
@@ -114,7 +115,8 @@ class LocalSink(RunSink):
         self._trackers(table)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
-        """Save a bundle as a checkpoint. A "last" checkpoint that it replaces is kept as "previous" for `verify`, see `_keep_previous`."""
+        """Save a bundle as a checkpoint. A replaced "last" checkpoint is kept as "previous" for the command `verify`, see
+        `_keep_previous`."""
         with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
             if which == "last" and isinstance(path, Path):
                 _keep_previous(path, self.paths.checkpoint(table, "previous", self.trial), bundle)
@@ -130,7 +132,7 @@ class LocalSink(RunSink):
         return {path.name: self._size_and_crc(path) for path in self._paths(session)}
 
     def _size_and_crc(self, path: Path) -> tuple[int, int]:
-        """Return the size of a table and the CRC-32 of its content."""
+        """Return the size of a table in bytes, and the CRC-32 of its content."""
         if (table := self.tables.get(path)) is not None:
             return table.size, table.crc
         if not path.exists():
@@ -144,7 +146,11 @@ class LocalSink(RunSink):
             cut_table(path, frame if position is None else None, 0 if position is None else position[path.name][0])
 
     def _paths(self, session: int) -> list[Path]:
-        """Return the tables of a Session: training and evaluation rows of each policy, population-based training, and snapshots."""
+        """Return the paths of all tables of a Session.
+
+        The tables are those of training rows and of evaluation rows for each policy, of population-based training, and of self-play
+        snapshots.
+        """
         paths, policies = self.paths, self.paths.policies
         indices = range(session * policies, (session + 1) * policies)
         modes: tuple[Mode, ...] = ("train", "eval")
@@ -189,8 +195,8 @@ class CsvTable:
     """A CSV file to which rows are appended.
 
     Attributes:
-        columns: the given columns or, if the file exists already, its columns.
-        size, crc: size in bytes and CRC-32 of the content.
+        columns: names of the columns, which are read from the file if the file exists already.
+        size, crc: size of the file in bytes, and CRC-32 of its content.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
@@ -204,7 +210,7 @@ class CsvTable:
             self.append(columns)
 
     def append(self, cells: Sequence[str]) -> None:
-        """Append a row. Raises OSError."""
+        """Append a row to the file. Raises OSError."""
         text = StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
         line = text.getvalue().encode()
@@ -213,7 +219,7 @@ class CsvTable:
         self.size, self.crc = self.size + len(line), zlib.crc32(line, self.crc)
 
     def sync(self) -> None:
-        """Wait until the rows are on disk. Raises OSError."""
+        """Wait until all appended rows are on disk. Raises OSError."""
         try:
             os.fsync(self.file.fileno())
         except OSError as error:
@@ -222,10 +228,10 @@ class CsvTable:
 
 
 def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) -> None:
-    """Keep the state that was saved before `bundle`, so that `verify` can train the end of a run again from it.
+    """Keep the checkpoint `last`, which `bundle` will replace, as `previous`.
 
-    The state is kept as a hard link, without copying. States from which training does not continue exactly, and states of more than
-    256 MiB, are not kept.
+    The command `verify` can then train the end of a run again, from the state in `previous`. The checkpoint is kept as a hard link, without
+    copying. A checkpoint is not kept if training cannot continue exactly from its state, or if it is larger than 256 MiB.
     """
     temporary = last.with_name(f".{last.name}.previous.tmp")
     with suppress(OSError, state.BundleError):  # there is no such file yet, or the file system has no hard links
@@ -242,7 +248,7 @@ _L = TypeVar("_L", bound=Location)
 
 @contextmanager
 def _writing(path: _L) -> Iterator[_L]:
-    """Convert an error because of a read-only folder to NotWritable."""
+    """Convert an OSError that is caused by missing write permission to NotWritable while the with-block runs."""
     try:
         yield path
     except OSError as error:
@@ -252,7 +258,10 @@ def _writing(path: _L) -> Iterator[_L]:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table; [] if the file is missing. An incomplete last line, of a killed process, is removed. Raises OSError."""
+    """Return the rows of a CSV table as dicts; [] if the file is missing. Raises OSError.
+
+    If a killed process has left an incomplete last line, this line is removed from the file.
+    """
     if not path.exists():
         return []
     with path.open("rb+") as file:
@@ -265,7 +274,10 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
 
 
 def is_damaged(path: Path, size: int, crc: int) -> bool:
-    """Return whether the first `size` bytes of a table do not match `crc`; False if the table is missing or shorter. Raises OSError."""
+    """Return whether the first `size` bytes of a table do not match the checksum `crc`. Raises OSError.
+
+    If the table is missing or shorter than `size`, False is returned.
+    """
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -274,9 +286,10 @@ def is_damaged(path: Path, size: int, crc: int) -> bool:
 
 
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
-    """Truncate a table to its rows up to `frame` or to `size` bytes; delete the table if no rows remain. Raises OSError.
+    """Truncate a table to its rows up to `frame` or, if `frame` is None, to `size` bytes. Raises OSError.
 
-    If the table is shorter than `size`, rows were lost and cannot be restored; a notice is printed, and the complete rows are kept.
+    If no rows remain, the table is deleted. If `frame` is None and the table is shorter than `size`, rows were lost and cannot be restored.
+    In this case a notice is printed, and the complete rows are kept.
     """
     if not path.exists():
         if size:

@@ -1,6 +1,7 @@
-"""Files at URLs of any file system that fsspec supports (s3://, gs://, file://, …), with the methods of pathlib.Path for checkpoints.
+"""Access to files at URLs of any file system that fsspec supports (s3://, gs://, file://, …).
 
-fsspec is a dependency of torch. The package of a protocol (s3fs, gcsfs, adlfs, …) is imported when a URL with that protocol is used.
+StoredPath has the methods of pathlib.Path that are needed for checkpoints. fsspec is a dependency of torch. The package for a protocol
+(s3fs, gcsfs, adlfs, …) is imported when a URL with this protocol is used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import IO, Any
 
 @dataclass(frozen=True)
 class StoredPath:
-    """A file or folder at a URL. Every method raises OSError, even if the file system's own functions raise other errors."""
+    """A file or folder at a URL. The methods raise only OSError, even if the library of the file system raises other types of errors."""
 
     url: str
 
@@ -37,7 +38,10 @@ class StoredPath:
         return StoredPath(self.url.rstrip("/").rpartition("/")[0]) / name
 
     def exists(self) -> bool:
-        """Return whether the file exists. Errors of the store are raised, since otherwise a Session would start from the beginning."""
+        """Return whether the file exists. If the store cannot be reached, OSError is raised.
+
+        False would be wrong in this case, since a Session that finds no checkpoint starts to train from the beginning.
+        """
         with _os_errors():
             files, path = self._files()
             try:
@@ -49,7 +53,7 @@ class StoredPath:
     is_file = exists
 
     def iterdir(self) -> list[StoredPath]:
-        """Return the files in the folder; [] if the folder does not exist."""
+        """Return the files in this folder; [] if the folder does not exist."""
         with _os_errors():
             files, path = self._files()
             try:
@@ -68,11 +72,12 @@ class StoredPath:
             yield file
 
     def replace(self, write: Callable[[IO[bytes]], object]) -> None:
-        """Replace the content of the file with the output of `write`. A reader sees the old content or the new content, never a part.
+        """Replace the content of the file with the bytes that the function `write` writes.
 
-        The content is first written to a hidden file in the same folder (created if missing), which is then moved. File systems rename the
-        hidden file; object stores copy it on the server and replace the object atomically. A process that is killed while writing leaves
-        the hidden file behind, and the next call overwrites it.
+        A reader sees either the old content or the complete new content. The new content is first written to a hidden file in the same
+        folder, which is created if it is missing. The hidden file is then moved to the final name. File systems rename the hidden file.
+        Object stores copy the hidden file on the server, and replace the object atomically. A process that is killed while writing leaves
+        the hidden file behind, and the next call for the same file overwrites the hidden file.
         """
         with _os_errors():
             files, path = self._files()
@@ -91,12 +96,12 @@ class StoredPath:
             raise
 
     def read_text(self) -> str:
-        """Return the content of the file."""
+        """Return the content of the file as text."""
         with self.reading() as file:
             return file.read().decode()
 
     def write_text(self, content: str) -> None:
-        """Replace the content of the file."""
+        """Replace the content of the file with the text `content`."""
         self.replace(lambda file: file.write(content.encode()))
 
     def unlink(self) -> None:
@@ -106,7 +111,10 @@ class StoredPath:
             files.rm(path)
 
     def _files(self) -> tuple[Any, str]:
-        """Return the file system and the path in it. The cache is cleared, since other processes may have changed files."""
+        """Return the fsspec file system of the URL, and the path of the file in this file system.
+
+        The cache of the file system is cleared, since other processes may have changed files.
+        """
         import fsspec
 
         protocol = self.url.partition("::" if "::" in self.url else "://")[0]
@@ -121,7 +129,10 @@ class StoredPath:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Convert other errors of a store (such as a missing package for the protocol, or missing credentials) to OSError."""
+    """Convert all other errors of a store to OSError while the with-block runs.
+
+    Such errors are caused for example by a missing package for the protocol, or by missing credentials.
+    """
     try:
         yield
     except OSError:
@@ -131,7 +142,10 @@ def _os_errors() -> Iterator[None]:
 
 
 def _opened(files: Any, path: str) -> Any:
-    """Open a file for writing; create its folder if it is missing. The parent of the folder must exist, so that no bucket is created."""
+    """Open a file for writing, and create the folder of the file if it is missing.
+
+    The parent of the folder must exist, so that no bucket of an object store is created.
+    """
     try:
         return files.open(path, "wb")
     except FileNotFoundError:
@@ -140,4 +154,4 @@ def _opened(files: Any, path: str) -> Any:
 
 
 Location = Path | StoredPath
-"""Location of a checkpoint."""
+"""Location of a checkpoint: a local path, or a file at a URL."""

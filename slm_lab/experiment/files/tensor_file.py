@@ -1,8 +1,8 @@
 """Save nested dicts of tensors and plain values as a safetensors file, which can be loaded without unpickling.
 
-The format (https://huggingface.co/docs/safetensors) consists of the size of the header (8 bytes, little-endian), the header (JSON: name of
-each tensor → dtype, shape, offsets), and the bytes of the tensors. The plain values, with placeholders for the tensors, are stored as JSON
-in the header's "__metadata__".
+A safetensors file (https://huggingface.co/docs/safetensors) consists of the size of the header (8 bytes, little-endian), the header (JSON:
+name of each tensor → dtype, shape, offsets), and the bytes of the tensors. The plain values, with placeholders for the tensors, are stored
+as JSON in the entry "__metadata__" of the header.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ _DTYPES = {
 """Name of a data type in the file → torch dtype."""
 _LARGEST_HEADER = 2**24
 _TENSOR = "$tensor"
-"""The only key of a dict that is a placeholder for a tensor; its value is the name of the tensor."""
+"""Key of the placeholder for a tensor in nested dicts. The placeholder is a dict with only this key, whose value is the name of the
+tensor."""
 
 
 class TensorFileError(ValueError):
-    """A file is damaged or has another format. The message completes a sentence that begins with the file name."""
+    """Raised if a safetensors file is damaged or has another format. The error message completes a sentence that begins with the file
+    name."""
 
 
 def save(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write nested dicts and lists of tensors and JSON values to `path` atomically. Raises OSError and leaves `path` unchanged."""
+    """Write nested dicts and lists of tensors and JSON values to the file `path` atomically.
+
+    If writing fails, OSError is raised, and an existing file is left unchanged.
+    """
     tensors: dict[str, torch.Tensor] = {}
     values = _taken_out(tree, "", tensors)
     table, content, at = dict[str, Any](), [], 0
@@ -61,7 +66,7 @@ def save(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load a file that `save` has written, after checking every byte. Raises TensorFileError or OSError."""
+    """Return the nested dicts from a file that `save` has written, after verifying every byte. Raises TensorFileError or OSError."""
     data = path.read_bytes()
     header = _header(data[:8], data[8:], len(data))
     table = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -74,7 +79,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """Load only the values that are not tensors; each tensor is replaced by {"$tensor": name}. Raises TensorFileError or OSError."""
+    """Return the nested dicts from a file without its tensors. Raises TensorFileError or OSError.
+
+    Each tensor is replaced by the placeholder {"$tensor": name}.
+    """
     with path.open("rb") as file:
         prefix = file.read(8)
         size = min(_size(prefix), _LARGEST_HEADER)
@@ -82,7 +90,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _taken_out(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the tree with each tensor replaced by a placeholder, and add the tensors to `tensors`."""
+    """Return nested dicts and lists with each tensor replaced by a placeholder, and add the tensors to the dict `tensors`."""
     match tree:
         case dict():
             return {key: _taken_out(value, f"{path}.{key}" if path else str(key), tensors) for key, value in tree.items()}
@@ -132,7 +140,7 @@ def _tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
 
 
 def _size(prefix: bytes) -> int:
-    """Return the size of the header."""
+    """Return the size of the header in bytes, given the first 8 bytes of a file."""
     if len(prefix) < 8:
         raise TensorFileError("is not a safetensors file: it has fewer than 8 bytes")
     size: int = struct.unpack("<Q", prefix)[0]
@@ -153,7 +161,7 @@ def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
 
 
 def _values(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that `save` has stored in addition to the tensors."""
+    """Return the plain values that `save` has stored in the header of a file."""
     try:
         content = json.loads(header["__metadata__"]["slm_lab"])
         values = without_checksum({"crc32": None, **content})  # raises an error if the content has no checksum

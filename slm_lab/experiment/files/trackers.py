@@ -1,9 +1,10 @@
-"""Experiment trackers (meta.track): send the rows of a Session to processes of slm_lab.experiment.track.
+"""Experiment trackers (meta.track): send the rows of a Session's tables to tracker processes (see slm_lab.experiment.track).
 
-Each tracker has a separate process for each table. The library of a tracker therefore does not affect the random generators, threads and
-signal handlers of a Session, and a tracker that fails or blocks cannot stop the Session. Rows that the tracker process has not read yet are
-kept in the Session's process. If a tracker fails, or does not take a row for _HANG_SECONDS, it is switched off with a notice. After the
-last row, the tracker process continues to run on its own for at most END_SECONDS; `wait_for_trackers` waits for it.
+Each tracker has a separate process for each table. The library of a tracker therefore does not affect the random number generators, threads
+and signal handlers of a Session, and a tracker that fails or blocks cannot stop the Session. Rows that a tracker process has not read yet
+are kept in the Session's process. A tracker is switched off with a notice if the tracker fails, or if it does not accept a row within
+_HANG_SECONDS. After the last row, a tracker process may continue to run for at most END_SECONDS. `wait_for_trackers` waits until all
+tracker processes have ended.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ with suppress(ImportError):  # on Windows, where check_installed refuses tracker
 MODULE = "slm_lab.experiment.track.tracker_process"
 """Name of the module that each tracker process runs."""
 _HANG_SECONDS = 120.0
-"""Time in seconds after which a tracker that has not taken a row is switched off."""
+"""Maximum time in seconds in which a tracker must accept a row. A slower tracker is switched off."""
 END_SECONDS = 120.0
-"""Maximum time in seconds for a process to finish after the last row, for example an upload."""
+"""Maximum time in seconds that a tracker process may run after the last row, for example to finish an upload."""
 _WRITE_SECONDS = 5.0
-"""Maximum time in seconds to wait, with the last rows, for a process that is still starting."""
+"""Maximum time in seconds that a Session waits at its end for a tracker process that has not read the last rows, since it is still
+starting."""
 _SHOW_SECONDS = 2.0
-"""Time in seconds after which `wait_for_trackers` prints what it is waiting for."""
+"""Time in seconds after which `wait_for_trackers` prints for which tracker it is waiting."""
 _KINDS = {
     "return": ("total_reward", "total_reward_ma", "return_new", "current_return", "current_return_se", "worker_reward"),
     "episode": ("epi", "epi_new", "current_epi"),
@@ -51,13 +53,17 @@ _KINDS = {
     "schedule": ("lr", "explore_var", "entropy_coef"),
 }
 _KIND = {column: kind for kind, columns in _KINDS.items() for column in columns}
-"""Column → kind. All other columns, such as loss, entropy and the diagnostics of algorithms, have the kind "loss"."""
+"""Column of a table → kind of the column. Columns that are not listed, such as loss and entropy, have the kind "loss"."""
 _OF_EVALUATION = ("return", "episode")
-"""Kinds of columns in an evaluation row that describe the evaluation; the other columns repeat those of training rows."""
+"""Kinds of the columns of evaluation rows that are sent to trackers. The other columns of evaluation rows repeat values of training
+rows."""
 
 
 def check_installed(spec_name: str, meta: MetaSpec) -> None:
-    """Raise SpecError with a problem for each tracker in meta.track whose library is not installed, or if the system has no locks."""
+    """Raise SpecError if the library of a tracker in meta.track is not installed, or if trackers are used on a system without file locks.
+
+    The SpecError contains a problem for each tracker whose library is not installed.
+    """
     if meta.track and not has_feature("fcntl"):
         raise SpecError(spec_name, [Problem("meta.track", "requires Linux or macOS; use []")])
     missing = [(index, name) for index, name in enumerate(meta.track) if find_spec(name) is None]
@@ -67,7 +73,8 @@ def check_installed(spec_name: str, meta: MetaSpec) -> None:
 
 
 def tagged(row: Row) -> dict[str, float]:
-    """Return the finite values of a row as a dict with tags such as "return/total_reward", "loss/entropy" and "eval/total_reward"."""
+    """Return the finite values of a row as a dict: tag → value. Tags are for example "return/total_reward", "loss/entropy" or
+    "eval/total_reward"."""
     tags = {}
     for column, value in {**row.values, **row.scalars}.items():
         kind = "info" if column.startswith("info_") else _KIND.get(column, "loss")
@@ -81,37 +88,38 @@ def tagged(row: Row) -> dict[str, float]:
 
 
 def step_of(row: Row) -> int:
-    """Return the frame of a row; in a distributed run, the global frame."""
+    """Return the step under which trackers record a row: the frame of the row or, with meta.distributed, the total frame of all
+    Sessions."""
     return int(row.values.get("global_frame") or row.values["frame"] or 0)
 
 
 class Trackers:
-    """The trackers `names` of one table. The constructor starts their processes."""
+    """The experiment trackers of one table. The constructor starts a process for each tracker in `names`."""
 
     def __init__(self, names: Iterable[str], paths: RunPaths, table: int, trial: int = 0) -> None:
         self.links = [TrackerLink(name, paths, table, trial) for name in dict.fromkeys(names)]
 
     def add_row(self, row: Row) -> None:
-        """Send a row to each tracker; does not block."""
+        """Send a row to each tracker without waiting."""
         if self.links:
             message = {"step": step_of(row), "mode": row.mode, "values": tagged(row)}
             for link in self.links:
                 link.send(message)
 
     def end(self, status: Status) -> None:
-        """Inform each tracker how the Session ended."""
+        """Send the status with which the Session ended to each tracker, and close the connection to the tracker."""
         for link in self.links:
             link.end(status)
 
 
 class TrackerLink:
-    """The connection to the process of one tracker of one table."""
+    """The connection of a Session to the process of one tracker for one table."""
 
     def __init__(self, name: str, paths: RunPaths, table: int, trial: int) -> None:
         self.name, self.log = name, paths.tracker(table, name, "log", trial)
         self._rows, self._read = bytearray(), bytearray()
         self._waiting: deque[float] = deque()
-        """The time at which each row that the tracker has not taken yet was sent."""
+        """The time at which each row that the tracker has not accepted yet was sent."""
         self._process: subprocess.Popen[bytes] | None = None
         about = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
         try:
@@ -120,7 +128,7 @@ class TrackerLink:
             self._switch_off(f"its process cannot be started: {error.strerror or error}")
 
     def _start(self, about: Mapping[str, Any]) -> None:
-        """Start the process, and send it a description of the table that it tracks. Raises OSError."""
+        """Start the tracker process, and send a description of the table to the process. Raises OSError."""
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
@@ -141,14 +149,15 @@ class TrackerLink:
 
     @property
     def _fds(self) -> tuple[int, int]:
-        """The descriptors of the pipes to and from the running process."""
+        """The file descriptors of the pipes to and from the running tracker process."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         return self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a row. The tracker is switched off if it has failed, or if it has not taken an earlier row for too long."""
+        """Send a row to the tracker. If the tracker has failed, or has not accepted an earlier row for too long, the tracker is switched
+        off instead."""
         self._receive()
         if self._waiting and time.monotonic() - self._waiting[0] > _HANG_SECONDS:
             self._switch_off(f"it has not taken a row for {_HANG_SECONDS:g} s")
@@ -157,7 +166,8 @@ class TrackerLink:
             self._write(message)
 
     def end(self, status: Status) -> None:
-        """Send how the Session ended, and close the connection. The tracker process then continues to run on its own."""
+        """Send the status with which the Session ended, and close the connection. The tracker process then continues to run without the
+        Session."""
         self._receive()
         if self._process is not None:
             self._write({"end": status})
@@ -168,7 +178,7 @@ class TrackerLink:
         self._close()
 
     def _write(self, message: Mapping[str, Any] | None = None) -> None:
-        """Write as much as fits into the pipe, without waiting."""
+        """Write to the pipe as many bytes of the unsent rows and of `message` as the pipe accepts without waiting."""
         if message is not None:
             self._rows += json.dumps(message).encode() + b"\n"
         try:
@@ -180,7 +190,8 @@ class TrackerLink:
             self._rows.clear()
 
     def _receive(self) -> None:
-        """Read the messages of the process: a line for each row that it has taken, and the reason if it has failed."""
+        """Read the output of the tracker process: an empty line for each accepted row, and a line with the reason if the tracker has
+        failed."""
         ended = False
         with suppress(BlockingIOError):
             while self._process is not None and not ended:
@@ -213,12 +224,15 @@ class TrackerLink:
 
 
 def switched_off(name: str, reason: str, log: Path) -> str:
-    """Return the notice about a tracker that failed."""
+    """Return the text of the notice that a tracker was switched off because of a failure."""
     return f"{name} (meta.track) is switched off: {reason}; the run continues; see {log.parent.name}/{log.name}"
 
 
 def wait_for_trackers(paths: RunPaths, trial: int, names: Sequence[str], tables: Iterable[int]) -> None:
-    """Wait at most about END_SECONDS until all tracker processes have ended; print a notice for each process that failed at its end."""
+    """Wait until all tracker processes of a trial have ended, at most about END_SECONDS.
+
+    A notice is printed for each tracker that failed after its last row.
+    """
     begin, said = time.monotonic(), False
     for name, table in product(dict.fromkeys(names), tables):
         log = paths.tracker(table, name, "log", trial)
@@ -232,9 +246,9 @@ def wait_for_trackers(paths: RunPaths, trial: int, names: Sequence[str], tables:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Return the saved state of a tracker: the id of its run, the last step of each mode, and the reason if it failed.
+    """Return the saved state of a tracker: the id of the tracker's run, the last step of each mode, and the reason if the tracker failed.
 
-    Returns {} if there is no file.
+    Returns {} if the file does not exist or cannot be read.
     """
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
@@ -243,7 +257,10 @@ def read_state(file: Path) -> dict[str, Any]:
 
 
 def is_running(log: Path) -> bool:
-    """Return whether a tracker process is running; it holds a shared lock (flock) on its log while it runs."""
+    """Return whether the tracker process with the log file `log` is running.
+
+    A tracker process holds a shared lock (flock) on its log file while the process runs.
+    """
     try:
         with log.open("rb") as opened:
             fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,10 +272,12 @@ def is_running(log: Path) -> bool:
 
 
 def take_turn(fd: int | None) -> None:
-    """Wait for an exclusive lock (lockf, which is independent of flock), and hold it until this process ends.
+    """Wait for an exclusive lock (lockf, which is independent of flock), which this process then holds until the process ends.
 
-    The lock may be held by the process of an earlier start of the run that is still uploading. Returns after END_SECONDS at the latest, and
-    immediately on a file system without locks.
+    While the process of an earlier start of the run is still uploading, that process holds the lock. This function returns after
+    END_SECONDS at the latest, even if the lock was not acquired, and returns immediately on a file system without locks.
+
+    Args: fd: file descriptor of the lock file; None: do not wait.
     """
     deadline = time.monotonic() + END_SECONDS
     while fd is not None and time.monotonic() < deadline:

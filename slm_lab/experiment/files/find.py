@@ -226,14 +226,15 @@ class Training:
 
 
 def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
-    """Return the training to which `where` and `choice` refer. Raises UserError if there is no such training, or if `choice` does not fit
-    `where`.
+    """Return the training to which `where` and `choice` refer.
 
     If `where` is a search and `choice` names no trial, the best confirmed trial is returned or, if no trial was confirmed, the best trial.
     If `where` is a study, the run with the best weights (see bundle.rank) is returned among the runs that fit `choice`.
 
     Args: where: the folder of a run, search or study, "latest" (the latest run of mode train), or the name or the folder of a named model.
         The folder of a run, search or study takes precedence over a named model of the same name.
+
+    Raises UserError if there is no such training, or if `choice` does not fit `where`.
     """
     found = _find_training(where, spec_name, data_dir, choice)
     if choice.policy is None:

@@ -1,4 +1,4 @@
-"""The line that `check --build` prints for a spec: the size of its nets and memories, and the approximate training time."""
+"""The line that the command `check --build` prints for a spec, with the size of nets and memories and the approximate training time."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
-"""Maximum duration of a measurement in seconds. A measurement ends earlier after _ENOUGH seconds with at least _UPDATES updates."""
+"""_SECONDS is the maximum duration of a measurement in seconds. A measurement ends earlier if it contains more than _UPDATES updates and
+has taken more than _ENOUGH seconds."""
 
 
 class _Speed(Observer):
-    """Measures the speed from the times of updates, or of steps if the agent does not learn."""
+    """Observer that measures the training speed from the times of updates or, if the agent does not learn, from the times of steps."""
 
     def __init__(self, context: ObserverContext) -> None:
         super().__init__(context)
         self.learns = context.spec.agent.algorithm.learns
         self.begin = perf_counter()
         self.marks: list[tuple[float, int]] = []
-        """Time and frame of each update or step."""
+        """(time, frame) of each update or, if the agent does not learn, of each step."""
 
     def on_update(self, metrics: Metrics) -> None:
         self._mark()
@@ -49,7 +50,7 @@ class _Speed(Observer):
         return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
 
     def frames_per_second(self) -> float | None:
-        """Return the frames per second, measured over complete updates; None if there was no update."""
+        """Return the number of frames per second, measured over complete updates; None if there was no update."""
         if not self.marks:
             return None
         (begin, first), (end, last) = self.marks[0] if len(self.marks) > 1 else (self.begin, 0), self.marks[-1]
@@ -57,7 +58,8 @@ class _Speed(Observer):
 
 
 def build_report(session: Session) -> str:
-    """Return a line that describes a built Session. To measure its speed, it is trained for at most 3 s, without user observers."""
+    """Return a line that describes a built Session. To measure the speed, the Session is trained for at most 3 s, without the user's
+    observers."""
     spec, algorithm = session.spec, session.agent.algorithm
     flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
@@ -95,7 +97,7 @@ def _time_text(session: Session) -> str:
 
 
 def measure(session: Session) -> float | None:
-    """Train for a few updates, at most 3 s, and return the frames per second of each policy; None if there was no update."""
+    """Train a Session for a few updates, at most 3 s, and return the frames per second of each policy; None if there was no update."""
     for learner in session.learners:
         learner.add_observers([_Speed])
     speed = session.learners[0].user_observers[0]
@@ -117,7 +119,7 @@ def measure(session: Session) -> float | None:
 
 
 def measurement_spec(spec: Spec) -> Spec:
-    """Return the spec changed for a measurement, such that training starts as early as possible."""
+    """Return a copy of the spec in which training starts as early as possible, so that a short measurement contains updates."""
     batch = getattr(spec.agent.memory, "batch_size", 1)
     if not spec.agent.training_start or spec.agent.training_start <= batch:
         return spec
@@ -130,7 +132,8 @@ def _request(session: Session) -> None:
 
 
 def expected_seconds(session: Session) -> float:
-    """Return the estimated training time of a Session's spec in seconds, based on a measurement of at most 3 s; NaN if it is unknown."""
+    """Return the estimated training time of a Session's spec in seconds; NaN if the time is unknown. The speed is measured for at most 3
+    s."""
     try:
         speed = measure(session)
     except Exception:  # the env's
@@ -156,7 +159,7 @@ def _time(spec: Spec, plan: Plan, speed: float | None) -> str:
 
 
 def _size(nbytes: float) -> str:
-    """Format a number of bytes."""
+    """Format a number of bytes with a unit, such as "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:
             return f"{nbytes:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Run the Sessions of a trial on a Ray cluster; each Session is a task on a node."""
+"""Run the Sessions of a trial on a Ray cluster. Each Session is a task on a node of the cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slm_lab.spec.models.spec import Spec
 
 @contextmanager
 def on_cluster(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
-    """Yield the spec, adapted to the cluster job.plan.cluster, and the SessionHost that runs Sessions on this cluster.
+    """Yield the spec of a job, adapted to the cluster job.plan.cluster, and the SessionHost that runs the Sessions on this cluster.
 
     Raises UserError if the cluster cannot be used, or SpecError if the spec requires a single machine.
     """
@@ -38,7 +38,7 @@ def on_cluster(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
 
 
 def _checkpoint_dir(job: SessionsJob) -> Location:
-    """Return the folder of the checkpoints, which all nodes must be able to read and write."""
+    """Return the folder of the checkpoints, which all nodes of the cluster must be able to read and write."""
     if job.resumed is not None:
         return job.resumed.checkpoint_dir
     return job.plan.data_dir.absolute() if job.plan.storage is None else StoredPath(job.plan.storage)
@@ -89,7 +89,7 @@ class _ClusterHost:
             self.servers.poll()
 
     def _serve(self, number: int) -> Remote:
-        """Start process `number` of the parameter server. Ray restarts the process if it dies."""
+        """Start process `number` of the parameter server. Ray restarts this process if it dies."""
         job, meta = self.job, self.job.spec.meta
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
         # Ray needs task events only for its dashboard
@@ -102,7 +102,7 @@ class _ClusterHost:
 
 
 def gpu_share(job: SessionsJob, cluster: Cluster) -> float:
-    """Return the number of GPUs that a Session reserves: 1 if its net computes on a GPU and a node has a GPU, else 0."""
+    """Return the number of GPUs that a Session reserves, which is 1 if its net computes on a GPU and a node has a GPU, and otherwise 0."""
     return float(_wants_gpu(job.spec, job.plan.device) and any(node.gpus >= 1 for node in cluster.nodes))
 
 

@@ -1,4 +1,4 @@
-"""Engines, which run the Sessions of a trial. To add an engine, add an entry to ENGINES."""
+"""Engines: functions that run the Sessions of a trial. To add an engine, add an entry to ENGINES."""
 
 from __future__ import annotations
 
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
-"""Start method → memory in bytes of a Session's process that is not shared with other processes. Measured with A3C on CartPole, which needs
-about the minimum of any Session. Forks of the fork server share torch: together with trial and server, 2 workers take 382 MB and 8 workers
-566 MB."""
+"""Start method → memory in bytes of a Session's process, without memory that is shared with other processes.
+
+The values were measured with A3C on CartPole, whose Sessions need about the minimum memory of any Session. Processes that are forked from
+the fork server share the memory of torch. Together with the processes of the trial and the fork server, 2 Sessions take 382 MB and 8
+Sessions take 566 MB.
+"""
 
 
 def run_inline(job: SessionsJob) -> list[SessionEnded]:
-    """Run a single Session in this process."""
+    """Run the only Session of a job in the current process, and return how the Session ended."""
     from slm_lab.experiment.files.sink import LocalSink
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
@@ -75,7 +78,11 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
 
 @contextmanager
 def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
-    """Monitor the heartbeat of this process while the block builds and steps envs, and apply meta.stall_notice and meta.stall_limit."""
+    """Monitor the progress of this process while the with-block builds and steps envs. Yields the function that records progress.
+
+    If no progress is recorded for meta.stall_notice seconds, a Notice is emitted. If no progress is recorded for meta.stall_limit seconds,
+    the with-block is interrupted with an error.
+    """
     heartbeat, meta = Heartbeat(), spec.meta
 
     def stalled(seconds: float, phase: str) -> None:
@@ -86,14 +93,14 @@ def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
 
 
 class _LogHandler(logging.FileHandler):
-    """A log file handler that ignores write errors, which occur for example if the disk is full."""
+    """A handler for log files that ignores write errors, which occur for example if the disk is full."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
 
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Write log records also to a Session's log file while the block runs."""
+    """Write log records also to the log file of a Session while the with-block runs."""
     handler = _LogHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
@@ -109,7 +116,10 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 
 def run_processes(job: SessionsJob) -> list[SessionEnded]:
-    """Run each Session in a separate process; the plan limits the number of concurrent Sessions. Raises UserError on Windows."""
+    """Run each Session of a job in a separate process of this machine. Raises UserError on Windows.
+
+    The plan of the job limits the number of concurrent Sessions.
+    """
     if not has_feature("groups"):
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
@@ -120,7 +130,7 @@ def run_processes(job: SessionsJob) -> list[SessionEnded]:
 
 
 def run_ray(job: SessionsJob) -> list[SessionEnded]:
-    """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if the cluster cannot be used."""
+    """Run each Session of a job on a node of the Ray cluster `job.plan.cluster`. Raises UserError if the cluster cannot be used."""
     from slm_lab.experiment.run.cluster_sessions import on_cluster
 
     with on_cluster(job) as (spec, host):
@@ -128,18 +138,22 @@ def run_ray(job: SessionsJob) -> list[SessionEnded]:
 
 
 ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, "ray": run_ray}
-"""Name of an engine → the function that runs the Sessions."""
+"""Name of an engine → the function that runs the Sessions of a job."""
 
 
 def choose_engine(spec: Spec, plan: Plan | None = None) -> str:
-    """Return the name of the engine for a spec. Without a cluster, a single Session that shares no net runs in the current process."""
+    """Return the name of the engine for a spec: "ray" if the plan names a cluster, "inline" for a single Session, and otherwise
+    "processes".
+
+    A single Session with meta.distributed also runs in a separate process.
+    """
     if plan is not None and plan.cluster is not None:
         return "ray"
     return "inline" if spec.meta.max_session == 1 and not spec.meta.distributed else "processes"
 
 
 def _check_memory(spec: Spec) -> None:
-    """Raise SpecError if the concurrent processes of Sessions that train one net do not fit into the memory of this machine."""
+    """Raise SpecError if the processes of all Sessions that train one net (meta.distributed) do not fit into the memory of this machine."""
     sessions, available, worker = spec.meta.max_session, memory_bytes(), _WORKER_BYTES[start_method()]
     if sessions * worker > available:
         each, has, fit = worker / 2**20, available / 2**30, available // worker
@@ -150,7 +164,7 @@ def _check_memory(spec: Spec) -> None:
 
 @contextmanager
 def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
-    """Yield shared arrays with which a Session of the spec can be built; None if each Session trains a separate net."""
+    """Yield the shared arrays that a Session with meta.distributed needs to be built. For a spec without meta.distributed, yield None."""
     if not spec.meta.distributed:
         yield None
         return
@@ -162,9 +176,12 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
 
 
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
-    """Build the envs and the agent of each spec once; return a line for each spec with parameters, memory and training time.
+    """Build the envs and the agent of each spec once, and return a line per spec with parameters, memory and training time (see
+    build_report).
 
-    See build_report. Raises SpecError with the problems of all specs, in which `source` stands for the origin of the specs.
+    Raises SpecError with the problems of all specs.
+
+    Args: source: origin of the specs, which the SpecError names.
     """
     from slm_lab.experiment.run.build_report import build_report
 
@@ -172,7 +189,8 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 
 
 def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
-    """Return the estimated training time of each spec in seconds; NaN if it is unknown. Arguments and errors are as for check_builds."""
+    """Return the estimated training time of each spec in seconds; NaN if the time is unknown. The arguments and errors are those of
+    check_builds."""
     from slm_lab.experiment.run.build_report import expected_seconds
 
     return _with_each_built(expected_seconds, specs, plan, source)
@@ -210,5 +228,5 @@ def _show_notice(event: RunEvent) -> None:
 
 
 def failures(ends: list[SessionEnded]) -> dict[int, str]:
-    """Return the failed Sessions as a dict: index of the Session → cause."""
+    """Return the failed Sessions as a dict: index of the Session → cause of the failure."""
     return {end.session: end.detail for end in ends if end.status == "failed"}

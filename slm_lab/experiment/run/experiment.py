@@ -1,4 +1,4 @@
-"""Common code of trial, search and study: the folder and its lock, signals, and the loop that runs tasks."""
+"""Code that trial, search and study share: handling of the folder, its lock and signals, and the loop that runs tasks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 ATTEMPTS = 2
-"""Maximum number of starts of a task before it counts as failed. A start does not count if it ended because the experiment ended."""
+"""Number of failed starts after which a trial of a search or a run of a study is not started again.
+
+A start that ended because the experiment was stopped does not count as failed.
+"""
 STOP_SECONDS = 120.0
-"""Maximum time in seconds for a run to save and analyse its results after a stop request."""
+"""Maximum time in seconds that a task has to save and analyse its results after a stop request."""
 _POLL = 0.25
 _NEEDED_BYTES = 16 * 2**20
 """Minimum free disk space, in bytes, that is required to begin a run."""
@@ -35,9 +38,9 @@ class Experiment(Generic[Paths]):
     """Base class of trial, search and study.
 
     Attributes:
-        paths: paths of the experiment's files; None until its folder exists.
+        paths: paths of the experiment's files; None until the folder of the experiment exists.
         lock: the lock of the folder, which is held while the experiment runs; None until the folder exists.
-        display: prints and logs messages while the experiment runs; None before.
+        display: prints and logs messages while the experiment runs; None before the experiment runs.
     """
 
     paths: Paths | None = None
@@ -46,19 +49,20 @@ class Experiment(Generic[Paths]):
 
     @property
     def _files(self) -> Paths:
-        """The paths of the files of an experiment whose folder exists."""
+        """The paths of the experiment's files. The folder of the experiment must exist."""
         assert self.paths is not None
         return self.paths
 
     @contextmanager
     def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
-        """While the block runs, convert signals to stop requests, and start processes with `method`; finally release the lock.
+        """Convert signals to stop requests while the with-block runs, and release the lock of the experiment at the end.
 
         Args:
-            folder: the folder to write to.
-            interrupted: returns the message of Interrupted for a KeyboardInterrupt that has no message.
+            folder: folder to which the experiment writes.
+            method: start method of the processes that are started in the with-block.
+            interrupted: returns the message of the raised Interrupted if the with-block raises a KeyboardInterrupt without a message.
 
-        Raises UserError before the block if the folder cannot be written.
+        Raises UserError before the with-block runs if the folder cannot be written.
         """
         try:
             check_writable(folder)
@@ -76,13 +80,16 @@ class Experiment(Generic[Paths]):
                 self.lock.release()
 
     def _log(self, text: str) -> None:
-        """Write a message to the log; the caller prints it."""
+        """Write a message to the log file. The caller prints the message."""
         if self.display is not None:
             self.display.log(text)
 
 
 def lock_of(path: Path, what: str = "run") -> RunLock:
-    """Lock a folder with the lock file `path`. Raises UserError if the folder is in use or cannot be written."""
+    """Acquire the lock of a folder by the lock file `path`, and return the lock.
+
+    Raises UserError if the folder is in use or cannot be written.
+    """
     try:
         return RunLock(path, what)
     except OSError as error:
@@ -91,9 +98,9 @@ def lock_of(path: Path, what: str = "run") -> RunLock:
 
 @contextmanager
 def cleanup_on_error(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
-    """Context manager for writing the first files of an experiment. On an error, the folder that `new` returns is removed, if any.
+    """Context manager for writing the first files of an experiment. If the with-block fails, the folder that `new` returns is removed.
 
-    An OSError is replaced by a UserError.
+    If `new` returns None, no folder is removed. An OSError is replaced by a UserError.
     """
     try:
         yield
@@ -106,7 +113,10 @@ def cleanup_on_error(data_dir: Path, new: Callable[[], Path | None]) -> Iterator
 
 
 def check_writable(folder: Path) -> None:
-    """Raise UserError if the data folder cannot be created, or if no file can be created in it. Nothing is created."""
+    """Raise UserError if the data folder cannot be created, if no file can be created in the folder, or if the disk is almost full.
+
+    This function creates neither a file nor a folder.
+    """
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         is_folder = existing.is_dir()
@@ -124,7 +134,7 @@ def check_writable(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class TaskStart(Generic[Item]):
-    """A task that should be started now, for one item of a Planner."""
+    """A task that a Planner returns to be started. `item` is the planner's object for this task, such as the state of a trial."""
 
     item: Item
     name: str
@@ -133,33 +143,40 @@ class TaskStart(Generic[Item]):
 
 
 class Planner(Protocol[Item]):
-    """Decides which tasks are run, and handles their results."""
+    """Protocol of objects that decide which tasks `run_plan` runs, and that handle the results of the tasks."""
 
     @property
     def concurrent(self) -> int:
         """Maximum number of concurrent tasks."""
 
     def next_task(self, slot: int) -> TaskStart[Item] | None:
-        """Return the next task; None if no task should be started now.
+        """Return the task to start next; None if no task should be started now.
 
-        Args: slot: a number below `concurrent` that no running task has.
+        Args: slot: index of the task among the running tasks. The index is below `concurrent`, and no other running task has the same
+            index.
         """
 
     def report(self, item: Item, task: Task, message: Message) -> None:
-        """Handle a message of a task."""
+        """Handle a message that the task of `item` has sent."""
 
     def ended(self, item: Item, died: Died) -> None:
-        """Handle the end of a task. The item of the task may be started again."""
+        """Handle the end of the task of `item`. `next_task` may later return another task for the same item."""
 
     def tick(self) -> None:
-        """Save and display the state; called about four times per second while tasks run."""
+        """Save and display the state. `run_plan` calls this method about four times per second while tasks run."""
 
     def stopping(self) -> None:
-        """Handle a stop request; called once. After that, running tasks save their state, and no new task is started."""
+        """Handle a stop request. This method is called once.
+
+        After a stop request, running tasks save their state, and no new task is started.
+        """
 
 
 def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, stop: Stop) -> None:
-    """Keep as many tasks running as the planner allows, until it returns no more tasks and all tasks have ended."""
+    """Run the tasks that a planner returns, as many concurrently as the planner allows.
+
+    This function returns when all started tasks have ended, and either the planner returns no more tasks or a stop was requested.
+    """
     running: dict[Any, tuple[Item, int]] = {}
     stopped = False
     while True:
@@ -185,9 +202,11 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
 
 
 def build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list[Problem]:
-    """Build the env and the agent of a spec, close the env, and return the problems that occurred. Imports torch.
+    """Build the env and the agent of a spec, close the env, and return the problems that occurred. This function imports torch.
 
-    Args: place: key path that the problems are reported for, such as "search.agent.net.lr". prefix: text before each message.
+    Args:
+        place: key path to which the problems are attributed, such as "search.agent.net.lr".
+        prefix: text before the message of each problem.
     """
     from slm_lab.experiment.session.session import Session
     from slm_lab.experiment.training.resolve import completed

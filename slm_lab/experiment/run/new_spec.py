@@ -1,4 +1,4 @@
-"""The command `new`: write a spec for an env, based on an algorithm or on another spec."""
+"""The command `new`, which writes a spec for an env, based on an algorithm or on another spec."""
 
 from __future__ import annotations
 
@@ -40,20 +40,22 @@ from slm_lab.spec.report import SpecError, closest, nearest_hint
 from slm_lab.spec.rules.resolve import complete
 
 _COMMENT_LETTERS = 110
-"""Maximum length of a comment."""
+"""Maximum number of characters in a comment of a spec file."""
 
 
 def strict_text(spec: Spec, file: Path) -> str:
-    """Return the text of a spec file in strict JSON. It contains the path of the schema (relative to `file`) and the given and recommended
-    keys."""
+    """Return the text of a spec file in strict JSON, with the path of the JSON Schema and the given and recommended keys.
+
+    Args: file: path of the spec file, to which the path of the schema is relative.
+    """
     lines = [line for line in commented_text(spec, "").splitlines() if not line.lstrip().startswith("//")]
     return "\n".join([lines[0], f'  "$schema": {_json(_schema_path(file))},', *lines[1:]]) + "\n"
 
 
 def _schema_path(file: Path) -> str:
-    """Return the path of the schema relative to the folder of a file, so that editors find the schema.
+    """Return the path of the JSON Schema relative to the folder of a spec file, so that editors find the schema.
 
-    Returns a URL if the file and the schema are on different drives.
+    If the spec file and the schema are on different drives, a URL is returned.
     """
     schema = SPEC_FOLDER.absolute() / "spec.schema.json"
     try:
@@ -63,7 +65,10 @@ def _schema_path(file: Path) -> str:
 
 
 def commented_text(spec: Spec, command: str) -> str:
-    """Return the text of a spec file with the given and recommended keys, a comment for each key, and the command that runs the spec."""
+    """Return the text of a spec file with the given and recommended keys, and a comment for each key.
+
+    Args: command: command that runs the spec, which is added as the last comment.
+    """
     agent = spec.agent
     first = {key: value for key in ("gamma", "lam") if (value := getattr(agent.algorithm, key, None)) is not None}
     sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _set_keys(agent.algorithm, first))}
@@ -86,7 +91,7 @@ def commented_text(spec: Spec, command: str) -> str:
 
 
 def _set_keys(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the keys that are set explicitly, preceded by the name and the entries of `more`."""
+    """Return the explicitly set keys of a model as a dict. The key "name" and the entries of `more` precede the other keys."""
     given = model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     head = {key: given[key] for key in ("name",) if key in given}
     return {**head, **{key: given.get(key, value) for key, value in (more or {}).items()}, **given}
@@ -98,7 +103,7 @@ def _entries(model: BaseModel, values: Mapping[str, Any], indent: int) -> Iterat
 
 
 def _entry(model: BaseModel, key: str, value: Any, indent: int) -> Iterator[str]:
-    """Yield the comment and the line of a key."""
+    """Yield the comment and the line of a key in a spec file."""
     space = " " * indent
     if text := _description(type(model), key):
         yield f"{space}// {text}"
@@ -106,7 +111,7 @@ def _entry(model: BaseModel, key: str, value: Any, indent: int) -> Iterator[str]
 
 
 def _without_last_commas(lines: list[str]) -> list[str]:
-    """Remove the comma after the last entry of each object, so that the text is strict JSON except for the comments."""
+    """Remove the comma after the last entry of each object, so that the lines without comments are strict JSON."""
     closing = [*(line.strip() for line in lines[1:]), ""]
     return [line.removesuffix(",") if after.startswith("}") else line for line, after in zip(lines, closing, strict=True)]
 
@@ -116,7 +121,8 @@ def _json(value: Any) -> str:
 
 
 def _description(model: type[BaseModel], key: str) -> str:
-    """Return the first sentence of a key's description or, if the key is the name of a component, of the docstring of its model."""
+    """Return the first sentence of the description of a key. If the key is the name of a component, the docstring of the component is
+    used."""
     if key == "name" and "algorithm" not in model.model_fields and model is not EnvSpec:
         text = inspect.getdoc(model) or ""
     else:
@@ -132,34 +138,34 @@ def _description(model: type[BaseModel], key: str) -> str:
 
 @cache
 def _schema() -> dict[str, Any]:
-    """Return a dict: name of a model → JSON Schema of the model. The descriptions are the same as in the reference."""
+    """Return the JSON Schema of each model as a dict: name of the model → JSON Schema. The descriptions are those of the spec reference."""
     schema: dict[str, Any] = json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8"))["$defs"]
     return schema
 
 
 _FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
-"""Kind of env → number of training frames. Algorithms with a replay buffer need about half as many, except in Atari."""
+"""Kind of env → recommended number of training frames for on-policy algorithms. Off-policy algorithms use half of it, except in Atari."""
 _OTHER_FRAMES = {False: 500_000, True: 1_000_000}
-"""Number of training frames for other envs. The key is whether observations contain images."""
+"""Recommended number of training frames for other kinds of envs. The key is whether observations contain images."""
 _ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
-"""Kind of env → number of parallel envs for algorithms without a replay buffer; 8 for other kinds."""
+"""Kind of env → recommended number of parallel envs for on-policy algorithms. For other kinds of envs, the number is 8."""
 _MAX_T = 200
-"""Maximum number of steps of an episode in envs of Gymnasium's toy_text that have no time limit."""
+"""Maximum number of steps per episode in those toy_text envs of Gymnasium that have no time limit."""
 _SESSIONS = 2
 _IN_FRAMES = frozenset(
     {"frame", "start_step", "end_step", "alpha_anneal_frames", "T_max", "T_0", "step_size", "total_iters", "total_steps"}
 )
-"""Keys, at any depth, whose values are scaled in proportion to env.max_frame."""
+"""Keys, at any depth of a spec, whose values are numbers of frames, which are scaled in proportion to env.max_frame."""
 _CONV = frozenset({"ConvNet", "DuelingConvNet"})
 _LABELS = {"SoftActorCritic": "SAC", "ActorCritic": "A2C", "Reinforce": "REINFORCE", "DoubleDQN": "DDQN"}
-"""Algorithm → value of agent.name, for algorithms that are usually called by another name."""
+"""Name of an algorithm → value of agent.name, for algorithms that are usually called by another name."""
 _DISCRETE_PDTYPES = frozenset({"Categorical", "Argmax", "GumbelSoftmax"})
 _VARIABLE = re.compile(r".*\$\{[^}]*\}.*")
 
 
 @dataclass(frozen=True)
 class NewSpec:
-    """A spec that `write_new_spec` has written."""
+    """A spec file that `write_new_spec` has written."""
 
     name: str
     spec: Spec
@@ -176,9 +182,10 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     """Write a spec for an env to a new file, in strict JSON or with a comment for each key.
 
     Args:
-        name: name of the spec; None: a name that consists of algorithm and env.
+        name: name of the spec; None: a name that consists of the algorithm and the env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME. The parts of its agent that fit the env are copied. None: PPO.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME. Those parts of the agent section that fit the env are copied. None:
+            PPO.
         comments: whether to write a comment for each key.
 
     If UserError or SpecError is raised, nothing is written. Existing files are never changed.
@@ -244,7 +251,7 @@ class _Template:
 
 
 def _template(like: str | None) -> _Template:
-    """Return the template that --like names: an algorithm or a spec; None: PPO. Raises UserError, SpecError."""
+    """Return the template that `like` (the value of --like) names: an algorithm or a spec; None: PPO. Raises UserError or SpecError."""
     like = like or "PPO"
     if (name := _algorithm_name(like)) is not None:
         return _Template(like, ALGORITHMS[name], {"algorithm": {"name": name}}, {}, {})
@@ -262,9 +269,9 @@ def _template(like: str | None) -> _Template:
 
 
 def _algorithm_name(like: str) -> str | None:
-    """Return the algorithm that has this name here or in another library; None if there is no such algorithm.
+    """Return the algorithm that is called `like` in this package or in another library; None if there is no such algorithm.
 
-    Raises UserError for an algorithm that needs further keys.
+    Raises UserError if the algorithm needs further keys, which a new spec does not contain.
     """
     by_name = {name.lower(): name for name in ALGORITHMS}
     if (name := by_name.get(like.lower())) is not None:
@@ -286,7 +293,10 @@ def _extension(name: str, where: str) -> type[AlgorithmSpec]:
 
 
 def _raw_spec(like: str) -> dict[str, Any]:
-    """Return the raw spec that is given as a name, as FILE:NAME, or as a FILE with one spec. Raises UserError or SpecError."""
+    """Return the spec that `like` names, as a dict without defaults. Raises UserError or SpecError.
+
+    Args: like: name of a shipped spec, FILE:NAME, or the path of a file with one spec.
+    """
     file, _, name = like.rpartition(":")
     if file or Path(like).suffix:
         file, name = (file, name) if file else (like, "")
@@ -320,7 +330,7 @@ def _as_dict(raw: Any, like: str) -> dict[str, Any]:
 
 
 def _without_variables(value: Any) -> Any:
-    """Return the value without the entries that are variables of --set."""
+    """Return nested dicts without the entries whose values are variables (`${…}`), which `--set` would replace."""
     if isinstance(value, dict):
         return {key: _without_variables(item) for key, item in value.items() if not _is_variable(item)}
     return value
@@ -331,7 +341,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
-    """Build the env once; return the entries of the env section that the env determines, and the EnvInfo. Raises SpecError."""
+    """Build the env once, and return the entries of the env section that the env determines, and its EnvInfo. Raises SpecError."""
     section: dict[str, Any] = {"name": name}
     try:
         env = make_env(EnvSpec(name=name, max_frame=1), 0, num_envs=1, training=False)
@@ -349,7 +359,7 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
 
 
 def _supported_keys(name: str) -> list[str] | None:
-    """Return the names of the parts of the observation that agents support; None if they support all parts."""
+    """Return the names of the parts of a dict observation that agents support; None if agents support all parts."""
     try:
         with quiet_gymnasium():
             env = gym.make(name, disable_env_checker=True)
@@ -360,7 +370,7 @@ def _supported_keys(name: str) -> list[str] | None:
 
 
 def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
-    """Raise UserError if the algorithm cannot act in the env, or if it requires keys that a new spec does not contain."""
+    """Raise UserError if the algorithm cannot act in the env, or if the algorithm requires keys that a new spec does not contain."""
     memory = template.agent.get("memory") or {}
     if template.model.offline or "demonstration_fraction" in memory:
         raise UserError(
@@ -389,7 +399,7 @@ def _kind(name: str) -> str:
 
 
 def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
-    """Return the spec as a dict, as in a spec file. The nets of the template are included only if they fit the env."""
+    """Return the new spec as a dict, as in a spec file. Nets of the template are included only if they fit the env."""
     images, kind = info.observation.has_images, _kind(env_section["name"])
     agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env
     old_name = str(old.get("name", ""))
@@ -428,7 +438,10 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
 
 
 def _recommended_env(model: type[AlgorithmSpec], kind: str, images: bool, info: EnvInfo) -> dict[str, Any]:
-    """Return the recommended num_envs and max_frame and, for on-policy actor-critic algorithms in MuJoCo, normalisation keys."""
+    """Return the recommended entries of the env section: num_envs, max_frame and, for some algorithms in MuJoCo, keys for normalisation.
+
+    Normalisation is recommended for on-policy actor-critic algorithms.
+    """
     frames = _OTHER_FRAMES[True] if images and kind != "atari" else _FRAMES.get(kind, _OTHER_FRAMES[images])
     if not model.on_policy:
         return {"num_envs": 1, "max_frame": frames if kind == "atari" else frames // 2}
@@ -448,9 +461,11 @@ def _is_conv(net: Any) -> bool:
 
 
 def _net_fits(net: Any, images: bool, alike: bool) -> bool:
-    """Return whether the net of the template fits the observations.
+    """Return whether a net section of the template fits the observations of the new env.
 
-    The net class of a user, or a net with fixed input sizes, fits only if the envs are similar (`alike`).
+    A net class of the user, or a net with fixed input sizes, fits only if the envs of the template and of the new spec are similar.
+
+    Args: alike: whether these envs are similar.
     """
     if not isinstance(net, dict) or _is_conv(net) != images:
         return False
@@ -459,7 +474,8 @@ def _net_fits(net: Any, images: bool, alike: bool) -> bool:
 
 
 def _rescaled(value: Any, ratio: float) -> Any:
-    """Return a section in which the frames of schedules are multiplied by `ratio`, to adapt them to another max_frame."""
+    """Return a section of a spec in which the numbers of frames of schedules are multiplied by `ratio`, to adapt them to another
+    max_frame."""
     if not isinstance(value, dict):
         return value
     scaled = {key: _rescaled(item, ratio) for key, item in value.items()}

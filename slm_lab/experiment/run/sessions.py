@@ -22,7 +22,10 @@ from slm_lab.lib.store import shared_file
 from slm_lab.spec.models.spec import Spec
 
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
-"""open_run(choices): create the run folder. Called after the first Session has been built, with the `choices` of its SessionParts."""
+"""Type of the function open_run(choices), which creates the run folder and returns its paths.
+
+The function is called after the first Session has been built, with the `choices` of this Session's SessionParts.
+"""
 STOP_SECONDS = 60.0
 """Maximum time in seconds for a Session to save its state after Ctrl-C."""
 SAVING = "saving checkpoints (Ctrl-C again quits without saving)"
@@ -30,19 +33,19 @@ SAVING = "saving checkpoints (Ctrl-C again quits without saving)"
 
 @dataclass(frozen=True)
 class SessionsJob:
-    """The Sessions of a trial, and the data that is needed to run them."""
+    """The Sessions of a trial that an engine runs, and the data that the Sessions need."""
 
     spec: Spec
     plan: Plan
     trial: int
     open_run: OpenRun
     emit: Emit
-    """Receives the events of all Sessions, except rows."""
+    """Function that receives all events of the Sessions except table rows."""
     stop: Stop
     sessions: tuple[int, ...] = ()
-    """Indices of the Sessions to run; () means all."""
+    """Indices of the Sessions to run; () means all Sessions of the trial."""
     resumed: RunPaths | None = None
-    """The run that the Sessions continue; None for a new run."""
+    """The paths of the run that the Sessions continue; None for a new run."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -51,19 +54,25 @@ class SessionsJob:
 
 
 Engine = Callable[[SessionsJob], list[SessionEnded]]
-"""Runs all Sessions of a job, and returns how each Session ended. Raises SpecError or UserError if the spec cannot be built or the run
-folder cannot be created. When the call returns, all processes have ended."""
+"""Type of a function that runs all Sessions of a job, and returns how each Session ended.
+
+The function raises SpecError or UserError if the spec cannot be built or the run folder cannot be created. When the function returns, all
+processes have ended.
+"""
 
 
 _CLOSE_SECONDS = 15.0
-"""Maximum time in seconds for the process of a Session to close its envs and exit after it has reported its end."""
+"""Maximum time in seconds that the process of a Session has to close its envs and exit after it has reported the end of the Session."""
 _LOST = 10
-"""Maximum number of a Session's processes that may be lost with their node before they are ready, because Ray has placed them on dead
-nodes."""
+"""Maximum number of times that the process of a Session is started again without counting as failed, because Ray has placed it on a dead
+node.
+
+Only processes that are lost together with their node, before they have built the Session, are counted.
+"""
 
 
 class SessionHost(Protocol):
-    """The place where Sessions run: this machine or a cluster."""
+    """Protocol of the place where the Sessions of a job run: this machine or a cluster."""
 
     @property
     def executor(self) -> Executor: ...
@@ -74,42 +83,42 @@ class SessionHost(Protocol):
 
     @property
     def resources(self) -> Resources:
-        """Resources of each Session."""
+        """Resources that each Session reserves."""
 
     @property
     def restarts(self) -> bool:
-        """Whether a Session that trains a separate net is also restarted (from its last checkpoint) if its process dies."""
+        """Whether a Session that trains a separate net is restarted from its last checkpoint if its process dies."""
 
     def task(self, index: int) -> SessionTask:
-        """Return the task of a Session that has not begun."""
+        """Return the task that runs the Session `index`."""
 
     def poll(self, paths: RunPaths | None) -> None:
-        """Handle events that do not belong to tasks.
+        """Handle events that do not belong to the task of a Session, such as those of a parameter server.
 
-        Args: paths: paths of the run; None before the run has begun.
+        Args: paths: paths of the run; None before the run folder exists.
         """
 
 
 @dataclass
 class _Running:
-    """A Session whose task is running."""
+    """A Session whose task is running in a process."""
 
     task: SessionTask
     deaths: int = 0
-    """Number of processes of the Session that died, except those that were lost before they were ready."""
+    """Number of processes of the Session that died, without processes that were lost with their node before the Session was built."""
     choices: Mapping[str, str | int] | None = None
-    """The `choices` of the SessionParts; None until the Session is built."""
+    """The `choices` of the Session's SessionParts; None until the Session is built."""
     begun: bool = False
     end: SessionEnded | None = None
-    """How the Session ended; None until it has reported its end. After the report its process may still run."""
+    """How the Session ended; None until the Session has reported its end. After the report, the process may still run."""
 
 
 class Sessions:
-    """Runs the Sessions of a job. Stores the waiting Sessions, the running Sessions, and the results of Sessions that have ended.
+    """Runs the Sessions of a job. This class stores the waiting Sessions, the running Sessions, and how the other Sessions ended.
 
-    Each process builds its envs and agent immediately. The run folder is created when the first Session is ready, and each Session starts
-    to train when it receives the folder. Sessions that train one net start together; if one of them dies, it is restarted with the same
-    shared arrays.
+    Each process builds its envs and agent immediately. The run folder is created when the first Session is built, and each Session starts
+    to train when its process receives the paths of the run folder. Sessions that train one net start to train together. If the process of
+    such a Session dies, a new process continues the Session with the same shared arrays.
     """
 
     def __init__(self, job: SessionsJob, host: SessionHost) -> None:
@@ -122,7 +131,7 @@ class Sessions:
         self.deadline: float | None = None
 
     def run(self) -> list[SessionEnded]:
-        """Run all Sessions until they have ended."""
+        """Run all Sessions until they have ended, and return how each Session ended."""
         while self.waiting or self.running:
             if self.job.stop.requested:
                 self._stop()
@@ -163,7 +172,7 @@ class Sessions:
                 self._died(event)
 
     def _died(self, died: Died) -> None:
-        """Handle the end of a Session's process: restart the Session if it can be continued, else record that it failed."""
+        """Handle the death of a Session's process. The Session is restarted if it can be continued, and otherwise recorded as failed."""
         task, most = died.task, self.job.spec.meta.max_restart
         one, reason = self.running[task], died.reason
         deaths = one.deaths + (not (died.lost and one.choices is None and task.restart < most + _LOST))
@@ -182,7 +191,8 @@ class Sessions:
     def _restart(self, task: Task, one: _Running) -> None:
         """Start a new process for a Session.
 
-        The Session joins the other Sessions that train its net or, if it trains a separate net, continues from its last checkpoint.
+        If several Sessions train one net, the restarted Session joins the other Sessions. Otherwise the Session continues from its last
+        checkpoint.
         """
         begun = self.paths is not None
         one.task = replace(one.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or one.task.resumed)
@@ -190,7 +200,10 @@ class Sessions:
         self.running[task] = one
 
     def _begin(self) -> None:
-        """Send the run folder to the Sessions that are ready. If the Sessions train one net, wait until all of them are ready."""
+        """Send the paths of the run folder to the Sessions that are built, so that they start to train.
+
+        If all Sessions train one net, this waits until all of them are built.
+        """
         ready = [(task, one) for task, one in self.running.items() if one.choices is not None and not one.begun]
         if self.job.stop.requested:  # signals are delayed while processes are started, so a stop may have been requested
             return
@@ -209,7 +222,7 @@ class Sessions:
         self.job.emit(end)
 
     def _stop(self) -> None:
-        """Request Sessions that have begun to save their state. End the other Sessions, which have nothing to save."""
+        """Request the Sessions that train to save their state. End the other Sessions, which have no state to save."""
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + STOP_SECONDS
@@ -241,7 +254,7 @@ class _LocalHost:
 
 @contextmanager
 def this_machine(job: SessionsJob) -> Iterator[SessionHost]:
-    """Yield the SessionHost of this machine. If the Sessions of the job train one net, create the shared memory for it."""
+    """Yield the SessionHost of this machine. If the Sessions of the job train one net, shared memory for this net is created."""
     meta = job.spec.meta
     memory = SharedFd(shared_file()) if meta.distributed else None
     try:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class TrialResult(dict[str, Any]):
-    """The metrics of a trial as a dict (the content of its metrics file), with access to the files of the run.
+    """The metrics of a trial as a dict (the content of the trial's metrics file), with access to the files of the run.
 
     >>> result = Trial(spec).run()
     >>> result["strength"], result.train.groupby("session").total_reward.last(), result.paths.root
@@ -80,18 +80,18 @@ class TrialResult(dict[str, Any]):
 
     @property
     def train(self) -> pd.DataFrame:
-        """The training rows of all Sessions. The columns are session and policy, followed by those of the CSV files."""
+        """The training rows of all Sessions. The first columns are session and policy, and the other columns are those of the CSV files."""
         return self.run.train
 
     @property
     def eval(self) -> pd.DataFrame:
-        """The evaluation rows in the same format; empty without evaluations."""
+        """The evaluation rows of all Sessions, in the same format as the training rows. The table is empty if there were no evaluations."""
         return self.run.eval
 
     def agent(self, session: int | None = None, which: CheckpointKind = "best", policy: str | None = None) -> LoadedAgent:
         """Load the trained agent of a Session, by default of the Session with the best weights. Raises UserError (see load_agent).
 
-        Args: policy: name of the policy in agent.policies; required if there are several policies.
+        Args: policy: name of the policy in agent.policies, which is required if there are several policies.
         """
         from slm_lab.experiment.deploy.load import load_agent
 
@@ -102,15 +102,17 @@ _NOTHING = "stopped before the first step; nothing was written"
 
 
 class Trial(Experiment[RunPaths]):
-    """Trial number `index` of an experiment.
+    """A trial, which runs the Sessions of one spec and then writes the results.
 
     Args:
         data_dir: folder in which the run folder is created; ignored if `plan` is given.
         plan: mode, data folder and resources.
+        index: index of the trial in the search to which the trial belongs, or 0.
         observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. If there
-            are several Sessions, they must be importable, since each Session then runs in a separate process.
-        folder: if the trial belongs to a search, the run folder that the search has created and locked; the trial writes its files there.
-        stop: stop request with which a caller can end the trial early.
+            are several Sessions, the observers must be importable, since each Session then runs in a separate process.
+        folder: run folder to which the trial writes its files, if the trial belongs to a search. The search has created and locked the
+            folder.
+        stop: stop request with which the caller can end the trial early.
         console: where messages are printed.
     """
 
@@ -136,7 +138,8 @@ class Trial(Experiment[RunPaths]):
         self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
-        """Absolute path of the data folder; path that is shown to the user: the data folder or, once it exists, the run folder."""
+        """_data_dir is the absolute path of the data folder. _shown is the path that is shown to the user: the data folder or, once the run
+        folder exists, the run folder."""
 
     @classmethod
     def resume(
@@ -149,11 +152,12 @@ class Trial(Experiment[RunPaths]):
         stop: Stop | None = None,
         console: Console | None = None,
     ) -> Trial:
-        """Return a trial that continues the run in a folder. Finished Sessions are kept; other Sessions are continued or started again.
+        """Return a trial that continues the run in a folder. Finished Sessions are kept. Other Sessions are continued or started again.
 
-        Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys of a run cannot be changed.
+        Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6". Most keys cannot be changed when a run is
+            continued.
 
-        Raises SpecError or UserError: see `read_run` and RunLock.
+        Raises SpecError or UserError (see `read_run` and RunLock).
         """
         paths = run_in(folder)
         lock = lock_of(paths.lock)
@@ -169,8 +173,8 @@ class Trial(Experiment[RunPaths]):
         """Run all Sessions, write the results, and return the metrics, with access to tables, files and agents.
 
         Raises SpecError or UserError before anything is written, and TrialFailed after the analysis if a Session failed. After Ctrl-C,
-        SIGTERM or SIGHUP, raises Interrupted (a KeyboardInterrupt) when all Sessions have saved their state and the graphs are drawn. A
-        signal that arrives after all Sessions have ended normally only shortens the analysis.
+        SIGTERM or SIGHUP, raises Interrupted (a KeyboardInterrupt) when all Sessions have saved their state and the graphs are drawn. If a
+        signal arrives after all Sessions have ended normally, only the analysis is shortened.
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
@@ -200,7 +204,7 @@ class Trial(Experiment[RunPaths]):
 
     @property
     def _needs_processes(self) -> bool:
-        """Whether it is already certain that this trial starts child processes."""
+        """Whether it is certain, before the Sessions are built, that this trial starts child processes."""
         sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
         workers = sampler is not None and not sampler.serial_mode
         return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
@@ -229,7 +233,7 @@ class Trial(Experiment[RunPaths]):
         return metrics, ends
 
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
-        """Run the Sessions; if the run is continued, run only the unfinished Sessions."""
+        """Run the Sessions of the trial, and return how they ended. If a run is continued, only the unfinished Sessions are run."""
         found = self._resumption
         job = SessionsJob(self.spec, self.plan, self.index, partial(self._open, display), self._with_report(display), stop)
         if found is None:
@@ -243,7 +247,10 @@ class Trial(Experiment[RunPaths]):
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
     def _with_report(self, display: ProgressDisplay) -> Emit:
-        """Return a function that displays events and, unless this is a trial of a search, writes the page of the run from time to time."""
+        """Return a function that displays events and writes the HTML page of the run from time to time.
+
+        In a trial of a search, the function only displays events, since the search writes the page.
+        """
         live: LiveReport | None = None
 
         def emit(event: Event) -> None:
@@ -261,9 +268,9 @@ class Trial(Experiment[RunPaths]):
         return LiveReport(partial(write_trial_report, paths, self.index))
 
     def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
-        """Create the run folder (a continued run uses the existing one), and save the spec in it.
+        """Create the run folder, save the spec in the folder, and return the paths of the run. A continued run uses the existing folder.
 
-        On an error, raises UserError and removes a new folder.
+        If this fails, UserError is raised, and a new folder is removed.
 
         Args: choices: see SessionParts.choices; None if no Session is left to run.
         """
@@ -300,7 +307,7 @@ class Trial(Experiment[RunPaths]):
         return paths
 
     def _say_begin(self, paths: RunPaths, display: ProgressDisplay) -> None:
-        """Print what is run; if the run is continued, also print the state in which the last start has left it."""
+        """Print what is run. If a run is continued, also print the state in which the last start has left the run."""
         found, meta = self._resumption, self.spec.meta
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
@@ -313,9 +320,9 @@ class Trial(Experiment[RunPaths]):
                 display.say(f"  {line}")
 
     def _analyze(self, ends: list[SessionEnded], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
-        """Compute the metrics of the Sessions that did not fail, and draw all graphs.
+        """Compute the metrics of the Sessions that did not fail, draw all graphs, and print and return the metrics.
 
-        Args: seconds: run time of the Sessions.
+        Args: seconds: run time of the Sessions in seconds.
         """
         paths = self.paths
         if paths is None:
@@ -340,7 +347,7 @@ class Trial(Experiment[RunPaths]):
         return metrics
 
     def _next_commands(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return lines with the commands that are useful after this run; [] in mode dev."""
+        """Return lines with the commands that are useful after this run. In mode dev, the list is empty."""
         shown, status = shlex.quote(str(self._shown)), metrics.get("status")
         if self.plan.mode == "dev" or status not in ("done", "failed", "stopped"):
             return []
@@ -375,19 +382,19 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
 
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
-    """Return lines with the metrics except the current return, two metrics per line; undefined metrics are omitted."""
+    """Return lines with all defined metrics except the current return, two metrics per line."""
     shown = {name: value for name, value in metrics.items() if is_number(value) and not name.startswith("current_return")}
     cells = [f"{name:<20}{number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
     return ["".join(cells[at : at + 2]).rstrip() for at in range(0, len(cells), 2)]
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:
-    """Return the spec of the run; in mode dev it has only one Session."""
+    """Return the spec that is run. In mode dev, the spec is changed to a single Session."""
     return spec.with_meta(max_session=1) if plan.mode == "dev" else spec
 
 
 def load_analysis() -> None:
-    """Import the modules that draw graphs; called while the Sessions run."""
+    """Import the modules that draw graphs, while the Sessions still run."""
     report = "slm_lab.experiment.report"
     for module in (f"{report}.analyze", f"{report}.report_page", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)

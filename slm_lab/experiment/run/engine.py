@@ -142,10 +142,9 @@ ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, 
 
 
 def choose_engine(spec: Spec, plan: Plan | None = None) -> str:
-    """Return the name of the engine for a spec: "ray" if the plan names a cluster, "inline" for a single Session, and otherwise
-    "processes".
+    """Return the name of the engine that runs the Sessions of a spec.
 
-    A single Session with meta.distributed also runs in a separate process.
+    The engine is "ray" if the plan names a cluster, "inline" for a single Session without meta.distributed, and otherwise "processes".
     """
     if plan is not None and plan.cluster is not None:
         return "ray"
@@ -176,10 +175,9 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
 
 
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
-    """Build the envs and the agent of each spec once, and return a line per spec with parameters, memory and training time (see
-    build_report).
+    """Build the envs and the agent of each spec once, and return a line per spec with parameters, memory and training time.
 
-    Raises SpecError with the problems of all specs.
+    The lines are those of build_report. Raises SpecError with the problems of all specs.
 
     Args: source: origin of the specs, which the SpecError names.
     """

@@ -64,10 +64,9 @@ processes have ended.
 _CLOSE_SECONDS = 15.0
 """Maximum time in seconds that the process of a Session has to close its envs and exit after it has reported the end of the Session."""
 _LOST = 10
-"""Maximum number of times that the process of a Session is started again without counting as failed, because Ray has placed it on a dead
-node.
+"""Maximum number of processes of a Session that Ray may place on dead nodes without counting as deaths of the Session's process.
 
-Only processes that are lost together with their node, before they have built the Session, are counted.
+Only processes that are lost together with their node, before they have built the Session, belong to this number.
 """
 
 

@@ -1,7 +1,7 @@
-"""Confirmation: train the best trials of a search again, with seeds that the search has not used.
+"""Confirmation of a search: train the best trials again, with seeds that the search has not used.
 
-This is needed because the best of many trials is partly the luckiest one. The confirmations have a separate run folder, which is inside
-the run folder of the search.
+The best of many trials is partly the luckiest trial, so that its metric overestimates its values. The confirmations have a separate run
+folder inside the run folder of the search.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from slm_lab.spec.models.spec import Spec
 SESSIONS = 4
 """Number of Sessions of a confirmed trial; each Session has a different seed."""
 _STREAM = 1_000_003
-"""Entry of the SeedSequence that separates the seeds of confirmations from those of trials."""
+"""Entry of the numpy SeedSequence that separates the seeds of confirmations from the seeds of trials."""
 
 
 def fresh_seed(random_seed: int) -> int:
-    """Return the random_seed for the confirmations of a search with the given random_seed."""
+    """Return the random_seed for the confirmations of a search whose random_seed is given."""
     return int(np.random.SeedSequence([random_seed, _STREAM]).generate_state(1)[0]) & 0x7FFFFFFF
 
 
 def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
-    """Return the spec of a confirmation: without search and scheduler, with the given random_seed and with SESSIONS Sessions.
+    """Return the spec of a confirmation, without search and scheduler, with the given random_seed and with SESSIONS Sessions.
 
-    With meta.distributed, the number of Sessions is not changed, because they train one net.
+    With meta.distributed, the number of Sessions is not changed, because all Sessions train one net.
     """
     sessions = spec.meta.max_session if spec.meta.distributed else SESSIONS
     changed = spec.with_meta(random_seed=random_seed, max_session=sessions, search_scheduler=None)
@@ -38,7 +38,13 @@ def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
 
 
 def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
-    """Return the confirmations of the best `count` trials. New ones are created for trials that have none, and appended to `known`."""
+    """Return the states of the confirmations of the best `count` trials. A trial without a confirmation gets a new state, which is added to
+    `known`.
+
+    Args:
+        ranked: trials of the search, from best to worst.
+        known: states of all confirmations so far.
+    """
     have = {one.trial for one in known}
     known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
     best = {trial.trial for trial in ranked[:count]}
@@ -46,7 +52,7 @@ def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[Tria
 
 
 def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
-    """Create the run folder of the confirmations if it does not exist yet. Raises OSError."""
+    """Create the run folder of the confirmations if it does not exist yet, and return its paths. Raises OSError."""
     runs = RunPaths(paths.confirmation, paths.spec_name)
     runs.root.mkdir(exist_ok=True)
     runs.make_dirs()

@@ -23,7 +23,7 @@ from slm_lab.spec.report import KeyPath, Problem, SpecError, show, show_path
 
 @dataclass(frozen=True)
 class TrialShare:
-    """The resources of each trial, and the number of concurrent trials."""
+    """The resources that each trial of a search uses, and the number of concurrent trials."""
 
     concurrent: int
     """Number of trials that run concurrently."""
@@ -31,18 +31,18 @@ class TrialShare:
     """Number of CPU cores that each trial reserves."""
     gpus: float
     sessions: int
-    """Number of Sessions of a trial that run concurrently."""
+    """Maximum number of concurrent Sessions per trial."""
     nodes: tuple[float, ...] = ()
     """Number of cores of each node of the cluster; () if the search runs on this machine."""
 
     @property
     def resources(self) -> Resources:
-        """Resources of each trial."""
+        """Resources that each trial reserves."""
         return Resources(self.cores, self.gpus)
 
 
 def available_cores(spec: Spec, plan: Plan) -> int:
-    """Return the number of cores that a search uses: with --jobs N, the cores of N Sessions; else all cores."""
+    """Return the number of cores that a search uses: with `--jobs N`, the cores of N Sessions, and otherwise all cores of this machine."""
     return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
 
 
@@ -51,7 +51,7 @@ def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Seq
 
     A trial reserves one core for each process of its concurrent Sessions, and at least meta.search_resources.cpu cores. With a scheduler,
     all Sessions of a trial run concurrently even if there are fewer cores, since the scheduler compares means over Sessions at equal
-    frames. Sessions that train one net also run concurrently. In population-based training all trials run concurrently, since they are
+    frames. Sessions that train one net also run concurrently. In population-based training all trials run concurrently, since trials are
     compared at equal frames.
     """
     meta, processes = spec.meta, session_processes(spec.meta)
@@ -81,11 +81,12 @@ def _equal_share(nodes: Sequence[float], target: int) -> float:
 
 
 _MOST_VALUES = 20
-"""Maximum number of values of a choice that are checked by building."""
+"""Maximum number of values of a searched key with options whose builds are checked."""
 
 
 def check_search_values(space: SearchSpace, plan: Plan) -> None:
-    """Build env and agent with each value of each searched key (both ends of a range). Other searched keys have their first value.
+    """Build env and agent with each value of each searched key. For a range, both ends are used. Other searched keys have their first
+    value.
 
     Raises SpecError with a problem for each value with which the spec can be loaded but not built. A value is skipped if it is valid only
     together with other values of other keys. Rollout workers and shared nets are disabled, so that no processes are started.
@@ -123,9 +124,9 @@ def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
 def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
     """Run check_search_values in a task, since the process of the search does not import torch.
 
-    Messages: ("valid", number of GPUs), or ("user_error", SpecError).
+    The task sends the message ("valid", number of GPUs) or ("user_error", SpecError).
 
-    Args: known: whether the values were checked by an earlier start of the search.
+    Args: known: whether an earlier start of the search has checked the values.
     """
     if not known:
         try:

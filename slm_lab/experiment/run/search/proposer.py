@@ -1,4 +1,4 @@
-"""Proposers, which choose the values for each trial of a search."""
+"""Proposers, which choose the values of the searched keys for each trial of a search."""
 
 from __future__ import annotations
 
@@ -18,42 +18,48 @@ if TYPE_CHECKING:
     import optuna
 
 _ATTEMPTS = 100
-"""Maximum number of draws to find a combination of values that is valid in the spec. After these the last combination is proposed, and its
-trial fails with the reason."""
+"""Maximum number of draws to find a combination of values that is valid in the spec.
+
+If no combination is valid, the last drawn combination is proposed, and its trial fails with the reason.
+"""
 _STREAM = 1
-"""Spawn key that separates the random streams of proposers from those of Sessions."""
+"""Spawn key of numpy's SeedSequence that separates the random streams of proposers from those of Sessions."""
 STARTUP_TRIALS = 10
-"""Number of trials with random values before TPE is used."""
+"""Number of trials with random values before the TPE sampler proposes values."""
 _GOOD, _MOST_GOOD = 0.15, 25
-"""Fraction of the trials that count as good (as in Bergstra et al.), and maximum number of good trials."""
+"""_GOOD is the fraction of the trials that the TPE sampler counts as good (as in Bergstra et al.). _MOST_GOOD is the maximum number of good
+trials."""
 _CANDIDATES = 8
-"""Number of sampled candidates; the best candidate is proposed."""
+"""Number of candidates that the TPE sampler draws to propose the best candidate."""
 _PRIOR = 3.0
-"""Weight of the prior; each trial has weight 1. With Optuna's defaults (prior weight 1, 24 candidates, a tenth of the trials good), 12 of
-40 searches on the landscape in tests/experiment/search stay in a bad category for 100 trials; with the values above, no search does."""
+"""Weight of the prior of the TPE sampler, where each trial has weight 1.
+
+With Optuna's defaults (prior weight 1, 24 candidates, a tenth of the trials good), 12 of 40 searches on the landscape in
+tests/experiment/search stay in a bad category for 100 trials. With the values of this module, no search does.
+"""
 
 
 class Proposer(Protocol):
-    """Proposes the values for each trial. Trials may run concurrently and end in any order."""
+    """Protocol of proposers, which propose the values of each trial. Trials may run concurrently and end in any order."""
 
     def ask(self, trial: int) -> Values | None:
-        """Return values for a trial; None if there are no values left to propose."""
+        """Return the values of the searched keys for a trial; None if no values are left to propose."""
 
     def tell(self, trial: int, metric: float | None) -> None:
         """Record the metric of a trial that has ended (higher is better); None: the trial failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain Python objects."""
+        """Return the state of the proposer as plain Python objects."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state returned by `state_dict`. Later proposals are the same as without an interruption."""
+        """Load a state returned by `state_dict`. Later proposals are then the same as without an interruption."""
 
 
 def make_proposer(space: SearchSpace, algorithm: str, seed: int) -> Proposer:
-    """Return the proposer for a meta.search_algorithm: "optuna", "random" or "grid".
+    """Return the proposer for a value of meta.search_algorithm: "optuna", "random" or "grid".
 
-    If all keys of the space are grid_search keys, the proposer is always a GridProposer. Raises SpecError for "grid" without grid_search
-    keys, or UserError if optuna is not installed.
+    If all keys of the search space are grid_search keys, a GridProposer is returned for each of these values. Raises SpecError for "grid"
+    without grid_search keys, or UserError if optuna is not installed.
     """
     if algorithm == "grid" or (space.is_grid and algorithm in ("optuna", "random")):
         return GridProposer(space, seed)
@@ -65,7 +71,7 @@ def make_proposer(space: SearchSpace, algorithm: str, seed: int) -> Proposer:
 
 
 class RandomProposer:
-    """Draws the values of each trial independently. They depend only on the seed and on the index of the trial."""
+    """Draws the values of each trial at random. The values of a trial depend only on the seed and on the index of the trial."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
         self.space, self.seed = space, seed
@@ -91,7 +97,7 @@ class RandomProposer:
 class GridProposer(RandomProposer):
     """Proposes each combination of the values of the grid_search keys once.
 
-    If there are other searched keys too, their values are drawn at random, and after the last combination the combinations are repeated.
+    The values of other searched keys are drawn at random. If there are such keys, the combinations are repeated after the last combination.
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
@@ -113,11 +119,11 @@ class GridProposer(RandomProposer):
 
 @dataclass
 class _Trial:
-    """The proposal for a trial, and its result."""
+    """The proposed values of a trial, and the metric of the trial."""
 
     trial: int
     choices: KeyChoices
-    """The values in the form that the TPE sampler uses, see `suggest`."""
+    """The proposed values in the form that the TPE sampler uses, see `suggest`."""
     metric: float | None = None
     done: bool = False
 
@@ -129,7 +135,7 @@ class TPEProposer:
     Keys inside the values of a choice have separate estimators. Running trials count as bad trials, so that concurrent trials differ
     ("constant liar"). Each proposal depends only on the results so far, the seed and the index of the trial.
 
-    Raises UserError if optuna is not installed.
+    The constructor raises UserError if optuna is not installed.
     """
 
     space: SearchSpace
@@ -171,7 +177,7 @@ class TPEProposer:
         self.history = [_Trial(one["trial"], one["picks"], one["metric"], one["done"]) for one in state["history"]]
 
     def _study(self, trial: int) -> optuna.Study:
-        """Return an Optuna study that contains the trials so far."""
+        """Return an Optuna study that contains the trials of the search so far."""
         library = _optuna()
         states = library.trial.TrialState
         with warnings.catch_warnings():

@@ -1,6 +1,6 @@
-"""Schedulers, which decide whether running trials continue. They call the schedulers of Ray Tune directly.
+"""Schedulers, which decide whether running trials of a search continue. The schedulers of Ray Tune are called directly.
 
-Tune is imported only when a scheduler is created, since the import takes seconds.
+Ray Tune is imported only when a scheduler is created, since the import takes seconds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _OPTIONS, _SAMPLES = 20, 200
-"""Maximum number of different values with which a key counts as having (ordered) options; number of draws from the space to count the
-values."""
+"""_OPTIONS is the maximum number of different values for which the values of a key count as an ordered list of options. _SAMPLES is the
+number of samples from the search space that are drawn to count these values."""
 _PERTURBATIONS = 10
-"""Number of perturbations during a trial if meta.search_scheduler is absent."""
+"""Number of perturbations per trial in population-based training if meta.search_scheduler is absent."""
 
 
 @dataclass(frozen=True)
 class Exploit:
-    """The decision that a trial continues with the state of a better trial and with new values."""
+    """The decision of population-based training that a trial continues with the state of a better trial and with new values.
+
+    `source` is the index of the better trial.
+    """
 
     source: int
     values: Values
@@ -36,21 +39,21 @@ class Exploit:
 
 Decision = Literal["stop"] | Exploit
 Reports = Iterable[tuple[TrialState, int, float]]
-"""(trial, frame, metric) for each report from earlier starts of the search, in order."""
+"""(trial, frame, metric) for each report from earlier starts of the search, in order of arrival."""
 
 
 class Scheduler(Protocol):
-    """Decides which trials continue, based on their intermediate metrics."""
+    """Protocol of schedulers, which decide from the intermediate metrics of trials which trials continue."""
 
     def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
-        """Process the metric of a running trial at a frame, and return a decision; None: the trial continues unchanged."""
+        """Process the metric of a running trial at a frame, and return a decision; None if the trial continues unchanged."""
 
     def complete(self, trial: TrialState) -> None:
-        """Record the end of a trial."""
+        """Record that a trial has ended."""
 
 
 class _TuneTrial:
-    """A trial in the form that Tune's schedulers require."""
+    """A trial with the attributes that the schedulers of Ray Tune require."""
 
     def __init__(self, trial: TrialState) -> None:
         self.trial_id, self.config, self.evaluated_params = str(trial.trial), trial.values, dict(trial.values)
@@ -62,10 +65,10 @@ class _TuneTrial:
 
 
 class Asha:
-    """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): ray.tune.schedulers.ASHAScheduler.
+    """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934), by ray.tune.schedulers.ASHAScheduler.
 
-    At grace_period · reduction_factor^k frames (k = 0, 1, …), a trial continues only if its metric is in the best fraction
-    1 / reduction_factor of the metrics of all trials that have reached this frame so far.
+    At grace_period · reduction_factor^k frames (k = 0, 1, …), a trial continues only if its metric is in the best fraction 1 /
+    reduction_factor of the metrics of all trials that have reached this frame so far.
     """
 
     def __init__(self, grace_period: int, reduction_factor: float, max_frame: int, reports: Reports = ()) -> None:
@@ -89,11 +92,11 @@ class Asha:
 
 
 class Pbt:
-    """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): ray.tune.schedulers.PopulationBasedTraining.
+    """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846), by ray.tune.schedulers.PopulationBasedTraining.
 
-    Every `interval` frames, a trial in the worst quarter of the running trials copies the state of a trial in the best quarter. Each value
-    of the trial becomes the value of the better trial times 0.8 or 1.2, clipped to the searched range (for options: a neighbouring
-    option), or, with probability 0.25, a new sample.
+    Every `interval` frames, a trial in the worst quarter of the running trials copies the state of a trial in the best quarter. Each
+    searched key of the copying trial gets a new value. The new value is the value of the better trial times 0.8 or 1.2, clipped to the
+    searched range, or, with probability 0.25, a new sample. For a key with options, the new value is a neighbouring option or a new sample.
     """
 
     def __init__(self, space: SearchSpace, interval: int, seed: int, reports: Reports = ()) -> None:
@@ -101,14 +104,15 @@ class Pbt:
         self._controller = SimpleNamespace(search_alg=None, get_trials=list)
         self._decision: Decision | None = None
         self._ranges: dict[str, tuple[float, float]] = {}
-        """Key without options → smallest and largest of the drawn values."""
+        """Key without options → (smallest drawn value, largest drawn value)."""
         self._trials: dict[int, _TuneTrial] = {}
         self._pbt: Any = self._make(interval)
         for trial, frame, metric in reports:
             self.report(trial, frame, metric)
 
     def _make(self, interval: int) -> Any:
-        """Return Tune's scheduler. A decision to exploit is stored in this object instead of being executed by Tune's controller."""
+        """Return the scheduler of Ray Tune. A decision to exploit is stored in this object instead of being executed by Tune's
+        controller."""
         from ray.tune.schedulers import PopulationBasedTraining
 
         def exploit(scheduler: Any, trial: _TuneTrial, controller: Any, upper: list[_TuneTrial], lower: list[_TuneTrial]) -> None:
@@ -129,7 +133,7 @@ class Pbt:
         )
 
     def _mutations(self) -> dict[str, Any]:
-        """Return a dict: key → ordered list of its options, or a function that draws a value."""
+        """Return a dict: key → ordered list of the key's options, or a function that draws a value of the key."""
         draws = [self._space.sample(self._rng) for _ in range(_SAMPLES)]
         found: dict[str, Any] = {}
         for key in self._space.keys:
@@ -146,7 +150,8 @@ class Pbt:
         return lambda: self._space.sample(self._rng)[key]
 
     def _valid(self, values: Values) -> Values:
-        """Return the perturbed values, clipped to their ranges; if these are not valid in the spec, return newly sampled values."""
+        """Return perturbed values, clipped to the ranges of their keys. If the clipped values are not valid in the spec, return new
+        samples."""
         values = values | {key: min(max(values[key], low), high) for key, (low, high) in self._ranges.items()}
         try:
             self._space.apply(values)
@@ -169,7 +174,7 @@ class Pbt:
 
 
 def check_evaluation(spec: Spec) -> None:
-    """Raise SpecError if trials would be stopped based on returns of training episodes, but finally compared by returns of evaluations."""
+    """Raise SpecError if trials would be stopped by returns of training episodes, but finally compared by returns of evaluations."""
     meta = spec.meta
     schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
     if schedules and meta.search_metric in (None, "current_return") and meta.eval_episodes not in ("auto", 0):
@@ -179,7 +184,10 @@ def check_evaluation(spec: Spec) -> None:
 
 
 def check_pbt(spec: Spec, space: SearchSpace) -> None:
-    """Raise SpecError if a searched key cannot be changed while a trial runs, or exists only with certain values of another key."""
+    """Raise SpecError if a searched key does not support population-based training.
+
+    The value of such a key cannot be changed while a trial runs, or the key exists only with certain values of another key.
+    """
     draw = space.sample(np.random.default_rng(0))
     problems = [
         Problem(f"search.{key}", "population-based training changes values while a trial runs, which is not possible for this key")
@@ -196,7 +204,7 @@ def check_pbt(spec: Spec, space: SearchSpace) -> None:
 
 
 def make_scheduler(spec: Spec, space: SearchSpace, reports: Reports) -> Scheduler | None:
-    """Return the scheduler of a search, updated with the reports of earlier starts; None if the search has no scheduler."""
+    """Return the scheduler of a search, which has processed the reports of earlier starts; None if the search has no scheduler."""
     wanted, frames = spec.meta.search_scheduler, spec.session_frames
     if spec.meta.search_algorithm == "pbt":
         interval = max(1, frames // _PERTURBATIONS) if wanted is None else wanted.grace_period

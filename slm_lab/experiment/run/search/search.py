@@ -1,4 +1,4 @@
-"""Search: an experiment whose trials have different values of the keys in the spec's search section."""
+"""Search: an experiment whose trials have different values of the keys in the search section of the spec."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ _NOTHING = "stopped before the first trial; nothing was written"
 _CHANGEABLE_KEYS = re.compile(
     r"meta\.(max_trial|search_resources\b.*|search_scheduler\b.*|search_keep|save_interval|checkpoint_frequency|stall_\w+|max_restart)"
 )
-"""Keys that may be changed when a search is continued."""
+"""Matches the keys that may be changed when a search is continued."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The result of a search."""
+    """The result of a search: the paths of its files, a record of each trial, and a summary."""
 
     paths: RunPaths
     records: list[TrialRecord]
@@ -63,14 +63,14 @@ class SearchResult:
 
 
 class Search(Experiment[RunPaths]):
-    """Runs trials with proposed values, several at a time, until meta.max_trial trials have ended.
+    """A hyperparameter search, which runs trials with proposed values until meta.max_trial trials have ended.
 
-    Each trial is a complete Trial with Sessions and the usual files, whose names contain its number t. The state of the search is saved in
-    its run folder whenever a trial begins or ends.
+    Several trials run concurrently. Each trial is a complete Trial with Sessions and the usual files, whose names contain the index of the
+    trial. The state of the search is saved in its run folder whenever a trial begins or ends.
 
     Args:
-        confirm: number of the best trials that are trained again, with new seeds and 4 Sessions each, and ranked by the new results.
-        common_seeds: whether all trials use the same seeds, so that they differ only in their values.
+        confirm: number of best trials that are trained again with new seeds and 4 Sessions each, and ranked by their new results.
+        common_seeds: whether all trials use the same seeds, so that the trials differ only in their values.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Search(Experiment[RunPaths]):
 
     @classmethod
     def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
-        """Return a search that continues the one in a folder. Ended trials are kept; trials that had begun are continued.
+        """Return a search that continues the search in a folder. Ended trials are kept, and trials that had begun are continued.
 
         Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
 
-        Raises SpecError if the saved spec is invalid; UserError if the folder contains no search or is in use, or if the search cannot be
-        continued with these overrides.
+        Raises SpecError if the saved spec is invalid. Raises UserError if the folder contains no search or is in use, or if the search
+        cannot be continued with these overrides.
         """
         paths = run_in(folder)
         if not paths.search_state.exists():
@@ -122,7 +122,7 @@ class Search(Experiment[RunPaths]):
             raise
 
     def run(self, stop: Stop | None = None) -> SearchResult:
-        """Run the search and write its files.
+        """Run the search, write its files, and return its result.
 
         Raises UserError or SpecError before anything is written, and TrialFailed if all trials failed. After Ctrl-C, SIGTERM or SIGHUP,
         raises Interrupted (a KeyboardInterrupt) when the Sessions have saved their state and the results so far have been analysed.
@@ -170,7 +170,10 @@ class Search(Experiment[RunPaths]):
 
     @contextmanager
     def _prepared_executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
-        """Check the builds, determine the resources of a trial, and yield the executor of the trials, for this machine or the cluster."""
+        """Yield the executor of the trials, for this machine or for the cluster.
+
+        Before that, check that env and agent can be built with the searched values, and determine the resources of each trial.
+        """
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)
         if not self._continued:
@@ -201,7 +204,7 @@ class Search(Experiment[RunPaths]):
             self._confirm_stage(executor, table, stop)
 
     def _open(self) -> None:
-        """Create the run folder (a continued search uses the existing one), and save the spec in it. Raises UserError."""
+        """Create the run folder, and save the spec in the folder. A continued search uses the existing folder. Raises UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -288,9 +291,9 @@ class Search(Experiment[RunPaths]):
         table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
 
     def trial_spec(self, values: Values) -> Spec:
-        """Return the spec of a trial.
+        """Return the spec of a trial with the given values of the searched keys.
 
-        meta.eval_episodes="auto" is replaced by 0, since trials are compared and stopped early by their training rows.
+        If meta.eval_episodes is "auto", it is replaced by 0, since trials are compared and stopped early by their training rows.
         """
         spec = self.space.apply(values)
         if not spec.meta.evaluates_by_default:
@@ -309,11 +312,11 @@ class Search(Experiment[RunPaths]):
         return TrialJob(spec, self._files, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
     def _plan_of(self, share: TrialShare, slot: int) -> Plan:
-        """Return the plan of a trial. The trials on this machine are distributed over its GPUs."""
+        """Return the plan of a trial. Trials on this machine are distributed over the GPUs of this machine."""
         return replace(self.plan, jobs=share.sessions, first_gpu=slot % self._gpus if self._gpus and share.gpus else 0)
 
     def _confirm_stage(self, executor: Executor, table: SearchTable, stop: Stop) -> None:
-        """Train the best trials again with different seeds."""
+        """Train the best trials of the search again with different seeds."""
         state = self.state
         if state.confirm_seed is None:
             state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed)
@@ -353,7 +356,7 @@ class Search(Experiment[RunPaths]):
             lock.release()
 
     def _prune(self) -> None:
-        """Remove the checkpoints of all trials that are not among the best."""
+        """Remove the checkpoints of all ended trials that are not among the best trials (meta.search_keep)."""
         keep = self.spec.meta.search_keep
         if keep == "all":
             return
@@ -364,7 +367,7 @@ class Search(Experiment[RunPaths]):
                     file.unlink(missing_ok=True)
 
     def records(self) -> list[TrialRecord]:
-        """Return a record of each trial."""
+        """Return a record of each trial of the search."""
         from slm_lab.experiment.report.search_report import search_records
 
         return search_records(self.state, self._files, self.spec.meta.random_seed)
@@ -397,7 +400,7 @@ class Search(Experiment[RunPaths]):
 
 
 def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
-    """Return lines with the commands that can be used next: to play the best trial, and to confirm the best trials."""
+    """Return lines with the commands that can be used after a search, to play the best trial and to confirm the best trials."""
     ended, root = best_first(state.trials), display_path(paths.root)
     playable = any(checkpoints(paths, trial=one.trial) for one in ended)
     play = [f"play it:   slm-lab enjoy@{root}"] if playable else []
@@ -405,7 +408,7 @@ def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
-    """Raise UserError if a key was changed that must not be changed when a search is continued."""
+    """Raise UserError if the value of a key has changed that must not be changed when a search is continued."""
     changes = differences(saved, spec)
     problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _CHANGEABLE_KEYS.fullmatch(path)]
     if problems:

@@ -1,4 +1,5 @@
-"""Run trials concurrently until all have ended, and display them in a live table, or as plain lines if there is no terminal."""
+"""Run trials of a search concurrently until all have ended, and display the trials in a live table, or in plain lines without a
+terminal."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ _MOST_ROWS = 16
 
 @dataclass
 class Totals:
-    """Counts of the trials of a search, and the estimated remaining time."""
+    """The trials of a search, with counts by status and the estimated remaining time."""
 
     trials: list[TrialState]
-    """All trials so far."""
+    """All trials of the search so far."""
     target: int
-    """Requested number of trials."""
+    """Number of trials that were requested."""
     concurrent: int
     """Maximum number of concurrent trials."""
     max_frame: int
@@ -47,14 +48,14 @@ class Totals:
 
     @property
     def best(self) -> TrialState | None:
-        """The best trial that has finished."""
+        """The finished trial with the best metric; None if no trial has finished."""
         finished = [trial for trial in self.trials if trial.status == "finished" and trial.metric is not None]
         return max(finished, key=lambda trial: trial.metric or 0.0, default=None)
 
     def seconds_left(self) -> float | None:
-        """Return the estimated remaining time in seconds; None if it is unknown.
+        """Return the estimated remaining time of the search in seconds; None if the time is unknown.
 
-        It is based on the durations of ended trials or, before a trial has ended, on the progress of running trials.
+        The estimate is based on the durations of ended trials or, before a trial has ended, on the progress of running trials.
         """
         ended = [trial.seconds for trial in self.trials if trial.ended]
         begun = [trial for trial in self.trials if trial.status == "running" and trial.frame > 0]
@@ -68,10 +69,10 @@ class Totals:
 
 
 class SearchTable(LiveTable):
-    """Shows the numbers of done, running and stopped trials, the best trial so far with its values, and the remaining time."""
+    """Displays the running trials of a search, the counts of trials, the best trial so far with its values, and the remaining time."""
 
     totals: Totals
-    """Totals of the current trials; set by the Stage that runs the trials."""
+    """The counts of the current trials, which are set by the Stage that runs the trials."""
 
     def __init__(self, metric: str, console: Console | None = None) -> None:
         super().__init__(console)
@@ -97,7 +98,7 @@ class SearchTable(LiveTable):
         return table
 
     def summary(self) -> str:
-        """Return a line with the numbers of trials, the best trial, and the remaining time."""
+        """Return a line with the counts of trials, the remaining time, and the best trial."""
         totals = self.totals
         counts = {name: totals.count(name) for name in ("running", "stopped", "failed")}
         done = totals.count("finished", "stopped", "failed")
@@ -111,7 +112,7 @@ class SearchTable(LiveTable):
 
 
 def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
-    """Return the final lines of a search: numbers of trials, best trials, and importance of the keys."""
+    """Return the last lines that a search prints: the counts of trials, the best trials, and the importance of the searched keys."""
     records = summary.ranked
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
@@ -127,7 +128,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
 
 
 def _ranking(records: Sequence[TrialRecord], metric: str) -> list[str]:
-    """Return the lines of a table of the best trials with their values."""
+    """Return the lines of a table with the best trials and their values."""
     if not records:
         return []
     confirmed = any(record.confirmed is not None for record in records)
@@ -147,7 +148,7 @@ def _confirmed(record: TrialRecord) -> str:
 
 
 def shown_values(values: Mapping[str, Any]) -> str:
-    """Format values with shortened key paths. Each path is reduced to its shortest unambiguous suffix."""
+    """Return the values of searched keys as text. The path of each key is shortened to its shortest unambiguous suffix."""
     return "  ".join(f"{_short_key(key, values)} {_value_text(value)}" for key, value in values.items())
 
 
@@ -165,35 +166,39 @@ def _value_text(value: Any) -> str:
 
 
 _SAVE_EVERY = 2.0
-"""Seconds between two periodic saves of the state; the state is also saved whenever a trial begins or ends."""
+"""Time in seconds between two periodic saves of the state of a search. The state is also saved whenever a trial begins or ends."""
 
 
 @dataclass
 class Stage(Totals):
-    """Runs trials until `target` trials have ended or a stop is requested. Appends new trials with values from `propose` to `trials`."""
+    """Runs trials until `target` trials have ended or a stop is requested. New trials, with values from `propose`, are appended to
+    `trials`."""
 
     executor: Executor
     resources: Resources
-    """Resources of each trial."""
+    """Resources that each trial reserves."""
     make_job: Callable[[TrialState, int], TrialJob]
-    """Returns the job of a trial. Called with the trial and its slot, a number below `concurrent` that no other running trial has. Raises
-    SpecError if the combination of values is invalid."""
+    """Returns the TrialJob of a trial.
+
+    The function is called with the trial and its slot, which is a number below `concurrent` that no other running trial has. The function
+    raises SpecError if the combination of values is invalid.
+    """
     save: Callable[[], None]
-    """Saves the state of the search."""
+    """Function that saves the state of the search."""
     table: SearchTable
     propose: Callable[[int], Values | None] = lambda trial: None
-    """Returns the values of a new trial; None if there are no values left to propose."""
+    """Function that returns the values of a new trial; None if no values are left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
     on_end: Callable[[TrialState], None] = lambda trial: None
     on_exploit: Callable[[TrialState, Exploit], None] = lambda trial, decision: None
     scheduler: Scheduler | None = None
     decisions: dict[int, Decision] = field(default_factory=dict)
-    """Index of a trial that the scheduler has stopped but that has not ended yet → decision of the scheduler."""
+    """Index of a trial that was asked to stop by the scheduler, but has not ended yet → the decision of the scheduler."""
     exhausted: bool = False
     last: dict[int, Update] = field(default_factory=dict)
-    """Index of a trial that has ended but whose process is still running → last update of the trial, with the outcome."""
+    """Index of a trial that has ended, but whose process is still running → the last update of the trial, which contains its outcome."""
     _begun: dict[int, float] = field(default_factory=dict)
-    """Index of a trial → time at which its training time was last counted."""
+    """Index of a running trial → time up to which the run time of the trial has been counted."""
     _save_due: float = 0.0
     _stop: Stop = field(default_factory=Stop)
 
@@ -207,7 +212,7 @@ class Stage(Totals):
         self.save()
 
     def next_task(self, slot: int) -> TaskStart[TrialState] | None:
-        """Return the task of the next trial. A trial with invalid values ends immediately."""
+        """Return the task of the next trial; None if no trial is left. A trial with invalid values is not run but ends immediately."""
         while (trial := self._next_trial()) is not None:
             try:
                 job = self.make_job(trial, slot)
@@ -224,7 +229,7 @@ class Stage(Totals):
         self.table.notice(SAVING)
 
     def tick(self) -> None:
-        """Save and display the state."""
+        """Save and display the state of the search."""
         self._count_seconds()
         if monotonic() >= self._save_due:
             self._save_due = monotonic() + _SAVE_EVERY
@@ -246,7 +251,7 @@ class Stage(Totals):
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
     def _next_trial(self) -> TrialState | None:
-        """Return the next trial to start: a waiting trial, or else a new one; None if no trial is left."""
+        """Return the next trial to start, which is a waiting trial or, if no trial is waiting, a new trial; None if no trial is left."""
         for trial in self.trials:
             if trial.status == "waiting":
                 return trial
@@ -323,6 +328,7 @@ class Stage(Totals):
 
 
 def final_metric(trial: TrialState, name: str) -> float | None:
-    """Return the search metric of a trial that has ended, from its metrics or, if it is undefined there, from its last report."""
+    """Return the search metric of a trial that has ended. If the metric is undefined in the trial's metrics, return that of its last
+    report."""
     value = metric_of(trial.metrics, name)
     return trial.metric if value is None else value

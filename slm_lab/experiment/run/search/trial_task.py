@@ -1,7 +1,7 @@
-"""A trial of a search, run as a task of an executor.
+"""Run a trial of a search as a task of an executor.
 
-Each Session has a separate process, even if there is only one Session, so that a killed process counts as a failed Session, as in other
-runs.
+Each Session of the trial has a separate process, even if there is only one Session. A killed process therefore counts as a failed Session,
+as in runs outside a search.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 
 COLUMNS = {"current_return": "current_return", "final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
-"""Metric → column of the table; the metric is the last value of this column."""
+"""Search metric → column of the session tables whose last value is the metric."""
 
 
 class ReportReader:
-    """Computes the search metric of a running trial from the tables that its Sessions write.
+    """Computes the search metric of a running trial from the tables that the trial's Sessions write.
 
     Args:
         metric, baseline: see SearchState.
@@ -44,11 +44,12 @@ class ReportReader:
         self.files = [paths.session_df(index, mode, trial) for index in range(spec.meta.max_session * spec.policies)]
         self.metric, self.baseline, self.after = metric, baseline, after
         self.frame = 0
-        """The last frame for which all tables have a row."""
+        """The last frame up to which all tables of the trial have rows."""
         self._sizes: list[int] = []
 
     def read(self) -> list[tuple[int, float]]:
-        """Return (frame, metric) for each new frame that all tables have reached and at which the metric is defined, in order."""
+        """Return (frame, metric) for each new frame that all tables have reached, in order. Frames at which the metric is undefined are
+        omitted."""
         try:
             sizes = [file.stat().st_size for file in self.files]
         except OSError:  # some Session has not written a row yet
@@ -72,7 +73,10 @@ class ReportReader:
 
 
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
-    """Return a metric of a trial, computed as in analyze_trial: the mean over the tables in which the metric is defined."""
+    """Return a search metric of a trial, computed as in analyze_trial. Args: tables: one table per Session or policy.
+
+    The metric is the mean over the tables in which the metric is defined; None if no table defines the metric.
+    """
     if metric in COLUMNS:
         values = [last_value(table, COLUMNS[metric]) for table in tables]
     else:
@@ -85,61 +89,62 @@ def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> flo
 
 
 def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of a trial that has ended; None if the metric is not defined."""
+    """Return the metric `name` from the metrics of a trial that has ended; None if the metric is undefined."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) else None
 
 
 _POLL = 0.25
-"""Seconds between two reads of the tables."""
+"""Time in seconds between two reads of the tables of a running trial."""
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """A trial to run; if it has been started before, it is continued."""
+    """The description of a trial to run. A trial that has been started before is continued."""
 
     spec: Spec
     paths: RunPaths
-    """Paths of the search's files; the search holds the lock of the folder."""
+    """Paths of the search's files. The search holds the lock of the run folder."""
     trial: int
     plan: Plan
     metric: str
     baseline: float | None
     after: int = 0
-    """Frame of the last report that the search has received."""
+    """Frame of the trial's last report that the search has received."""
     sets: tuple[str, ...] = ()
-    """Overrides of the trial's saved spec, "path=value"."""
+    """Overrides of the saved spec of the trial, in the form "path=value"."""
     exploit_from: int | None = None
     """Index of the trial from whose checkpoints this trial continues; None: it continues from its own checkpoints."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended."""
+    """How a trial of a search ended."""
 
     status: Literal["finished", "stopped", "failed"]
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     retry: bool = True
-    """Whether the trial may be started again if it failed; False if its spec is invalid."""
+    """Whether a failed trial may be started again; False if the spec of the trial is invalid."""
     lost: bool = False
-    """Whether the node of the trial was lost. In this case the trial has not failed, and continues on another node."""
+    """Whether the cluster node of the trial was lost. Such a trial does not count as failed, and continues on another node."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """Progress of a trial since the previous update."""
+    """The progress of a trial since its previous update."""
 
     frame: int
     reports: tuple[tuple[int, float], ...] = ()
-    """(frame, metric) for each new report."""
+    """(frame, metric) for each new report of the search metric."""
     outcome: Outcome | None = None
 
 
 def run_trial_task(context: Context, job: TrialJob) -> None:
-    """Run a trial.
+    """Run a trial of a search in the process of a task.
 
-    Messages: ("update", Update) when its tables have new rows, and finally ("update", Update) with the outcome.
+    When the tables of the trial have new rows, the message ("update", Update) is sent. The last message, also ("update", Update), contains
+    the outcome of the trial.
     """
     lock, sender = SessionLock(job.paths.trial_lock(job.trial)), _ReportSender(context, job)
     try:
@@ -151,7 +156,7 @@ def run_trial_task(context: Context, job: TrialJob) -> None:
 
 
 class _ReportSender:
-    """Context manager that starts a thread, which reads the tables of a running trial and sends updates."""
+    """Context manager that runs a thread, which reads the tables of a running trial and sends updates to the search."""
 
     def __init__(self, context: Context, job: TrialJob) -> None:
         self._context = context
@@ -171,7 +176,7 @@ class _ReportSender:
             self.report()
 
     def report(self, outcome: Outcome | None = None) -> None:
-        """Send new reports and the outcome; nothing is sent if there is neither."""
+        """Send an update with new reports and the outcome. Without new rows and without an outcome, nothing is sent."""
         reports: tuple[tuple[int, float], ...] = ()
         with suppress(OSError, ValueError, KeyError):  # raised while a table is being truncated to a checkpoint
             reports = tuple(self._reports.read())
@@ -181,7 +186,7 @@ class _ReportSender:
 
 
 def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
-    """Run a trial and return its outcome; the trial writes the usual files."""
+    """Run a trial and return its outcome. The files of the trial are those of any other trial."""
     try:
         return Outcome("finished", make_trial(job, stop, console).run().metrics)
     except Interrupted:
@@ -195,7 +200,7 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
 
 
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
-    """Return the trial of a job: a continued Trial if it has been started before, else a new Trial."""
+    """Return the Trial for a job. If the trial has been started before, the Trial continues from the trial's checkpoints."""
     common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
     if job.exploit_from is not None:
         copy_checkpoints(job.paths, job.exploit_from, job.trial)
@@ -206,9 +211,9 @@ def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
 
 
 def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
-    """Copy the last checkpoints of trial `source` to another trial. When this trial continues, it truncates its tables to their frames.
+    """Copy the last checkpoints of trial `source` to trial `trial`, whose tables are later truncated to the frames of these checkpoints.
 
-    Nothing is copied if trial `source` has finished in the meantime, since no frames would be left to train.
+    If trial `source` has finished in the meantime, nothing is copied, since no frames would be left to train.
     """
     from slm_lab.experiment.files import bundle as state
 

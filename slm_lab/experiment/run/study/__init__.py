@@ -1,1 +1,1 @@
-"""Studies: runs of several specs, envs and seeds, and the files that compare the runs."""
+"""Studies: runs of several specs, envs and seeds, and the files that compare these runs."""

@@ -1,4 +1,4 @@
-"""Run a study: train the missing runs, several at a time, and then write the comparison."""
+"""Run a study: train the missing runs, several concurrently, and then write the comparison of all runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERSION = 1
 
 
 class _Runner(NamedTuple):
-    """The executor for the runs of a study, with its limits."""
+    """The executor that runs the runs of a study, with its limits."""
 
     executor: Executor
     concurrent: int
@@ -48,12 +48,12 @@ class _Runner(NamedTuple):
     """Maximum number of concurrent Sessions per run."""
     resources: Resources
     gpus: int
-    """Number of GPUs of this machine over which runs are distributed; 0 if there are none, or if the cluster assigns the GPUs."""
+    """Number of GPUs of this machine over which the runs are distributed; 0 if there are no GPUs, or if the cluster assigns the GPUs."""
 
 
 @dataclass
 class _Planner:
-    """The Planner of a study, which starts the missing runs."""
+    """The Planner of a study, which starts the missing runs and records how the runs end."""
 
     states: list[RunState]
     folders: Mapping[tuple[str, int], StudyRunFolder]
@@ -64,9 +64,9 @@ class _Planner:
     target: Target
     device: str | None
     live: LiveReport
-    """Writes the page of the study from time to time."""
+    """Writes the HTML page of the study from time to time."""
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Name of a run whose task has reported its end → (status, cause)."""
+    """Name of a run whose task has reported the end of the run → (status, cause)."""
 
     @property
     def concurrent(self) -> int:
@@ -125,7 +125,7 @@ class _Planner:
         self.table.ended(state)
 
     def _trained_share(self, run: StudyRun) -> float:
-        """Return the fraction of a run's frames that have been trained."""
+        """Return the fraction of a run's frames that have been trained, summed over all Sessions of the run."""
         folder = self.folders[key_of(run)]
         starts = folder.starts() if folder.root.is_dir() else []
         frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
@@ -134,12 +134,13 @@ class _Planner:
 
 
 class StudyExperiment(Experiment[StudyPaths]):
-    """Runs the missing runs of a study, and compares all runs.
+    """The execution of a study, which trains the missing runs and compares all runs.
 
     Args:
         paths: paths of the study to continue; None: create a new folder in plan.data_dir.
-        adopt: patterns of finished run folders of `train`. A folder counts as a run of the study if its settings and its seed agree.
-        max_seeds: add seeds until all differences are decided (see report/decision.py), up to this number of seeds per entry; None: do
+        adopt: patterns of finished run folders of `train`. A folder counts as a run of the study if its settings and its seed agree with
+            the run.
+        max_seeds: maximum number of seeds per entry if seeds are added until all differences are decided (see report/decision.py); None: do
             not add seeds.
         target: function that the process of a run calls.
     """
@@ -159,7 +160,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         self.states = [RunState(run) for run in study.runs]
 
     def run(self, stop: Stop | None = None) -> StudyPaths:
-        """Run the missing runs, write the comparison, and return the files.
+        """Run the missing runs, write the comparison, and return the paths of the study.
 
         Raises UserError or SpecError before anything is written, and TrialFailed at the end if a run failed. After Ctrl-C, SIGTERM or
         SIGHUP, raises Interrupted (a KeyboardInterrupt) when the current runs have saved their state.
@@ -220,7 +221,7 @@ class StudyExperiment(Experiment[StudyPaths]):
 
     @contextmanager
     def _runner(self, here: Executor, gpus: int) -> Iterator[_Runner]:
-        """Yield a _Runner with an executor for this machine or for the cluster."""
+        """Yield a _Runner with an executor for this machine or, if the plan names a cluster, for the cluster."""
         if self.plan.cluster is None:
             concurrent, jobs = self._concurrency()
             yield _Runner(here, gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)
@@ -241,7 +242,10 @@ class StudyExperiment(Experiment[StudyPaths]):
                 yield _Runner(executor, concurrent, widest, Resources(widest, share), 0)
 
     def _widest(self, limit: int) -> int:
-        """Return the largest number of cores that a run needs if `limit` cores limit the number of its concurrent Sessions."""
+        """Return the largest number of cores that any run of the study needs.
+
+        Args: limit: number of cores, which limits the number of concurrent Sessions of a run.
+        """
         widest = 1
         for run in self.study.runs:
             meta = run.spec.meta
@@ -260,7 +264,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     # ---- files
 
     def _open(self) -> None:
-        """Create the folder of the study (a continued study uses the existing one), and save the study in it. Raises UserError."""
+        """Create the folder of the study, and save the study in the folder. A continued study uses the existing folder. Raises
+        UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -279,9 +284,10 @@ class StudyExperiment(Experiment[StudyPaths]):
         self.paths = paths
 
     def _existing_runs(self) -> dict[tuple[str, int], StudyRunFolder]:
-        """Return the existing runs, which have a folder or a result, as a dict: (digest, random_seed) → folder.
+        """Return the runs of the study that have a folder or a result, as a dict: (digest, random_seed) → folder.
 
-        The digest is taken from the run of the current study with the same settings. Raises UserError if the study has another version.
+        If the current study contains a run with the same settings, the digest is that of the current run. Raises UserError if the study
+        file has another version.
         """
         paths = self._files
         version = about_study(paths).get("version", VERSION)
@@ -297,7 +303,10 @@ class StudyExperiment(Experiment[StudyPaths]):
         return found
 
     def _identity(self, folder: StudyRunFolder) -> dict[str, Any]:
-        """Return entry, env, random_seed, digest, settings and spec_version of a run. Raises UserError if the spec has another version."""
+        """Return a dict with the entry, env, random_seed, digest, settings and spec_version of a run.
+
+        Raises UserError if the spec of the run has another version.
+        """
         file = folder.identity if folder.identity.is_file() else self._files.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if (version := identity["spec_version"]) != SPEC_VERSION:
@@ -305,9 +314,10 @@ class StudyExperiment(Experiment[StudyPaths]):
         return identity
 
     def _current_identity(self, identity: Mapping[str, Any]) -> tuple[str, int]:
-        """Return digest and random_seed of a run.
+        """Return the digest and the random_seed of a run.
 
-        If a run in the current study has the same settings except for newer keys, the digest of that run is returned.
+        If the current study contains a run with the same settings except for keys that are newer than the given run, the digest is that of
+        the current run.
         """
         seed = int(identity["random_seed"])
         for run in self._first_runs.values():
@@ -318,11 +328,12 @@ class StudyExperiment(Experiment[StudyPaths]):
 
     @property
     def _first_runs(self) -> dict[tuple[str, str], StudyRun]:
-        """(entry, env) → first of its runs. The other runs of the entry and env differ only in their seeds."""
+        """(entry, env) → first run of this entry in this env. The other runs of the entry in the env differ only in their seeds."""
         return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
     def _set_aside(self, known: dict[tuple[str, int], StudyRunFolder], table: StudyTable) -> None:
-        """Move runs to the folder of outdated runs if the study now has other settings for their entry, env and seed."""
+        """Move the files of outdated runs to a separate folder. A run is outdated if the study now has other settings for its entry and
+        env."""
         wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
         said: set[tuple[str, str]] = set()
         paths = self._files
@@ -347,7 +358,7 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _read_states(
         self, states: Sequence[RunState], known: Mapping[tuple[str, int], StudyRunFolder], adopted: Mapping[tuple[str, int], Path]
     ) -> None:
-        """Set the status of each run from its files, and write the results of adopted runs."""
+        """Set the status of each run from the run's files, and write the results of adopted runs."""
         paths = self._files
         for state in states:
             run, key = state.run, key_of(state.run)
@@ -381,7 +392,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     # ---- processes
 
     def _check_builds(self, executor: Executor, missing: Sequence[RunState], stop: Stop) -> int:
-        """Build env and agent once for each pair of entry and env, in a separate process; return the number of GPUs. Raises SpecError."""
+        """Build env and agent once for each pair of entry and env, in a separate process, and return the number of GPUs. Raises
+        SpecError."""
         specs = {state.run.digest: state.run for state in missing}
         source = f"{self.study.source} {self.study.name}"
         arguments = list(specs.values()), replace(self.plan, jobs=None), source
@@ -392,10 +404,10 @@ class StudyExperiment(Experiment[StudyPaths]):
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
     def _add_seeds(self, known: Mapping[tuple[str, int], StudyRunFolder], table: StudyTable, concurrent: int) -> bool:
-        """Add runs with new seeds for the entries whose differences are not decided; return whether any runs were added.
+        """Add runs with new seeds for the entries whose differences are not decided, and return whether any runs were added.
 
-        Seeds are added until there are at least `concurrent` new runs. No seeds are added if a run failed, since the remaining seeds,
-        without the failures, would overestimate the entry.
+        Seeds are added until there are at least `concurrent` new runs. If a run failed, no seeds are added, since the results of an entry
+        without its failed runs would overestimate the entry.
         """
         from slm_lab.experiment.report.decision import decisions
         from slm_lab.experiment.report.study_report import study_settings
@@ -420,7 +432,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         return bool(added)
 
     def _results(self) -> tuple[list[ResultRun], list[tuple[str, str]]]:
-        """Return the results so far, and (entry, env) for each failed run."""
+        """Return the results of the study so far, and (entry, env) of each failed run."""
         names = (self._folders[key_of(state.run)].root.name for state in self.states)
         results = [ResultRun(file) for name in names if (file := self._files.result(name)).is_file()]
         return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
@@ -445,15 +457,15 @@ class StudyExperiment(Experiment[StudyPaths]):
 
 
 def gpu_share(run: StudyRun) -> float:
-    """Return the fraction of a GPU that a run uses; 0 if its net computes on the CPU."""
+    """Return the fraction of a GPU that a run uses; 0 if the net of the run computes on the CPU."""
     spec = run.spec
     return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
 
 
 def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
-    """Return the number of concurrent runs, at most `concurrent`, that fit on the GPUs.
+    """Return the number of concurrent runs that fit on the GPUs, which is at most `concurrent`.
 
-    A run whose net is on a GPU uses the fraction meta.search_resources.gpu of the GPU.
+    A run whose net is on a GPU uses the fraction meta.search_resources.gpu of this GPU.
     """
     share = max(map(gpu_share, runs), default=0.0)
     return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
@@ -464,17 +476,17 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _frames(paths: RunPaths) -> int:
-    """Return the sum of the frames in the last rows of a run's tables."""
+    """Return the sum of the frames in the last rows of all tables of a run."""
     return sum(int(last_row(paths.session_df(index)).get("frame", 0)) for index in paths.sessions())
 
 
 def _unused_path(path: Path) -> Path:
-    """Return `path`, or a similar path if it exists already."""
+    """Return `path` or, if this path exists already, a similar path that does not exist."""
     return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
 
 
 def _run_count_text(study: Study) -> str:
-    """Describe the number of runs of a study; as a product if all entries have the same seeds."""
+    """Describe the number of runs of a study. If all entries have the same seeds, the number is written as a product."""
     axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
     own = any(entry.random_seed for entry in study.spec.entries)
     return _count(len(study.runs), "runs") if own else " × ".join(_count(number, name) for name, number in axes.items())

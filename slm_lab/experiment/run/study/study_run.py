@@ -1,4 +1,4 @@
-"""The process of one run of a study, and the adoption of finished run folders of `train` as runs of a study."""
+"""Run one run of a study in a separate process, and adopt finished run folders of `train` as runs of a study."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ from slm_lab.spec.report import SpecError, diff
 
 @dataclass(frozen=True)
 class RunJob:
-    """A run to start; if it has been started before, it is continued."""
+    """The description of a run of a study to start. A run that has been started before is continued."""
 
     spec: Spec
     folder: StudyRunFolder
     result: Path
     lock: Path
-    """Path of the lock file, which is locked while the process runs."""
+    """Path of the lock file that is locked while the process of the run is running."""
     device: str | None
     first_gpu: int
     jobs: int | None
 
 
 def run_in_process(context: Context, job: RunJob) -> None:
-    """Train, write the result, and send the message ("outcome", "done" | "failed" | "stopped" | "invalid", cause)."""
+    """Train one run of a study, write its result, and report the outcome to the process of the study.
+
+    The outcome is the message ("outcome", "done" | "failed" | "stopped" | "invalid", cause).
+    """
     lock = SessionLock(job.lock)
     context.print_to(job.folder.log)
     try:
@@ -62,7 +65,10 @@ def run_in_process(context: Context, job: RunJob) -> None:
 
 
 def _train(context: Context, job: RunJob) -> None:
-    """Train and write the result while holding the lock, so that a study that waits for the lock then finds the result."""
+    """Train one run and write its result.
+
+    The caller holds the lock of the run, so that a study that waits for the lock then finds the result.
+    """
     from slm_lab.experiment.report.run import Run
     from slm_lab.experiment.report.study_result import write_result
     from slm_lab.experiment.run.trial import Trial
@@ -83,14 +89,17 @@ def _train(context: Context, job: RunJob) -> None:
 
 
 def has_failed(paths: RunPaths) -> bool:
-    """Return whether the run in a folder ended, and a Session failed."""
+    """Return whether the run in a folder has ended with at least one failed Session."""
     from slm_lab.experiment.report.run import Run
 
     return Run(paths).status == "failed"
 
 
 def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
-    """Build env and agent of the spec of each run. Messages: ("valid", number of GPUs) or ("user_error", error)."""
+    """Build the env and the agent of each run's spec in the process of a task.
+
+    The task sends the message ("valid", number of GPUs) or ("user_error", SpecError).
+    """
     problems = [
         problem for run in runs for problem in build_problems(single_session_spec(run.spec), plan, f"study: {run.entry} in {run.env}")
     ]
@@ -101,14 +110,14 @@ def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source:
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:
-    """Return the digest and the random_seed, which together identify a run."""
+    """Return the digest and the random_seed of a run, which together identify the run within a study."""
     return run.digest, run.random_seed
 
 
 def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
-    """Return the folders that match the patterns of --adopt as a dict: key of the run → folder.
+    """Return the run folders that match the patterns of --adopt, as a dict: key of the run (see key_of) → folder.
 
-    Raises UserError if a folder does not contain a run of the study.
+    Raises UserError if a pattern matches no folder, or if a folder does not contain a run of the study.
     """
     found: dict[tuple[str, int], Path] = {}
     for pattern in patterns:
@@ -121,7 +130,7 @@ def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int],
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return a line for each difference, such as "agent.algorithm.gamma: 0.98 → 0.99"."""
+    """Return a line for each difference between two dicts of settings, such as "agent.algorithm.gamma: 0.98 → 0.99"."""
     return [f"{path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in diff(before, after).items()]
 
 
@@ -130,7 +139,7 @@ def _shown(value: Any) -> str:
 
 
 def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
-    """Return the key of the run in a folder. Raises UserError if the run does not belong to the study or has not finished."""
+    """Return the key of the run in a folder (see key_of). Raises UserError if the run is not a run of the study or has not finished."""
     from slm_lab.experiment.report.run import load_run
 
     run = load_run(folder)

@@ -1,4 +1,4 @@
-"""Display of a running study, as a live table of the runs, or as plain lines if there is no terminal."""
+"""Display of a running study, as a live table of the runs, or as plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ RunStatus = Literal["waiting", "running", "done", "failed"]
 
 @dataclass
 class RunState:
-    """The state of a run of a study."""
+    """The state of a run of a study while the study runs."""
 
     run: StudyRun
     status: RunStatus = "waiting"
     failures: int = 0
-    """Number of failed starts of the run."""
+    """Number of starts of the run that failed."""
     cause: str = ""
     began: float = 0.0
     """Time at which the run was started, in seconds of perf_counter."""
     begun_at: float = 0.0
-    """Fraction of the run's frames that had already been trained at this start."""
+    """Fraction of the run's frames that had already been trained when the run was started."""
     share: float = 0.0
-    """Fraction of the run's frames that have been trained."""
+    """Fraction of the run's frames that have been trained so far."""
     seconds: float | None = None
-    """Duration of the run in seconds; None if this process did not run it from beginning to end."""
+    """Duration of the run in seconds; None if the run did not start and end during this execution of the study."""
 
 
 class StudyTable(LiveTable):
-    """Shows the numbers of done, running, waiting and failed runs, the progress of each run, and the remaining time."""
+    """Displays the running runs of a study with their progress, the counts of runs by status, and the remaining time."""
 
     def __init__(self, states: Sequence[RunState], concurrent: int, console: Console | None = None) -> None:
         super().__init__(console)
         self.states, self.concurrent = states, concurrent
 
     def ended(self, state: RunState) -> None:
-        """Print how a run ended."""
+        """Print how a run of the study ended."""
         took = "" if state.seconds is None else f"  {duration(state.seconds)}"
         cause = f": {last_line(state.cause)}" if state.cause.strip() else ""
         self.say_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
@@ -73,7 +73,8 @@ class StudyTable(LiveTable):
         return f"{numbers}, eta {'-' if left is None else duration(left)}"
 
     def seconds_left(self) -> float | None:
-        """Return the estimated remaining time in seconds, based on the runs of each entry so far; None if it is unknown."""
+        """Return the estimated remaining time of the study in seconds, based on the runs of each entry so far; None if the time is
+        unknown."""
         now, known = perf_counter(), dict[str, list[float]]()
         for state in self.states:
             seconds = state.seconds

@@ -1,4 +1,4 @@
-"""Find the parts in which two checkpoints differ."""
+"""Find the parts in which the contents of two checkpoints differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _RECORDS = ("version", "wall_t", "resumes", "tables", "done", "lost", "spec")
-"""Entries that are not results: times, the number of continuations, and descriptions of the checkpoint itself."""
+"""Keys of a bundle that are not compared, since they contain no results but times, the number of continuations, and descriptions."""
 _OBSERVERS = "observers/user/"
 
 
@@ -15,22 +15,22 @@ class PartDifference(NamedTuple):
     """A part in which two checkpoints differ."""
 
     name: str
-    """Path in the checkpoint, such as "policies/0/weights/layers.0.weight"."""
+    """Path of the part in the checkpoint, such as "policies/0/weights/layers.0.weight"."""
     largest: float | None
-    """The largest absolute difference of two numbers; None if shape or type differ, or if a number is not finite."""
+    """The largest absolute difference between two numbers of the part; None if shape or type differ, or if a number is not finite."""
 
 
 def differing_parts(one: Any, other: Any) -> list[PartDifference]:
-    """Return the parts that differ in at least one bit, weights first. Times and other records are left out.
+    """Return the parts of two checkpoints that differ in at least one bit, weights first. Times and other records are not compared.
 
-    The states of the user's observers are compared only if both checkpoints contain them.
+    The states of the user's observers are compared only if both checkpoints contain these states.
     """
     found = list(_differing(one, other, ""))
     return sorted(found, key=lambda part: "weights/" not in part.name)
 
 
 def count_arrays(tree: Any) -> int:
-    """Return the number of tensors in nested dicts and lists."""
+    """Return the number of tensors and arrays in nested dicts and lists, without the entries in _RECORDS."""
     if isinstance(tree, Mapping):
         return sum(count_arrays(value) for key, value in tree.items() if key not in _RECORDS)
     return sum(map(count_arrays, tree)) if isinstance(tree, list | tuple) else int(hasattr(tree, "shape"))
@@ -60,7 +60,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _bytes(tensor: Any) -> Any:
-    """Return a contiguous view of a tensor's bytes."""
+    """Return a view of a tensor's bytes as a contiguous 1-D tensor."""
     import torch
 
     flat = tensor.contiguous()  # even then, the stride of an axis of length 1 may be 0
@@ -68,7 +68,7 @@ def _bytes(tensor: Any) -> Any:
 
 
 def _largest(one: Any, other: Any) -> float | None:
-    """Return the largest absolute difference of two tensors or numbers; None if it is undefined."""
+    """Return the largest absolute difference between two tensors or two numbers; None if the difference is undefined."""
     import torch
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:

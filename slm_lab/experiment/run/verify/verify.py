@@ -1,4 +1,4 @@
-"""Verify a run: train a window of its frames again in a temporary folder, and compare rows and weights. The run folder is only read."""
+"""Verify a run: train a window of its frames again in a temporary folder, and compare rows and weights. The run folder is not changed."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, diff, show
 
 _NEVER = 1e9
-"""Value of meta.save_interval while training is repeated, such that no state is saved before the end of the window."""
+"""Value of meta.save_interval while a window is trained again, such that no state is saved before the end of the window."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference from the recorded run."""
+    """A difference between the recorded run and the files or the repeated training."""
 
     kind: Literal["file", "spec", "rows", "weights", "state"]
     where: str
-    """A file, or the key of the spec."""
+    """The file, or the key of the spec, in which the difference was found."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
-    """The values, for the JSON document."""
+    """The differing values, which are added to the JSON document of the result."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}"
@@ -75,29 +75,29 @@ class Finding:
 
 @dataclass
 class Verification:
-    """The result of a verification: what was compared, and what differs."""
+    """The result of a verification: which rows and checkpoints were compared, and which differences were found."""
 
     folder: Path
     session: int
     name: str = ""
-    """If the folder belongs to a search, the trial that was verified: "trial 3 of the search"."""
+    """The trial that was verified if the folder belongs to a search, such as "trial 3 of the search"."""
     window: Window | None = None
-    """The window that was trained again; None if nothing was trained, because files or the spec were changed."""
+    """The window of frames that was trained again; None if nothing was trained again, because files or the spec were changed."""
     seconds: float = 0.0
     rows: int = 0
-    """Number of rows that were produced again and compared."""
+    """Number of table rows that the repeated training has produced and that were compared."""
     checkpoints: list[tuple[str, int, int]] = field(default_factory=list)
     """Name, frame and number of arrays of each compared checkpoint."""
     findings: list[Finding] = field(default_factory=list)
     machine: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Package versions and machine properties that differ: name → (value in the run, value here)."""
+    """Package versions and machine properties that differ: name → (value in the run, value on this machine)."""
 
     @property
     def equal(self) -> bool:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the JSON document."""
+        """Return the result as a dict, which is the content of the JSON document."""
         window = self.window
         return {
             "run": str(self.folder),
@@ -114,7 +114,7 @@ class Verification:
         }
 
     def text(self) -> str:
-        """Return lines for the terminal."""
+        """Return the result as text for the terminal, with several lines."""
         lines = [", ".join([str(display_path(self.folder)), *filter(None, [self.name]), f"session {self.session}"])]
         if self.window is None:
             lines.append("nothing was trained again, since the files are not those of the run")
@@ -142,16 +142,16 @@ def verify(
     device: str | None = None,
     console: Console | None = None,
 ) -> Verification:
-    """Train a window of a Session again, and compare the results with the files of the run.
+    """Train a window of a Session's frames again, and compare the results with the files of the run.
 
     Args:
         begin, end: first and last frame of the window; None: see choose_window.
-        frames: maximum number of frames if `end` is not given.
+        frames: maximum number of frames of the window if `end` is not given.
         device: device of the nets; None: the device according to the spec.
         console: where progress is shown; None: stdout.
 
-    Raises UserError if the run cannot be verified, because its training is not deterministic, or because there are no two states between
-    which it can be trained.
+    Raises UserError if the run cannot be verified, because its training is not deterministic, or because no two saved states exist between
+    which the run can be trained again.
     """
     paths, run = training.paths, Run(training.paths, training.trial)
     spec = _checked_spec(training, session, device)
@@ -181,7 +181,7 @@ def verify(
 
 
 def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
-    """Return the saved spec. Raises UserError if the run is being trained, cannot be verified, or does not have the Session."""
+    """Return the saved spec of a training. Raises UserError if the run is being trained, cannot be verified, or has no such Session."""
     root = training.paths.root
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
@@ -209,7 +209,7 @@ def _not_deterministic(spec: Spec, training: Training, device: str | None) -> st
 
 
 def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the package versions and the processor as far as they differ from those of a start of the run."""
+    """Return the package versions and the processor of this machine, as far as these differ from a start of the run."""
     from slm_lab.agent.torch_settings import cpu_name
 
     cpu = diff({"cpu": start["cpu"]}, {"cpu": cpu_name()}) if "cpu" in start else {}
@@ -217,7 +217,10 @@ def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[Finding]:
-    """Return the keys whose values in the saved spec differ from those in the last checkpoint, except keys changed by the last start."""
+    """Return a Finding for each key whose value in the saved spec differs from its value in the last checkpoint.
+
+    Keys that the last start of the run has changed are omitted.
+    """
     if files.last is None:
         return []
     recorded_changes = run.starts[-1].get("changed", {})
@@ -229,7 +232,7 @@ def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[
 
 
 def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Finding]:
-    """Return the tables whose rows have been changed since the last checkpoint was saved."""
+    """Return a Finding for each table whose rows were changed after the last checkpoint was saved."""
     if files.last is None or spec.meta.distributed:
         return []
     found = []
@@ -244,7 +247,7 @@ def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Fi
 
 
 def _plan(training: Training, run: Run, device: str | None) -> Plan:
-    """Return a plan with which the run used the same seeds."""
+    """Return a plan with which a Session uses the same seeds as in the run."""
     paths = training.paths
     mode: Literal["train", "dev"] = "dev" if run.mode == "dev" else "train"
     plan = Plan(mode, paths.root.parent, device)
@@ -255,13 +258,13 @@ def _plan(training: Training, run: Run, device: str | None) -> Plan:
 
 
 class _NewRows(LocalSink):
-    """A sink whose tables begin with the window; they contain no rows before it."""
+    """Sink whose tables contain only the rows of the window that is trained again."""
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
 
 
 class _StopAt(Observer):
-    """Requests a stop when all policies have reached the given frame."""
+    """Observer that requests a stop when all policies of the Session have reached their last frame."""
 
     def __init__(self, context: ObserverContext, stop: Stop, frame: int, left: set[int]) -> None:
         super().__init__(context)
@@ -275,7 +278,7 @@ class _StopAt(Observer):
 
 
 class _Progress(ProgressDisplay):
-    """Displays the progress of one Session of a run."""
+    """Display of the progress of one Session of a run."""
 
     def __init__(self, session: int, end: int, policies: Sequence[str], console: Console | None) -> None:
         self.session = session
@@ -291,9 +294,10 @@ class _Progress(ProgressDisplay):
 
 
 def _other_backend(spec: Spec, made: str | None) -> str | None:
-    """Return the env backend of the run if "auto" chooses a different backend on this machine; otherwise None.
+    """Return the env backend that the run used if "auto" would choose a different backend on this machine; otherwise None.
 
-    If possible, "auto" is kept, since it may choose a different backend for the evaluation envs, whose number is different.
+    If possible, "auto" is kept. The reason is that "auto" may choose a different backend for the evaluation envs, whose number is
+    different.
     """
     sampler = spec.meta.sampler
     if spec.env.backend != "auto" or made is None:
@@ -307,7 +311,7 @@ def _other_backend(spec: Spec, made: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class _Again:
-    """A window of a Session that is trained again."""
+    """The repeated training of a window of a Session's frames."""
 
     training: Training
     spec: Spec
@@ -318,7 +322,7 @@ class _Again:
 
     @contextmanager
     def trained(self, console: Console | None) -> Iterator[RunPaths]:
-        """Train the window in a temporary folder, and yield the paths of its files. Raises UserError if training fails."""
+        """Train the window in a temporary folder, and yield the paths of the new files. Raises UserError if training fails."""
         with tempfile.TemporaryDirectory(prefix="slm_lab_verify_") as folder, ExitStack() as stack:
             copy = self._copy(Path(folder))
             spec = self._spec()
@@ -353,7 +357,7 @@ class _Again:
             sink.close()
 
     def _copy(self, root: Path) -> RunPaths:
-        """Create a run folder that contains the state from which training continues."""
+        """Create a run folder that contains the state from which training continues, and return its paths."""
         copy, trial = RunPaths(root, self.training.paths.spec_name), self.training.trial
         copy.make_dirs()
         copy.spec.write_text(json.dumps(dump_spec(self._spec())), encoding="utf-8")
@@ -363,7 +367,8 @@ class _Again:
         return copy
 
     def _spec(self) -> Spec:
-        """Return the spec with the machine-dependent settings of the run, and without saves and limits that depend on time."""
+        """Return the spec with the machine-dependent settings that the run has recorded, and without saves and limits that depend on
+        time."""
         made, spec = recorded_settings(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
@@ -381,11 +386,12 @@ class _Again:
 
     @property
     def _ends(self) -> bool:
-        """Whether the window ends where training ended."""
+        """Whether the window ends at the frame at which the training of the run ended."""
         return self._last_state is not None and self._last_state.frame == self.window.end and bool(self._last_state.header["done"])
 
     def _observers(self, stop: Stop) -> Sequence[Any]:
-        """Return an observer that stops training at the end of the window; none if the window ends at the end of training."""
+        """Return a list with an observer that stops training at the end of the window; () if the window ends where the training of the run
+        ended."""
         if self._ends:
             return ()
         left: set[int] = set()
@@ -399,7 +405,7 @@ class _Again:
 
 
 def _compare(result: Verification, again: _Again, copy: RunPaths) -> None:
-    """Compare the run's tables and checkpoints in the window with those of the repeated training."""
+    """Compare the tables and checkpoints of the run in the window with those of the repeated training, and add the findings to `result`."""
     paths, window, trial = again.training.paths, again.window, again.training.trial
     for table, other in zip(tables_of(paths, again.session, trial), tables_of(copy, again.session, trial), strict=True):
         if table.exists() or other.exists():

@@ -1,4 +1,4 @@
-"""Choose the frames of a run to train again: from a saved state to a checkpoint."""
+"""Choose the window of a run's frames to train again, which begins at a saved state and ends at a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.report.progress import duration
 
 LIMIT_SECONDS = 600.0
-"""Maximum training time of a window that is chosen automatically."""
+"""Maximum training time in seconds of a window that is chosen automatically."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A readable checkpoint of a Session. `which` is "last", "previous", "best" or a frame number; `table` belongs to the policy."""
+    """A readable checkpoint of a Session. `which` is "last", "previous", "best" or a frame number.
+
+    `table` is the number of the table of the policy to which the checkpoint belongs.
+    """
 
     which: str
     table: int
@@ -35,16 +38,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Window:
-    """Frames `begin` < frame ≤ `end` of a Session."""
+    """The frames of a Session with `begin` < frame ≤ `end`, which are trained again."""
 
     begin: int
     end: int
     start: Location | None
-    """The checkpoint with the state at `begin`; None: frame 0."""
+    """The checkpoint with the state at the frame `begin`; None if `begin` is 0."""
     checkpoints: tuple[Checkpoint, ...]
-    """The checkpoints in the window, in order of frames."""
+    """The checkpoints of the run whose frames are in the window, in order of frames."""
     seconds: float | None
-    """Training time of the window in the run; None if it is unknown."""
+    """Time in seconds that the run needed to train the window; None if the time is unknown."""
 
     @property
     def frames(self) -> int:
@@ -59,7 +62,8 @@ class SessionFiles:
     damaged: tuple[str, ...]
     """The error message for each damaged checkpoint."""
     previous: Checkpoint | None
-    """The state before the last checkpoint, if training continues exactly from it."""
+    """The checkpoint with the state before the last checkpoint; None if this state was not kept, since training does not continue exactly
+    from it."""
 
     @property
     def last(self) -> Checkpoint | None:
@@ -67,7 +71,10 @@ class SessionFiles:
 
 
 def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
-    """Read the headers of the checkpoints of a Session and check every byte of the files. Raises UserError for one of another version."""
+    """Read the headers of the checkpoints of a Session, and verify every byte of the files.
+
+    Raises UserError for a checkpoint that another version of slm_lab has written.
+    """
     found, damaged = list[Checkpoint](), list[str]()
     for which, table in _names(paths, session, trial):
         path = paths.checkpoint(table, which, trial)
@@ -85,7 +92,7 @@ def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
 
 
 def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int]]:
-    """Yield (name, number of the table) for each checkpoint file of a Session."""
+    """Yield (name of the checkpoint, number of the table) for each checkpoint file of a Session."""
     first = session * paths.policies
     for which in ("last", "previous"):
         if paths.checkpoint(first, which, trial).is_file():
@@ -97,9 +104,9 @@ def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int
 
 
 def exact_from(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str]:
-    """Return the frame of the last inexact continuation of a Session, and the reason why it was inexact; (0, "") if there was none.
+    """Return the frame of a Session's last inexact continuation, and the reason why the continuation was inexact.
 
-    Training after this frame can be repeated exactly.
+    If no continuation was inexact, (0, "") is returned. Training after the returned frame can be repeated exactly.
 
     Args: starts: the entries of meta.run in the saved spec, one for each start of the run.
     """
@@ -114,10 +121,10 @@ def exact_from(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str
 def choose_window(
     files: SessionFiles, table: Table, starts: Sequence[dict[str, Any]], session: int, asked: tuple[int | None, int | None, int | None]
 ) -> Window:
-    """Return the window of frames to train again. Raises UserError if no window is possible, or if each exceeds the limit.
+    """Return the window of frames to train again. Raises UserError if no window is possible, or if the window exceeds the limit.
 
-    By default, the window leads from the previous checkpoint to the last one, which verifies the final weights at low cost. If the previous
-    checkpoint was not kept, the window leads from frame 0 to the first checkpoint after an update.
+    By default, the window leads from the previous checkpoint to the last checkpoint, which verifies the final weights at low cost. If the
+    previous checkpoint was not kept, the window leads from frame 0 to the first checkpoint after an update.
 
     Args:
         table: rows of the Session, from which the training time is estimated.
@@ -147,7 +154,7 @@ def choose_window(
 
 
 def _default_end(files: SessionFiles, table: Table, begin: int, session: int) -> int:
-    """Return the frame of the checkpoint at which a window that starts at `begin` ends by default."""
+    """Return the frame at which a window that starts at the frame `begin` ends by default, which is the frame of a checkpoint."""
     if begin:
         assert files.last is not None
         return files.last.frame
@@ -168,7 +175,7 @@ def _checked_end(end: int, begin: int, files: SessionFiles) -> int:
 
 
 def _seconds(table: Table, begin: int, end: int) -> float | None:
-    """Return the training time between two frames, interpolated between rows; None without rows."""
+    """Return the training time between two frames in seconds, interpolated between rows; None if no row contains a time."""
     frame, seconds = table["frame"], table.get("wall_t", np.zeros(0))
     known = np.isfinite(seconds) if len(seconds) == len(frame) else np.zeros(len(frame), bool)
     if not known.any():
@@ -178,7 +185,7 @@ def _seconds(table: Table, begin: int, end: int) -> float | None:
 
 
 def _check_limit(window: Window, frames: int | None) -> None:
-    """Raise UserError if a window has more than `frames` frames (--frames) or, if `frames` is None, takes more than LIMIT_SECONDS."""
+    """Raise UserError if a window has more than `frames` frames or, if `frames` is None, took more than LIMIT_SECONDS to train."""
     what = f"frames {window.begin:,} to {window.end:,}"
     if frames is not None:
         if window.frames > frames:
@@ -189,7 +196,7 @@ def _check_limit(window: Window, frames: int | None) -> None:
 
 
 def recorded_settings(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the machine-dependent settings that the last start recorded: backend, matmul and threads."""
+    """Return the machine-dependent settings (backend, matmul and threads) that the last start of the run has recorded."""
     last: dict[str, Any] = next((start for start in reversed(starts) if "threads" in start), {})
     return {key: last[key] for key in ("backend", "matmul", "threads") if key in last}
 
@@ -200,6 +207,6 @@ def is_numbered(which: str) -> bool:
 
 
 def tables_of(paths: RunPaths, session: int, trial: int) -> list[Path]:
-    """Return the files with the training rows and the evaluation rows of each policy of a Session."""
+    """Return the paths of the tables with the training rows and the evaluation rows of each policy of a Session."""
     tables = range(session * paths.policies, (session + 1) * paths.policies)
     return [paths.session_df(table, mode, trial) for table in tables for mode in ("train", "eval")]

@@ -1,1 +1,1 @@
-"""Files on disk: the layout of run folders, tables, bundles (checkpoints), locks and remote storage."""
+"""Read and write the files of experiments: run folders, tables, checkpoints, locks and remote storage."""

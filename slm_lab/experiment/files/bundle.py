@@ -52,7 +52,7 @@ weights."""
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
 _HEADER_END = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})")
-"""Matches the end of the header, which contains the size and the CRC-32 of the header."""
+"""Matches the last bytes of a header, which contain the size and the CRC-32 of the header."""
 _HEADER_END_BYTES = len("01234567 01234567")
 _HEADER_BYTES = 60_000
 """Maximum size of a header in bytes. A larger header is omitted, since programs that read ZIP archives search for the end of the archive
@@ -195,7 +195,7 @@ def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
 
 @contextmanager
 def _bundle_errors(path: Location) -> Iterator[None]:
-    """Convert any error while reading a bundle to BundleError."""
+    """Convert any error in reading a checkpoint file to BundleError while the with-block runs."""
     try:
         yield
     except BundleError:

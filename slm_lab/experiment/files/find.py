@@ -35,7 +35,7 @@ from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.report import nearest_hint
 
 CheckpointName = str | int
-"""Name of a checkpoint: "best", "last", or the frame of a numbered checkpoint."""
+"""Name of a checkpoint: "best", "last", or the frame number of a numbered checkpoint."""
 
 
 def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:

@@ -15,7 +15,7 @@ from slm_lab.spec.load.search_space import Values
 
 VERSION = 1
 TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
-"""Status of a trial. "waiting": the trial has not started yet or will be retried. "stopped": the scheduler stopped the trial."""
+"""Status of a trial. A "waiting" trial has not started yet or will be retried, and a "stopped" trial was stopped by the scheduler."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ class RunSink:
     """Base class of sinks, which receive the events and the state of a Session. The base class stores nothing."""
 
     def __call__(self, event: Event) -> None:
-        """Receive an event."""
+        """Receive an event of the Session."""
 
     def open(self, table: int) -> None:
         """Prepare to receive the rows of a table, for example by starting the experiment trackers of the table."""

@@ -105,7 +105,7 @@ class StoredPath:
         self.replace(lambda file: file.write(content.encode()))
 
     def unlink(self) -> None:
-        """Remove the file."""
+        """Remove the file at the URL."""
         with _os_errors():
             files, path = self._files()
             files.rm(path)

@@ -33,7 +33,7 @@ _DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Name of a data type in the file → torch dtype."""
+"""Name of a data type in a safetensors file → name of the torch dtype."""
 _LARGEST_HEADER = 2**24
 _TENSOR = "$tensor"
 """Key of the placeholder for a tensor in nested dicts. The placeholder is a dict with only this key, whose value is the name of the

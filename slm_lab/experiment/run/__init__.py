@@ -1,1 +1,1 @@
-"""The experiments: trial, search and study."""
+"""Run experiments: trials, searches and studies."""

@@ -72,7 +72,10 @@ def build_report(session: Session) -> str:
 
 
 def observation_text(spec: Spec, observation: ObservationSpace) -> str:
-    """Describe how the nets interpret an observation, such as "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
+    """Return a text that describes how the nets interpret an observation.
+
+    An example is "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet".
+    """
     net = spec.agent.net
     if net is None:
         return observation.text

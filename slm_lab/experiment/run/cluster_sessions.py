@@ -45,7 +45,7 @@ def _checkpoint_dir(job: SessionsJob) -> Location:
 
 
 class _ClusterHost:
-    """The SessionHost that runs Sessions on the nodes of a cluster."""
+    """The SessionHost that runs each Session as a task on a node of a Ray cluster."""
 
     restarts = True
 

@@ -29,7 +29,7 @@ STOP_SECONDS = 120.0
 """Maximum time in seconds that a task has to save and analyse its results after a stop request."""
 _POLL = 0.25
 _NEEDED_BYTES = 16 * 2**20
-"""Minimum free disk space, in bytes, that is required to begin a run."""
+"""Minimum free disk space in bytes that is required to start a run."""
 Item = TypeVar("Item")
 Paths = TypeVar("Paths")
 
@@ -147,7 +147,7 @@ class Planner(Protocol[Item]):
 
     @property
     def concurrent(self) -> int:
-        """Maximum number of concurrent tasks."""
+        """Maximum number of tasks that run concurrently."""
 
     def next_task(self, slot: int) -> TaskStart[Item] | None:
         """Return the task to start next; None if no task should be started now.

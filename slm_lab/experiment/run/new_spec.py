@@ -172,7 +172,7 @@ class NewSpec:
 
     @property
     def summary(self) -> str:
-        """A line that describes what the spec trains."""
+        """A line that describes what the new spec trains."""
         agent, net = self.spec.agent, self.spec.agent.net
         with_net = f", {net.name}" if net is not None else ""
         return f"{self.name}: {agent.algorithm.name} on {self.spec.env.name} for {self.spec.env.max_frame:,} frames{with_net}"
@@ -223,7 +223,7 @@ def _check_new(file: Path) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a new file. Raises UserError if the file exists or cannot be written."""
+    """Write the text of a new spec file. Raises UserError if the file exists already or cannot be written."""
     try:
         with file.open("x"):  # reserve the name, so that a file of another process is not overwritten
             pass
@@ -243,7 +243,7 @@ class _Template:
     """The algorithm or spec on which a new spec is based."""
 
     source: str
-    """The value of --like, as given on the command line."""
+    """The value of the option --like, as given on the command line."""
     model: type[AlgorithmSpec]
     agent: dict[str, Any]
     env: dict[str, Any]
@@ -394,7 +394,7 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of an env, such as classic_control or atari; "" for envs of other packages."""
+    """Return the kind of an env, such as "classic_control" or "atari"; "" for an env of another package."""
     return "atari" if name.startswith("ALE/") else KNOWN.get(name, "")
 
 

@@ -49,7 +49,7 @@ class SessionsJob:
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The indices of the Sessions to run."""
+        """Indices of the Sessions that the job runs."""
         return self.sessions or tuple(range(self.spec.meta.max_session))
 
 
@@ -78,7 +78,7 @@ class SessionHost(Protocol):
 
     @property
     def concurrent(self) -> int:
-        """Maximum number of concurrent Sessions."""
+        """Maximum number of Sessions that run concurrently."""
 
     @property
     def resources(self) -> Resources:
@@ -124,7 +124,7 @@ class Sessions:
         self.job, self.host, self.executor = job, host, host.executor
         self.waiting = deque(job.indices)
         self.running: dict[Any, _Running] = {}
-        """Task → Session."""
+        """Task of the executor → the Session that this task runs."""
         self.ends: list[SessionEnded] = []
         self.paths: RunPaths | None = None
         self.deadline: float | None = None
@@ -235,7 +235,7 @@ class Sessions:
 
 
 class _LocalHost:
-    """The SessionHost that runs Sessions in child processes of this process."""
+    """The SessionHost that runs each Session in a child process of the current process."""
 
     resources = Resources()
     restarts = False

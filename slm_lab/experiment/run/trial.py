@@ -64,7 +64,7 @@ class TrialResult(dict[str, Any]):
         self.metrics, self.paths, self.trial = metrics, paths, trial
 
     def __repr__(self) -> str:
-        """Return the run folder and the metrics that are not None, one per line."""
+        """Return a text with the run folder and the metrics that are not None, one metric per line."""
         known = {name: value for name, value in self.metrics.items() if value is not None}
         width = max(map(len, known), default=0)
         shown = (number(value) if is_number(value) else value for value in known.values())
@@ -368,7 +368,7 @@ _FOUR = "slm-lab train@{} --set meta.max_session=4"
 
 
 def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
-    """Return a line with the current return and the run time."""
+    """Return the first line of the results of a trial, with the current return and the run time."""
     from slm_lab.experiment.report.analyze import return_text
 
     frame = metrics["frame"]

@@ -17,7 +17,7 @@ from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
 SESSIONS = 4
-"""Number of Sessions of a confirmed trial; each Session has a different seed."""
+"""Number of Sessions with which a trial is trained again to confirm it. Each Session has a different seed."""
 _STREAM = 1_000_003
 """Entry of the numpy SeedSequence that separates the seeds of confirmations from the seeds of trials."""
 
@@ -38,8 +38,9 @@ def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
 
 
 def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
-    """Return the states of the confirmations of the best `count` trials. A trial without a confirmation gets a new state, which is added to
-    `known`.
+    """Return the states of the confirmations of the best `count` trials.
+
+    For a trial without a confirmation, a new state is created and added to `known`.
 
     Args:
         ranked: trials of the search, from best to worst.

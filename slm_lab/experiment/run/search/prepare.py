@@ -26,7 +26,7 @@ class TrialShare:
     """The resources that each trial of a search uses, and the number of concurrent trials."""
 
     concurrent: int
-    """Number of trials that run concurrently."""
+    """Maximum number of trials that run concurrently."""
     cores: float
     """Number of CPU cores that each trial reserves."""
     gpus: float
@@ -85,11 +85,11 @@ _MOST_VALUES = 20
 
 
 def check_search_values(space: SearchSpace, plan: Plan) -> None:
-    """Build env and agent with each value of each searched key. For a range, both ends are used. Other searched keys have their first
-    value.
+    """Build env and agent with each value of each searched key, while other searched keys have their first value.
 
-    Raises SpecError with a problem for each value with which the spec can be loaded but not built. A value is skipped if it is valid only
-    together with other values of other keys. Rollout workers and shared nets are disabled, so that no processes are started.
+    For a range, both ends of the range are used. Raises SpecError with a problem for each value with which the spec can be loaded but not
+    built. A value is skipped if it is valid only together with other values of other keys. Rollout workers and shared nets are disabled, so
+    that no processes are started.
     """
     problems: list[Problem] = []
     built: set[str] = set()

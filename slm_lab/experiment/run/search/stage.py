@@ -40,7 +40,7 @@ class Totals:
     target: int
     """Number of trials that were requested."""
     concurrent: int
-    """Maximum number of concurrent trials."""
+    """Maximum number of trials that run concurrently."""
     max_frame: int
 
     def count(self, *statuses: str) -> int:

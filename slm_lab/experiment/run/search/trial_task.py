@@ -73,9 +73,11 @@ class ReportReader:
 
 
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
-    """Return a search metric of a trial, computed as in analyze_trial. Args: tables: one table per Session or policy.
+    """Return a search metric of a trial, as analyze_trial computes it from complete tables; None if the metric is undefined in all tables.
 
-    The metric is the mean over the tables in which the metric is defined; None if no table defines the metric.
+    The consistency is computed from all tables together. Any other metric is the mean over the tables in which the metric is defined.
+
+    Args: tables: one table per independent training.
     """
     if metric in COLUMNS:
         values = [last_value(table, COLUMNS[metric]) for table in tables]
@@ -114,7 +116,7 @@ class TrialJob:
     sets: tuple[str, ...] = ()
     """Overrides of the saved spec of the trial, in the form "path=value"."""
     exploit_from: int | None = None
-    """Index of the trial from whose checkpoints this trial continues; None: it continues from its own checkpoints."""
+    """Index of the trial from whose checkpoints this trial continues; None if this trial continues from its own checkpoints."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class _Runner(NamedTuple):
 
     executor: Executor
     concurrent: int
-    """Maximum number of concurrent runs."""
+    """Maximum number of runs that are trained concurrently."""
     jobs: int | None
     """Maximum number of concurrent Sessions per run."""
     resources: Resources

@@ -62,8 +62,7 @@ class SessionFiles:
     damaged: tuple[str, ...]
     """The error message for each damaged checkpoint."""
     previous: Checkpoint | None
-    """The checkpoint with the state before the last checkpoint; None if this state was not kept, since training does not continue exactly
-    from it."""
+    """The checkpoint before the last checkpoint, from which training continues exactly; None if this checkpoint was not kept."""
 
     @property
     def last(self) -> Checkpoint | None:

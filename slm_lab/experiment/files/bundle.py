@@ -179,7 +179,7 @@ def _header_of(bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
-    """Return the header of a checkpoint file; None if the file has no header, or if its header is damaged."""
+    """Return the header of a checkpoint file, or None if the file has no header, or if its header is damaged."""
     end = file.seek(0, os.SEEK_END) - _SEAL_BYTES - _HEADER_END_BYTES
     file.seek(max(end, 0))
     numbers = _HEADER_END.fullmatch(file.read(_HEADER_END_BYTES))
@@ -238,7 +238,8 @@ def _check(file: IO[bytes], path: Location) -> None:
     the file.
 
     If the seal is missing or does not match the content, the checksums inside the ZIP archive are verified, to name the damaged member of
-    the archive. Files of old versions have no seal. Such a file passes this check, and is rejected later because of its version.
+    the archive. Files of old versions have no seal. A file without a seal passes this check if the archive is intact, and is rejected later
+    because of its version.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)
@@ -260,7 +261,7 @@ def _crc(file: IO[bytes], size: int) -> int:
 
 
 def _damaged_member(file: IO[bytes]) -> str | None:
-    """Return the part of an error message that names the damaged member of a ZIP archive; None if no member is damaged."""
+    """Return the part of an error message that names the damaged member of a ZIP archive, or None if no member is damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()

@@ -45,7 +45,7 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 
     Args:
         where: path of a run folder, name of a run folder in `data_dir`, or "latest".
-        spec_name: name of the spec that the run must have trained; None: any spec.
+        spec_name: name of the spec that the run must have trained, or None for any spec.
     """
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
 
@@ -138,7 +138,7 @@ def _newest_first(data_dir: Path) -> list[Path]:
 def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
     """Return the names of the existing checkpoints ("best", "last" and frame numbers), which are the valid values of `--checkpoint`.
 
-    Args: session: index of the Session whose checkpoints are listed; None: the checkpoints of all Sessions of the trial.
+    Args: session: index of the Session whose checkpoints are listed, or None for the checkpoints of all Sessions of the trial.
     """
     if isinstance(paths, ModelPaths):
         return ["best"] if session in (None, 0) and paths.weights.is_file() else []
@@ -152,12 +152,12 @@ def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> 
 
 
 def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int = 0) -> Location | None:
-    """Return the location of an undamaged checkpoint; None if no checkpoint of the trial can be read.
+    """Return the location of an undamaged checkpoint, or None if no checkpoint of the trial can be read.
 
     The "best" checkpoint is preferred to the "last" checkpoint, and the "last" checkpoint to numbered checkpoints, of which the highest
     frame is preferred.
 
-    Args: session: index of the Session whose checkpoint is returned; None: any Session.
+    Args: session: index of the Session whose checkpoint is returned, or None for any Session.
     """
     for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
         for index in paths.sessions(t=trial) if session is None else [session]:
@@ -198,11 +198,11 @@ class Training:
     paths: RunPaths
     trial: int = 0
     name: str = ""
-    """Text that names the training in messages, such as "trial 3 of the search"; "" for a run of mode train."""
+    """Text that names the training in messages, such as "trial 3 of the search", or "" for a run of mode train."""
     of_search: bool = False
     """Whether the training is a trial of a search. Each trial of a search has a separate spec file with the values of this trial."""
     policy: str | None = None
-    """Name of the chosen policy in agent.policies; None if no policy was chosen."""
+    """Name of the chosen policy in agent.policies, or None if no policy was chosen."""
 
     @property
     def spec_file(self) -> Path:
@@ -280,7 +280,7 @@ def _of_train(paths: RunPaths, trial: int | None) -> Training:
 def _of_search(paths: RunPaths, trial: int | None) -> Training:
     """Return the Training for a trial of a search. If the trial was confirmed (trained again with new seeds), the confirmation is returned.
 
-    Args: trial: index of the trial; None: the best trial.
+    Args: trial: index of the trial, or None for the best trial.
     """
     confirmed = RunPaths(paths.confirmation, paths.spec_name)
     if paths.search_state.is_file():

@@ -46,7 +46,7 @@ class _FileLock:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """Description of the process that holds the lock, or that ended without releasing the lock; {} if there is no such process."""
+        """Description of the process that holds the lock, or that ended without releasing the lock, or {} if there is no such process."""
         return _holder(self.fd)
 
     @holder.setter
@@ -97,7 +97,7 @@ class RunLock(_FileLock):
             if not self.acquire(0.3):  # another process that calls `in_use` holds the lock briefly
                 raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
-            """Text about the previous process if it ended without releasing the lock; else None."""
+            """Text about the previous process if this process ended without releasing the lock, or None otherwise."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for(other)
         except BaseException:
@@ -164,7 +164,7 @@ def in_use(path: Path) -> bool:
 
 
 def unfinished_notice(root: Path, lock: Path) -> str | None:
-    """Return a notice if the process that trained a run has ended without releasing the lock of the run folder; else None."""
+    """Return a notice if the process that trained a run has ended without releasing the lock of the run folder, or None otherwise."""
     try:
         with lock.open("rb") as file:
             holder = _holder(file.fileno())

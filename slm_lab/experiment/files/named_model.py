@@ -68,7 +68,7 @@ class ModelPaths(RunPaths):
 
     @property
     def policy(self) -> Path | None:
-        """Path of the exported policy; None if the model has no exported policy."""
+        """Path of the exported policy, or None if the model has no exported policy."""
         return next((self.root / name for name in POLICIES if (self.root / name).is_file()), None)
 
 
@@ -80,8 +80,8 @@ class PretrainedPaths(ModelPaths):
 
     @property
     def output_dir(self) -> Path:
-        """Folder for the files that are written about the agent. It is below the data folder, since the folder of the package may be
-        read-only."""
+        """Folder for the files that are written about the agent. This folder is below the data folder, since the folder of the package may
+        be read-only."""
         return self.data_dir / "pretrained" / self.root.name
 
     model_dir = output_dir
@@ -92,7 +92,7 @@ def models_dir(data_dir: Path) -> Path:
 
 
 def model_in(folder: Path) -> ModelPaths | None:
-    """Return the paths of the named model in a folder; None if the folder contains no named model. Raises SpecError if its saved spec is
+    """Return the paths of the named model in a folder, or None if the folder contains no named model. Raises SpecError if its saved spec is
     damaged."""
     if not all((folder / name).is_file() for name in (WEIGHTS, SPEC)):
         return None
@@ -100,7 +100,7 @@ def model_in(folder: Path) -> ModelPaths | None:
 
 
 def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
-    """Return the paths of a named model or a pretrained agent; None if `where` refers to neither of them.
+    """Return the paths of a named model or a pretrained agent, or None if `where` refers to neither of them.
 
     If `where` is the folder of a run, search or study, None is returned. If `where` is a name, a model of the user takes precedence over a
     pretrained agent with the same name.
@@ -116,7 +116,7 @@ def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
 
 
 def pretrained(name: str, data_dir: Path) -> PretrainedPaths | None:
-    """Return the paths of the pretrained agent `name`; None if this package contains no pretrained agent with this name."""
+    """Return the paths of the pretrained agent `name`, or None if this package contains no pretrained agent with this name."""
     if not _NAME.fullmatch(name) or (model := model_in(PRETRAINED / name)) is None:
         return None
     return PretrainedPaths(model.root, model.spec_name, data_dir)
@@ -156,7 +156,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 def near_model(where: str, data_dir: Path) -> str:
-    """Return a suggestion for an error message ("did you mean …?") with the model name that is most similar to `where`; "" if no name is
+    """Return a suggestion for an error message ("did you mean …?") with the model name that is most similar to `where`, or "" if no name is
     similar."""
     return nearest_hint(Path(where).name, {*model_names(data_dir), *pretrained_names()})
 
@@ -192,7 +192,8 @@ def check_free(name: str, data_dir: Path, replace: bool) -> None:
 
 @contextmanager
 def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the files of a new model. If the with-block succeeds, the folder is renamed to that of the model `name`.
+    """Yield a temporary folder for the files of a new model. If the with-block succeeds, this folder becomes the folder of the model
+    `name`.
 
     If the with-block fails, the temporary folder is deleted.
 

@@ -63,7 +63,7 @@ def number_of_policies(body: Mapping[str, Any]) -> int:
 def policy_names(body: Mapping[str, Any]) -> list[str]:
     """Return the names of the policies that each Session of a saved spec trains.
 
-    These are the names in agent.policies or, without this key, the numbers "0", "1", ….
+    The names are those in agent.policies or, if the spec does not have this key, the numbers "0", "1", ….
     """
     try:
         return [str(name) for name in dict(body["agent"]["policies"])]
@@ -129,7 +129,7 @@ class RunPaths:
 
     @cached_property
     def policies(self) -> int:
-        """Number of policies that each Session trains, according to the saved spec; 1 if no spec is saved yet."""
+        """Number of policies that each Session trains, according to the saved spec, or 1 if no spec is saved yet."""
         try:
             return number_of_policies(self._saved_spec())
         except (OSError, ValueError):
@@ -154,7 +154,7 @@ class RunPaths:
     def _of(self, index: int) -> str:
         """Return the part of file names that identifies a table.
 
-        This part is "s0" for Session 0 with a single policy, and "s0_p1" for policy 1 of Session 0 with several policies.
+        The part is "s0" for Session 0 with a single policy, and "s0_p1" for policy 1 of Session 0 with several policies.
 
         Args: index: number of the table, see events.Row.
         """
@@ -167,7 +167,7 @@ class RunPaths:
             folder.mkdir(exist_ok=True)
 
     def remove_temporaries(self) -> None:
-        """Delete the temporary files of killed processes. This is allowed only while no process writes to the run folder."""
+        """Delete the temporary files of killed processes. This method may be called only while no process writes to the run folder."""
         for folder in (self.root, self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
@@ -179,10 +179,9 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
     def trial_report(self, t: int = 0) -> Path:
-        """Return the path of the HTML page of a trial.
+        """Return the path of the HTML page of a trial, which is `report` unless the folder belongs to a search.
 
-        In the folder of a search, where `report` is the page of the search, each trial has a separate page. Otherwise this is the path
-        `report`.
+        In the folder of a search, where `report` is the page of the search, each trial has a separate page.
         """
         return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
 
@@ -250,7 +249,7 @@ class RunPaths:
         """Return the path of a checkpoint of a Session, or of one policy of a Session.
 
         The checkpoints "last" and "previous" contain the last two saved states of a Session with all its policies. The checkpoint "best"
-        and those of frame numbers contain the weights of one policy.
+        and checkpoints with a frame number contain the weights of one policy.
         """
         name = f"s{s // self.policies}" if which in ("last", "previous") else self._of(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
@@ -304,8 +303,8 @@ class RunPaths:
             return not self.holds_trials
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
-        """Return the numbers of a trial's existing tables, see events.Row. If each Session trains one policy, these are the indices of the
-        Sessions."""
+        """Return the numbers of a trial's existing tables (see events.Row), which are the indices of the Sessions if each Session trains
+        one policy."""
         return sorted(index for trial, index in self._tables(mode) if trial == t)
 
 
@@ -342,7 +341,7 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
     """Create the folder of a new comparison, and return the paths of the comparison. Raises OSError.
 
-    Args: out: the folder to use, which may exist already; None: a new folder in `data_dir`.
+    Args: out: the folder to use, which may exist already, or None for a new folder in `data_dir`.
     """
     if out is None:
         return ComparisonPaths(new_folder(data_dir, "compare"))
@@ -368,7 +367,7 @@ def new_folder(data_dir: Path, name: str) -> Path:
 
 
 def time_in(name: str) -> datetime | None:
-    """Return the time in the name of a folder that `new_folder` created; None if the name contains no time."""
+    """Return the time in the name of a folder that `new_folder` created, or None if the name contains no time."""
     match = re.fullmatch(f".+_({_STAMP_PATTERN})", name)
     try:
         return datetime.strptime(match[1], _STAMP) if match else None
@@ -388,7 +387,7 @@ def not_a_run(folder: Path | str) -> str:
 
 
 def run_paths_in(folder: Path) -> RunPaths | None:
-    """Return the paths of the run in a folder; None if the folder is not a run folder. A run folder is recognised by a file *_spec.json."""
+    """Return the paths of the run in a folder, or None if the folder is not a run folder. A run folder contains a file *_spec.json."""
     specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # the names of trial specs are longer
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
@@ -396,7 +395,7 @@ def run_paths_in(folder: Path) -> RunPaths | None:
 def imported_run(folder: Path, spec_name: str) -> RunPaths:
     """Return the paths of the files that retro_analyze writes about a run folder of SLM Lab.
 
-    These files are in a subfolder of the run folder, since SLM Lab uses the same file names.
+    The files are in a subfolder of the run folder, since SLM Lab uses the same file names.
     """
     return RunPaths(folder / "retro_analyze", spec_name)
 
@@ -434,7 +433,7 @@ class StudyPaths:
     root: Path
     name: str
     results_folder: Path | None = None
-    """Folder of the result files; None: the subfolder "results" of `root`."""
+    """Folder of the result files, or None for the subfolder "results" of `root`."""
 
     study = FileIn(f"{{stem}}{SUFFIX}")
     lock = FileIn(".lock")
@@ -499,7 +498,7 @@ def run_name(run: StudyRun) -> str:
 
 
 def study_in(folder: Path) -> StudyPaths | None:
-    """Return the paths of the study in a folder; None if the folder contains no study."""
+    """Return the paths of the study in a folder, or None if the folder contains no study."""
     found = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     return StudyPaths(folder, found[0].name.removesuffix(SUFFIX)) if found else None
 

@@ -23,8 +23,8 @@ _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[str, Any]:
     """Return a dict with the start time, code version, package versions, spec version, machine, command and mode of a run that starts now.
 
-    Args: choices: settings that were chosen for this machine (env backend, library for matrix products, number of threads). These settings
-        are added to the dict.
+    Args: choices: settings that were chosen for this machine (env backend, library for matrix products, number of threads), which are added
+        to the dict.
     """
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -39,7 +39,7 @@ def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[st
 
 
 def git_sha(checkout: Path) -> str | None:
-    """Return the commit hash of the git checkout in a folder; None if the folder is not a git checkout.
+    """Return the commit hash of the git checkout in a folder, or None if the folder is not a git checkout.
 
     If tracked files have changed since the commit, "+" is appended to the hash.
     """

@@ -57,7 +57,7 @@ class SearchState:
     metric: str
     """Name of the metric that is maximised."""
     baseline: float | None
-    """Mean return of random actions in the env, which is needed to compute the strength of an agent; None if it is unknown."""
+    """Mean return of random actions in the env, which is needed to compute the strength of an agent, or None if it is unknown."""
     common_seeds: bool
     trials: list[TrialState] = field(default_factory=list)
     reports: list[tuple[int, int, float]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class SearchState:
     confirm: int = 0
     """Number of best trials that are trained again with new seeds."""
     confirm_seed: int | None = None
-    """The random_seed of the confirmations; None before the confirmations begin."""
+    """The random_seed of the confirmations, or None before the confirmations begin."""
     confirmations: list[TrialState] = field(default_factory=list)
 
     def save(self, path: Path) -> None:

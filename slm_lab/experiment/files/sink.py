@@ -258,7 +258,7 @@ def _writing(path: _L) -> Iterator[_L]:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV table as dicts; [] if the file is missing. Raises OSError.
+    """Return the rows of a CSV table as dicts, or [] if the file is missing. Raises OSError.
 
     If a killed process has left an incomplete last line, this line is removed from the file.
     """
@@ -288,8 +288,8 @@ def is_damaged(path: Path, size: int, crc: int) -> bool:
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
     """Truncate a table to its rows up to `frame` or, if `frame` is None, to `size` bytes. Raises OSError.
 
-    If no rows remain, the table is deleted. If `frame` is None and the table is shorter than `size`, rows were lost and cannot be restored.
-    In this case a notice is printed, and the complete rows are kept.
+    If no rows remain, the table is deleted. If `frame` is None and the table is shorter than `size`, a notice about the lost rows is
+    printed, and the complete rows are kept.
     """
     if not path.exists():
         if size:

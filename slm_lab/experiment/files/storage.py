@@ -40,7 +40,8 @@ class StoredPath:
     def exists(self) -> bool:
         """Return whether the file exists. If the store cannot be reached, OSError is raised.
 
-        False would be wrong in this case, since a Session that finds no checkpoint starts to train from the beginning.
+        Returning False for an unreachable store would be wrong, since a Session that finds no checkpoint starts to train from the
+        beginning.
         """
         with _os_errors():
             files, path = self._files()
@@ -53,7 +54,7 @@ class StoredPath:
     is_file = exists
 
     def iterdir(self) -> list[StoredPath]:
-        """Return the files in this folder; [] if the folder does not exist."""
+        """Return the files in this folder, or [] if the folder does not exist."""
         with _os_errors():
             files, path = self._files()
             try:
@@ -131,7 +132,7 @@ class StoredPath:
 def _os_errors() -> Iterator[None]:
     """Convert all other errors of a store to OSError while the with-block runs.
 
-    Such errors are caused for example by a missing package for the protocol, or by missing credentials.
+    Errors of other types are caused for example by a missing package for the protocol, or by missing credentials.
     """
     try:
         yield

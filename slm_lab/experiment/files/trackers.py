@@ -42,10 +42,9 @@ _HANG_SECONDS = 120.0
 END_SECONDS = 120.0
 """Maximum time in seconds that a tracker process may run after the last row, for example to finish an upload."""
 _WRITE_SECONDS = 5.0
-"""Maximum time in seconds that a Session waits at its end for a tracker process that has not read the last rows, since it is still
-starting."""
+"""Maximum time in seconds that a Session waits at its end until a tracker process that is still starting has read the last rows."""
 _SHOW_SECONDS = 2.0
-"""Time in seconds after which `wait_for_trackers` prints for which tracker it is waiting."""
+"""Time in seconds after which `wait_for_trackers` prints the name of the tracker that is still running."""
 _KINDS = {
     "return": ("total_reward", "total_reward_ma", "return_new", "current_return", "current_return_se", "worker_reward"),
     "episode": ("epi", "epi_new", "current_epi"),
@@ -277,7 +276,7 @@ def take_turn(fd: int | None) -> None:
     While the process of an earlier start of the run is still uploading, that process holds the lock. This function returns after
     END_SECONDS at the latest, even if the lock was not acquired, and returns immediately on a file system without locks.
 
-    Args: fd: file descriptor of the lock file; None: do not wait.
+    Args: fd: file descriptor of the lock file. If `fd` is None, this function does not wait.
     """
     deadline = time.monotonic() + END_SECONDS
     while fd is not None and time.monotonic() < deadline:

@@ -50,7 +50,7 @@ class _Speed(Observer):
         return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
 
     def frames_per_second(self) -> float | None:
-        """Return the number of frames per second, measured over complete updates; None if there was no update."""
+        """Return the number of frames per second, measured over complete updates, or None if there was no update."""
         if not self.marks:
             return None
         (begin, first), (end, last) = self.marks[0] if len(self.marks) > 1 else (self.begin, 0), self.marks[-1]
@@ -100,7 +100,7 @@ def _time_text(session: Session) -> str:
 
 
 def measure(session: Session) -> float | None:
-    """Train a Session for a few updates, at most 3 s, and return the frames per second of each policy; None if there was no update."""
+    """Train a Session for a few updates, at most 3 s, and return the frames per second of each policy, or None if there was no update."""
     for learner in session.learners:
         learner.add_observers([_Speed])
     speed = session.learners[0].user_observers[0]
@@ -135,8 +135,10 @@ def _request(session: Session) -> None:
 
 
 def expected_seconds(session: Session) -> float:
-    """Return the estimated training time of a Session's spec in seconds; NaN if the time is unknown. The speed is measured for at most 3
-    s."""
+    """Return the estimated training time of a Session's spec in seconds, or NaN if the time is unknown.
+
+    The training speed is measured for at most 3 s.
+    """
     try:
         speed = measure(session)
     except Exception:  # the env's

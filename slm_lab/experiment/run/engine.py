@@ -78,7 +78,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
 
 @contextmanager
 def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
-    """Monitor the progress of this process while the with-block builds and steps envs. Yields the function that records progress.
+    """Monitor the progress of this process while the with-block builds and steps envs. The yielded function records progress.
 
     If no progress is recorded for meta.stall_notice seconds, a Notice is emitted. If no progress is recorded for meta.stall_limit seconds,
     the with-block is interrupted with an error.
@@ -177,7 +177,7 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
     """Build the envs and the agent of each spec once, and return a line per spec with parameters, memory and training time.
 
-    The lines are those of build_report. Raises SpecError with the problems of all specs.
+    Each line is the result of build_report. Raises SpecError with the problems of all specs.
 
     Args: source: origin of the specs, which the SpecError names.
     """
@@ -187,8 +187,10 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 
 
 def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
-    """Return the estimated training time of each spec in seconds; NaN if the time is unknown. The arguments and errors are those of
-    check_builds."""
+    """Return the estimated training time of each spec in seconds, or NaN for a spec whose training time is unknown.
+
+    The arguments and errors are those of check_builds.
+    """
     from slm_lab.experiment.run.build_report import expected_seconds
 
     return _with_each_built(expected_seconds, specs, plan, source)

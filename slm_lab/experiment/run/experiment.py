@@ -38,9 +38,9 @@ class Experiment(Generic[Paths]):
     """Base class of trial, search and study.
 
     Attributes:
-        paths: paths of the experiment's files; None until the folder of the experiment exists.
-        lock: the lock of the folder, which is held while the experiment runs; None until the folder exists.
-        display: prints and logs messages while the experiment runs; None before the experiment runs.
+        paths: paths of the experiment's files, or None until the folder of the experiment exists.
+        lock: the lock of the experiment's folder, which is held while the experiment runs, or None until the folder exists.
+        display: object that prints and logs messages while the experiment runs, or None before the experiment runs.
     """
 
     paths: Paths | None = None
@@ -60,9 +60,9 @@ class Experiment(Generic[Paths]):
         Args:
             folder: folder to which the experiment writes.
             method: start method of the processes that are started in the with-block.
-            interrupted: returns the message of the raised Interrupted if the with-block raises a KeyboardInterrupt without a message.
+            interrupted: function that returns the error message if the with-block raises a KeyboardInterrupt without a message.
 
-        Raises UserError before the with-block runs if the folder cannot be written.
+        Raises UserError before the with-block runs if the folder cannot be written, and Interrupted if the with-block is interrupted.
         """
         try:
             check_writable(folder)
@@ -150,7 +150,7 @@ class Planner(Protocol[Item]):
         """Maximum number of tasks that run concurrently."""
 
     def next_task(self, slot: int) -> TaskStart[Item] | None:
-        """Return the task to start next; None if no task should be started now.
+        """Return the task to start next, or None if no task should be started now.
 
         Args: slot: index of the task among the running tasks. The index is below `concurrent`, and no other running task has the same
             index.

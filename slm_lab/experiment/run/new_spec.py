@@ -144,7 +144,8 @@ def _schema() -> dict[str, Any]:
 
 
 _FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
-"""Kind of env → recommended number of training frames for on-policy algorithms. Off-policy algorithms use half of it, except in Atari."""
+"""Kind of env → recommended number of training frames for on-policy algorithms. For off-policy algorithms, the number is halved, except in
+Atari."""
 _OTHER_FRAMES = {False: 500_000, True: 1_000_000}
 """Recommended number of training frames for other kinds of envs. The key is whether observations contain images."""
 _ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
@@ -182,10 +183,10 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     """Write a spec for an env to a new file, in strict JSON or with a comment for each key.
 
     Args:
-        name: name of the spec; None: a name that consists of the algorithm and the env.
+        name: name of the spec, or None for a name that consists of the algorithm and the env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME. Those parts of the agent section that fit the env are copied. None:
-            PPO.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME, or None for PPO. Those parts of its agent section that fit the env are
+            copied.
         comments: whether to write a comment for each key.
 
     If UserError or SpecError is raised, nothing is written. Existing files are never changed.
@@ -251,7 +252,10 @@ class _Template:
 
 
 def _template(like: str | None) -> _Template:
-    """Return the template that `like` (the value of --like) names: an algorithm or a spec; None: PPO. Raises UserError or SpecError."""
+    """Return the template that `like` (the value of --like) names, which is an algorithm or a spec, or PPO if `like` is None.
+
+    Raises UserError or SpecError.
+    """
     like = like or "PPO"
     if (name := _algorithm_name(like)) is not None:
         return _Template(like, ALGORITHMS[name], {"algorithm": {"name": name}}, {}, {})
@@ -269,7 +273,7 @@ def _template(like: str | None) -> _Template:
 
 
 def _algorithm_name(like: str) -> str | None:
-    """Return the algorithm that is called `like` in this package or in another library; None if there is no such algorithm.
+    """Return the algorithm that is called `like` in this package or in another library, or None if there is no such algorithm.
 
     Raises UserError if the algorithm needs further keys, which a new spec does not contain.
     """
@@ -341,7 +345,10 @@ def _is_variable(value: Any) -> bool:
 
 
 def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
-    """Build the env once, and return the entries of the env section that the env determines, and its EnvInfo. Raises SpecError."""
+    """Build the env once, and return its EnvInfo and the entries of the env section that depend on the env. Raises SpecError.
+
+    The result is (entries, EnvInfo).
+    """
     section: dict[str, Any] = {"name": name}
     try:
         env = make_env(EnvSpec(name=name, max_frame=1), 0, num_envs=1, training=False)
@@ -359,7 +366,7 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
 
 
 def _supported_keys(name: str) -> list[str] | None:
-    """Return the names of the parts of a dict observation that agents support; None if agents support all parts."""
+    """Return the names of the parts of a dict observation that agents support, or None if agents support all parts."""
     try:
         with quiet_gymnasium():
             env = gym.make(name, disable_env_checker=True)
@@ -394,7 +401,7 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of an env, such as "classic_control" or "atari"; "" for an env of another package."""
+    """Return the kind of an env, such as "classic_control" or "atari", or "" for an env of another package."""
     return "atari" if name.startswith("ALE/") else KNOWN.get(name, "")
 
 

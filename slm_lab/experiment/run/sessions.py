@@ -45,7 +45,7 @@ class SessionsJob:
     sessions: tuple[int, ...] = ()
     """Indices of the Sessions to run; () means all Sessions of the trial."""
     resumed: RunPaths | None = None
-    """The paths of the run that the Sessions continue; None for a new run."""
+    """The paths of the run that the Sessions continue, or None for a new run."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -94,7 +94,7 @@ class SessionHost(Protocol):
     def poll(self, paths: RunPaths | None) -> None:
         """Handle events that do not belong to the task of a Session, such as those of a parameter server.
 
-        Args: paths: paths of the run; None before the run folder exists.
+        Args: paths: paths of the run, or None before the run folder exists.
         """
 
 
@@ -188,10 +188,10 @@ class Sessions:
         self._end(task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
 
     def _restart(self, task: Task, one: _Running) -> None:
-        """Start a new process for a Session.
+        """Start a new process for a Session whose process has died.
 
-        If several Sessions train one net, the restarted Session joins the other Sessions. Otherwise the Session continues from its last
-        checkpoint.
+        If several Sessions train one net, the new process joins the other Sessions. A Session that trains a separate net continues from its
+        last checkpoint.
         """
         begun = self.paths is not None
         one.task = replace(one.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or one.task.resumed)
@@ -199,9 +199,9 @@ class Sessions:
         self.running[task] = one
 
     def _begin(self) -> None:
-        """Send the paths of the run folder to the Sessions that are built, so that they start to train.
+        """Send the paths of the run folder to the Sessions that are built, which then start to train.
 
-        If all Sessions train one net, this waits until all of them are built.
+        If all Sessions train one net, the paths are sent only when all Sessions are built.
         """
         ready = [(task, one) for task, one in self.running.items() if one.choices is not None and not one.begun]
         if self.job.stop.requested:  # signals are delayed while processes are started, so a stop may have been requested

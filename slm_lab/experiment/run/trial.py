@@ -105,7 +105,7 @@ class Trial(Experiment[RunPaths]):
     """A trial, which runs the Sessions of one spec and then writes the results.
 
     Args:
-        data_dir: folder in which the run folder is created; ignored if `plan` is given.
+        data_dir: folder in which the run folder is created, unless `plan` is given.
         plan: mode, data folder and resources.
         index: index of the trial in the search to which the trial belongs, or 0.
         observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. If there
@@ -272,7 +272,7 @@ class Trial(Experiment[RunPaths]):
 
         If this fails, UserError is raised, and a new folder is removed.
 
-        Args: choices: see SessionParts.choices; None if no Session is left to run.
+        Args: choices: see SessionParts.choices, or None if no Session is left to run.
         """
         found = self._resumption
         start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]

@@ -1,7 +1,7 @@
 """Confirmation of a search: train the best trials again, with seeds that the search has not used.
 
-The best of many trials is partly the luckiest trial, so that its metric overestimates its values. The confirmations have a separate run
-folder inside the run folder of the search.
+A confirmation is needed because the best of many trials is partly the luckiest trial, whose metric is too high. The confirmations have a
+separate run folder inside the run folder of the search.
 """
 
 from __future__ import annotations

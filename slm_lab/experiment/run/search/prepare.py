@@ -33,7 +33,7 @@ class TrialShare:
     sessions: int
     """Maximum number of concurrent Sessions per trial."""
     nodes: tuple[float, ...] = ()
-    """Number of cores of each node of the cluster; () if the search runs on this machine."""
+    """Number of cores of each node of the cluster, or () if the search runs on this machine."""
 
     @property
     def resources(self) -> Resources:

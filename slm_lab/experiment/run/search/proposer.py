@@ -43,10 +43,10 @@ class Proposer(Protocol):
     """Protocol of proposers, which propose the values of each trial. Trials may run concurrently and end in any order."""
 
     def ask(self, trial: int) -> Values | None:
-        """Return the values of the searched keys for a trial; None if no values are left to propose."""
+        """Return the values of the searched keys for a trial, or None if no values are left to propose."""
 
     def tell(self, trial: int, metric: float | None) -> None:
-        """Record the metric of a trial that has ended (higher is better); None: the trial failed."""
+        """Record the metric of a trial that has ended (higher is better). If the trial failed, `metric` is None."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the proposer as plain Python objects."""

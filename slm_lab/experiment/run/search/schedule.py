@@ -46,7 +46,7 @@ class Scheduler(Protocol):
     """Protocol of schedulers, which decide from the intermediate metrics of trials which trials continue."""
 
     def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
-        """Process the metric of a running trial at a frame, and return a decision; None if the trial continues unchanged."""
+        """Process the metric of a running trial at a frame, and return a decision, or None if the trial continues unchanged."""
 
     def complete(self, trial: TrialState) -> None:
         """Record that a trial has ended."""
@@ -204,7 +204,7 @@ def check_pbt(spec: Spec, space: SearchSpace) -> None:
 
 
 def make_scheduler(spec: Spec, space: SearchSpace, reports: Reports) -> Scheduler | None:
-    """Return the scheduler of a search, which has processed the reports of earlier starts; None if the search has no scheduler."""
+    """Return the scheduler of a search, which has processed the reports of earlier starts, or None if the search has no scheduler."""
     wanted, frames = spec.meta.search_scheduler, spec.session_frames
     if spec.meta.search_algorithm == "pbt":
         interval = max(1, frames // _PERTURBATIONS) if wanted is None else wanted.grace_period

@@ -48,12 +48,12 @@ class Totals:
 
     @property
     def best(self) -> TrialState | None:
-        """The finished trial with the best metric; None if no trial has finished."""
+        """The finished trial with the best metric, or None if no trial has finished."""
         finished = [trial for trial in self.trials if trial.status == "finished" and trial.metric is not None]
         return max(finished, key=lambda trial: trial.metric or 0.0, default=None)
 
     def seconds_left(self) -> float | None:
-        """Return the estimated remaining time of the search in seconds; None if the time is unknown.
+        """Return the estimated remaining time of the search in seconds, or None if the time is unknown.
 
         The estimate is based on the durations of ended trials or, before a trial has ended, on the progress of running trials.
         """
@@ -187,7 +187,7 @@ class Stage(Totals):
     """Function that saves the state of the search."""
     table: SearchTable
     propose: Callable[[int], Values | None] = lambda trial: None
-    """Function that returns the values of a new trial; None if no values are left to propose."""
+    """Function that returns the values of a new trial, or None if no values are left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
     on_end: Callable[[TrialState], None] = lambda trial: None
     on_exploit: Callable[[TrialState, Exploit], None] = lambda trial, decision: None
@@ -212,7 +212,7 @@ class Stage(Totals):
         self.save()
 
     def next_task(self, slot: int) -> TaskStart[TrialState] | None:
-        """Return the task of the next trial; None if no trial is left. A trial with invalid values is not run but ends immediately."""
+        """Return the task of the next trial, or None if no trial is left. A trial with invalid values is not run but ends immediately."""
         while (trial := self._next_trial()) is not None:
             try:
                 job = self.make_job(trial, slot)
@@ -251,7 +251,7 @@ class Stage(Totals):
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
     def _next_trial(self) -> TrialState | None:
-        """Return the next trial to start, which is a waiting trial or, if no trial is waiting, a new trial; None if no trial is left."""
+        """Return the next trial to start, or None if no trial is left. A waiting trial is preferred to a new trial."""
         for trial in self.trials:
             if trial.status == "waiting":
                 return trial
@@ -328,7 +328,9 @@ class Stage(Totals):
 
 
 def final_metric(trial: TrialState, name: str) -> float | None:
-    """Return the search metric of a trial that has ended. If the metric is undefined in the trial's metrics, return that of its last
-    report."""
+    """Return the search metric of a trial that has ended, from the metrics of the trial.
+
+    If the metrics of the trial do not contain the search metric, the metric of the trial's last report is returned.
+    """
     value = metric_of(trial.metrics, name)
     return trial.metric if value is None else value

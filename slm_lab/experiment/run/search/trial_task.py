@@ -73,7 +73,7 @@ class ReportReader:
 
 
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
-    """Return a search metric of a trial, as analyze_trial computes it from complete tables; None if the metric is undefined in all tables.
+    """Return a search metric of a trial, computed as in analyze_trial, or None if the metric is undefined in all tables.
 
     The consistency is computed from all tables together. Any other metric is the mean over the tables in which the metric is defined.
 
@@ -91,7 +91,7 @@ def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> flo
 
 
 def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return the metric `name` from the metrics of a trial that has ended; None if the metric is undefined."""
+    """Return the metric `name` from the metrics of a trial that has ended, or None if the metric is undefined."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) else None
 
@@ -116,7 +116,7 @@ class TrialJob:
     sets: tuple[str, ...] = ()
     """Overrides of the saved spec of the trial, in the form "path=value"."""
     exploit_from: int | None = None
-    """Index of the trial from whose checkpoints this trial continues; None if this trial continues from its own checkpoints."""
+    """Index of the trial from whose checkpoints this trial continues, or None if this trial continues from its own checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,10 @@ class Outcome:
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     retry: bool = True
-    """Whether a failed trial may be started again; False if the spec of the trial is invalid."""
+    """Whether a failed trial may be started again, or False if the spec of the trial is invalid."""
     lost: bool = False
-    """Whether the cluster node of the trial was lost. Such a trial does not count as failed, and continues on another node."""
+    """Whether the cluster node of the trial was lost. A trial whose node was lost does not count as failed, and continues on another
+    node."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class _ReportSender:
 
 
 def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
-    """Run a trial and return its outcome. The files of the trial are those of any other trial."""
+    """Run a trial of a search, and return the outcome of the trial. The trial writes the same files as a trial outside a search."""
     try:
         return Outcome("finished", make_trial(job, stop, console).run().metrics)
     except Interrupted:

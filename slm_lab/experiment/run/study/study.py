@@ -48,7 +48,7 @@ class _Runner(NamedTuple):
     """Maximum number of concurrent Sessions per run."""
     resources: Resources
     gpus: int
-    """Number of GPUs of this machine over which the runs are distributed; 0 if there are no GPUs, or if the cluster assigns the GPUs."""
+    """Number of GPUs of this machine over which the runs are distributed, or 0 if there are no GPUs, or if the cluster assigns the GPUs."""
 
 
 @dataclass
@@ -137,11 +137,11 @@ class StudyExperiment(Experiment[StudyPaths]):
     """The execution of a study, which trains the missing runs and compares all runs.
 
     Args:
-        paths: paths of the study to continue; None: create a new folder in plan.data_dir.
+        paths: paths of the study to continue, or None to create a new folder in plan.data_dir.
         adopt: patterns of finished run folders of `train`. A folder counts as a run of the study if its settings and its seed agree with
             the run.
-        max_seeds: maximum number of seeds per entry if seeds are added until all differences are decided (see report/decision.py); None: do
-            not add seeds.
+        max_seeds: maximum number of seeds per entry if seeds are added until all differences are decided (see report/decision.py). If
+            `max_seeds` is None, no seeds are added.
         target: function that the process of a run calls.
     """
 
@@ -457,7 +457,7 @@ class StudyExperiment(Experiment[StudyPaths]):
 
 
 def gpu_share(run: StudyRun) -> float:
-    """Return the fraction of a GPU that a run uses; 0 if the net of the run computes on the CPU."""
+    """Return the fraction of a GPU that a run uses, or 0 if the net of the run computes on the CPU."""
     spec = run.spec
     return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
 

@@ -33,7 +33,7 @@ class RunState:
     share: float = 0.0
     """Fraction of the run's frames that have been trained so far."""
     seconds: float | None = None
-    """Duration of the run in seconds; None if the run did not start and end during this execution of the study."""
+    """Duration of the run in seconds, or None if the run did not start and end during this execution of the study."""
 
 
 class StudyTable(LiveTable):
@@ -73,7 +73,7 @@ class StudyTable(LiveTable):
         return f"{numbers}, eta {'-' if left is None else duration(left)}"
 
     def seconds_left(self) -> float | None:
-        """Return the estimated remaining time of the study in seconds, based on the runs of each entry so far; None if the time is
+        """Return the estimated remaining time of the study in seconds, based on the runs of each entry so far, or None if the time is
         unknown."""
         now, known = perf_counter(), dict[str, list[float]]()
         for state in self.states:

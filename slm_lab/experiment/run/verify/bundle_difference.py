@@ -17,7 +17,7 @@ class PartDifference(NamedTuple):
     name: str
     """Path of the part in the checkpoint, such as "policies/0/weights/layers.0.weight"."""
     largest: float | None
-    """The largest absolute difference between two numbers of the part; None if shape or type differ, or if a number is not finite."""
+    """The largest absolute difference between two numbers of the part, or None if shape or type differ, or if a number is not finite."""
 
 
 def differing_parts(one: Any, other: Any) -> list[PartDifference]:
@@ -68,7 +68,7 @@ def _bytes(tensor: Any) -> Any:
 
 
 def _largest(one: Any, other: Any) -> float | None:
-    """Return the largest absolute difference between two tensors or two numbers; None if the difference is undefined."""
+    """Return the largest absolute difference between two tensors or two numbers, or None if the difference is undefined."""
     import torch
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:

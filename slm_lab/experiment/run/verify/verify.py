@@ -82,7 +82,7 @@ class Verification:
     name: str = ""
     """The trial that was verified if the folder belongs to a search, such as "trial 3 of the search"."""
     window: Window | None = None
-    """The window of frames that was trained again; None if nothing was trained again, because files or the spec were changed."""
+    """The window of frames that was trained again, or None if nothing was trained again, because files or the spec were changed."""
     seconds: float = 0.0
     rows: int = 0
     """Number of table rows that the repeated training has produced and that were compared."""
@@ -145,10 +145,10 @@ def verify(
     """Train a window of a Session's frames again, and compare the results with the files of the run.
 
     Args:
-        begin, end: first and last frame of the window; None: see choose_window.
+        begin, end: first and last frame of the window, or None for the default of choose_window.
         frames: maximum number of frames of the window if `end` is not given.
-        device: device of the nets; None: the device according to the spec.
-        console: where progress is shown; None: stdout.
+        device: device of the nets, or None for the device according to the spec.
+        console: where progress is shown, or None for stdout.
 
     Raises UserError if the run cannot be verified, because its training is not deterministic, or because no two saved states exist between
     which the run can be trained again.
@@ -194,7 +194,7 @@ def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
 
 
 def _not_deterministic(spec: Spec, training: Training, device: str | None) -> str | None:
-    """Return the reason why repeated training does not give the same bytes; None if training is deterministic."""
+    """Return the reason why repeated training does not give the same bytes, or None if training is deterministic."""
     meta, sampler = spec.meta, spec.meta.sampler
     if meta.distributed and meta.max_session > 1:
         return f"its {meta.max_session} sessions train one net in the order in which they happen to run (meta.distributed)"
@@ -294,9 +294,9 @@ class _Progress(ProgressDisplay):
 
 
 def _other_backend(spec: Spec, made: str | None) -> str | None:
-    """Return the env backend that the run used if "auto" would choose a different backend on this machine; otherwise None.
+    """Return the env backend that the run used if "auto" would choose a different backend on this machine, or None otherwise.
 
-    If possible, "auto" is kept. The reason is that "auto" may choose a different backend for the evaluation envs, whose number is
+    If "auto" chooses the same backend, "auto" is kept, since it may choose another backend for the evaluation envs, whose number is
     different.
     """
     sampler = spec.meta.sampler
@@ -390,8 +390,10 @@ class _Again:
         return self._last_state is not None and self._last_state.frame == self.window.end and bool(self._last_state.header["done"])
 
     def _observers(self, stop: Stop) -> Sequence[Any]:
-        """Return a list with an observer that stops training at the end of the window; () if the window ends where the training of the run
-        ended."""
+        """Return an observer that stops training at the end of the window, in a list.
+
+        If the window ends where the training of the run ended, no observer is needed, and () is returned.
+        """
         if self._ends:
             return ()
         left: set[int] = set()

@@ -43,11 +43,11 @@ class Window:
     begin: int
     end: int
     start: Location | None
-    """The checkpoint with the state at the frame `begin`; None if `begin` is 0."""
+    """The checkpoint with the state at the frame `begin`, or None if `begin` is 0."""
     checkpoints: tuple[Checkpoint, ...]
     """The checkpoints of the run whose frames are in the window, in order of frames."""
     seconds: float | None
-    """Time in seconds that the run needed to train the window; None if the time is unknown."""
+    """Time in seconds that the run needed to train the window, or None if the time is unknown."""
 
     @property
     def frames(self) -> int:
@@ -62,7 +62,7 @@ class SessionFiles:
     damaged: tuple[str, ...]
     """The error message for each damaged checkpoint."""
     previous: Checkpoint | None
-    """The checkpoint before the last checkpoint, from which training continues exactly; None if this checkpoint was not kept."""
+    """The checkpoint before the last checkpoint, from which training continues exactly, or None if this checkpoint was not kept."""
 
     @property
     def last(self) -> Checkpoint | None:
@@ -128,7 +128,7 @@ def choose_window(
     Args:
         table: rows of the Session, from which the training time is estimated.
         starts: the entries of meta.run in the saved spec, one for each start of the run.
-        asked: the values of --from, --to and --frames; None for an option that is not given.
+        asked: the values of --from, --to and --frames, or None for an option that is not given.
     """
     begin, end, frames = asked
     exact, why = exact_from(starts, session)
@@ -174,7 +174,7 @@ def _checked_end(end: int, begin: int, files: SessionFiles) -> int:
 
 
 def _seconds(table: Table, begin: int, end: int) -> float | None:
-    """Return the training time between two frames in seconds, interpolated between rows; None if no row contains a time."""
+    """Return the training time between two frames in seconds, interpolated between rows, or None if no row contains a time."""
     frame, seconds = table["frame"], table.get("wall_t", np.zeros(0))
     known = np.isfinite(seconds) if len(seconds) == len(frame) else np.zeros(len(frame), bool)
     if not known.any():

@@ -11,7 +11,7 @@ __version__ = "0.2.0.dev0"
 _PUBLIC = {
     "load_spec": "slm_lab.spec.load.loader:load_spec",
     "Spec": "slm_lab.spec.models.spec:Spec",
-    "SpecError": "slm_lab.spec.models.base:SpecError",
+    "SpecError": "slm_lab.spec.report:SpecError",
     "Observer": "slm_lab.experiment.training.observers.base:Observer",
     "Session": "slm_lab.experiment.session.session:Session",
     "Trial": "slm_lab.experiment.run.trial:Trial",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import slm_lab
 from tests.docs.blocks import ROOT
 from tools import package_check
 
@@ -60,3 +61,8 @@ def test_the_source_distribution_passes_its_tests(dist: Path, tmp_path: Path) ->
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", slm_lab.__all__)
+def test_public_names_can_be_imported(name: str) -> None:
+    assert getattr(slm_lab, name).__name__ == name

@@ -21,7 +21,7 @@ from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.limits import processor_name
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import StudyRun
 
@@ -82,7 +82,7 @@ def frames_per_second(spec: Spec, seconds: float) -> float | None:
     """
     stop, store = Stop(), None
     if spec.meta.distributed:
-        fd = shared_file()
+        fd = create_shared_file()
         store = SharedArrays(fd, synced=spec.meta.distributed == "synced")
     watch = Stopwatch(stop, seconds)
     try:

@@ -21,9 +21,9 @@ from bench.score_page import SECTIONS, markdown, tables_text, write_figures
 from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of, study_of
 from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
-from slm_lab.experiment.report.study_report import Row, explanation, markdown_table, study_figures, study_rows, study_settings
+from slm_lab.experiment.report.study_report import EntryResult, explanation, markdown_table, study_figures, study_rows, study_settings
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.load.files import find_spec_file
 from slm_lab.spec.load.study_file import load_study
@@ -91,7 +91,7 @@ SHORT_TABLES = {
 """Page with a short table of scores → the algorithms in its rows."""
 
 
-def scores(study: Study, rows: Sequence[Row]) -> str:
+def scores(study: Study, rows: Sequence[EntryResult]) -> str:
     """Return the text of docs/BENCHMARKS.md, in which the table has a row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
@@ -106,12 +106,12 @@ def write_scores(study: Study, folder: Path) -> None:
         page.write_text(with_short_table(page, rows), encoding="utf-8")
 
 
-def rows_of(study: Study, folder: Path) -> list[Row]:
+def rows_of(study: Study, folder: Path) -> list[EntryResult]:
     """Return the rows of a study's table."""
     return study_rows(study, study_settings(study, results_of(study, folder)))
 
 
-def with_short_table(page: Path, rows: Sequence[Row]) -> str:
+def with_short_table(page: Path, rows: Sequence[EntryResult]) -> str:
     """Return the content of a page with an updated short table.
 
     The table has the score of each algorithm in each env, with the published score in brackets.
@@ -126,23 +126,23 @@ def with_short_table(page: Path, rows: Sequence[Row]) -> str:
     return _between("scores", f"{table}\n\n{note}\n", page)
 
 
-def _short_cell(row: Row | None) -> str:
+def _short_cell(row: EntryResult | None) -> str:
     if row is None:
         return ""
-    score = number(row.score and row.score.value)
-    return score if row.published is None else f"{score} ({number(row.published)})"
+    score = format_number(row.score and row.score.value)
+    return score if row.published is None else f"{score} ({format_number(row.published)})"
 
 
-def _cells(study: Study, row: Row) -> list[str]:
+def _cells(study: Study, row: EntryResult) -> list[str]:
     run = next(one for one in study.runs if (one.entry, one.env) == (row.entry, row.env))
     entry = next(one for one in study.spec.entries if (one.title, one.env) == (row.entry, row.env))
     file, _, name = entry.spec.rpartition(":")
     link = f"[{name}](../{find_spec_file(file).relative_to(ROOT)})"
     score, low, high = row.score or (None, None, None)
-    interval = "" if low is None or high is None else f"{number(low)} to {number(high)}"
-    published = "" if row.published is None else f"{number(row.published)} {row.verdict}"
-    cells = [row.env, row.entry, f"{run.spec.env.max_frame:,}", link, str(row.seeds), f"**{number(score)}**", interval]
-    return [*cells, number(row.median), published]
+    interval = "" if low is None or high is None else f"{format_number(low)} to {format_number(high)}"
+    published = "" if row.published is None else f"{format_number(row.published)} {row.verdict}"
+    cells = [row.env, row.entry, f"{run.spec.env.max_frame:,}", link, str(row.seeds), f"**{format_number(score)}**", interval]
+    return [*cells, format_number(row.median), published]
 
 
 def with_table(study: Study, folder: Path) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from bench.cluster_times import Times, measure, ray_message, spec_of, with_messages
-from slm_lab.lib.process import environment
+from slm_lab.lib.process import temporary_environment
 
 
 def closed_queue(workers: int, think: float, service: float) -> float:
@@ -86,7 +86,7 @@ def check(hidden: int, rounds: int, frames: int) -> None:
     cores = len(os.sched_getaffinity(0))
     values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     ratios: dict[int, list[float]] = {1: [], 2: [], 3: []}
-    with environment(values), TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
+    with temporary_environment(values), TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
         for number in range(rounds):
             cluster: Any = Cluster(shutdown_at_exit=False)
             try:

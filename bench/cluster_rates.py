@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from bench.cluster_times import Echo, spec_of
-from slm_lab.experiment.execute.ray.connect import Remote, connected
+from slm_lab.experiment.execute.ray.connect import ActorHandle, connect_cluster
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
@@ -81,14 +81,14 @@ def pushes(processes: int | None) -> float:
 
     spec = spec_of(HIDDEN)
 
-    def start(number: int) -> Remote:
+    def start(number: int) -> ActorHandle:
         import ray
 
         server: Any = ray.remote(num_cpus=0, enable_task_events=False)(_Divided)
-        return Remote(server.remote(processes, spec, session_seeds(0, 0, 0), number))
+        return ActorHandle(server.remote(processes, spec, session_seeds(0, 0, 0), number))
 
     divide_among(processes)
-    with connected("local", None):
+    with connect_cluster("local", None):
         servers = ParameterServers(start, lambda: None, lambda number: None)
         session = Session(spec, context=SessionContext(store=RemoteArrays(servers.first, spec, 0, lambda: session.parts.info)))
         with looked_after(servers):
@@ -122,7 +122,7 @@ class _Divided(ParameterServer):
 def bare_calls() -> float:
     """Return the calls per second of an actor that receives and returns as many bytes as a push and its answer have."""
     sent = np.zeros(1_700_000, np.float32)
-    with connected("local", None):
+    with connect_cluster("local", None):
         import ray
 
         anything: Any = ray

@@ -91,7 +91,7 @@ class _Timed:
         """Time spent in `start`, s."""
         self.push = self.pull = 0
 
-    def send(self, method: str, *args: Any) -> None:
+    def call_async(self, method: str, *args: Any) -> None:
         self.start(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -221,9 +221,9 @@ class Echo:
 @contextmanager
 def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], object], Callable[[], float]]]:
     """Start an Echo on a cluster. Yields a function that calls it with `there` bytes, and a function that returns its processor time."""
-    from slm_lab.experiment.execute.ray.connect import connected
+    from slm_lab.experiment.execute.ray.connect import connect_cluster
 
-    with connected(address, None):
+    with connect_cluster(address, None):
         import ray
 
         anything: Any = ray

@@ -60,7 +60,7 @@ def evaluate(session: Session, learner: PolicyLearner, seed: int) -> list[float]
     env = make_env(spec.env, seed + 10_000, num_envs=20, training=False, gamma=spec.agent.algorithm.gamma, input=spec.agent.input)
     env.normalizers.copy_obs_statistics(learner.normalizers.state_dict())
     try:
-        return play_episodes(env, learner.agent.evaluator(), Stop(), episodes=EPISODES)
+        return play_episodes(env, learner.agent.action_function(), Stop(), episodes=EPISODES)
     finally:
         env.close()
 

@@ -104,9 +104,9 @@ def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:
         while rest and rest[0][0] <= frame:
             end, seconds, total = rest.pop(0)
             window.record([total], int(end))
-        count, mean = window.new()
+        count, mean = window.count_new_episodes()
         returns = window.returns
-        current = window.current(frame)
+        current = window.current_return(frame)
         last = sum(returns) / len(returns) if returns else None
         for name, value in zip(table, (frame, seconds, count, mean, last, current and current.mean), strict=True):
             table[name].append(value)

@@ -27,7 +27,7 @@ from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, model_in
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.report.study_report import Row, study_rows, study_settings
+from slm_lab.experiment.report.study_report import EntryResult, study_rows, study_settings
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.models.study import StudyRun
@@ -45,7 +45,7 @@ class Best(NamedTuple):
 
     run: StudyRun
     session: int
-    row: Row
+    row: EntryResult
     """The row of the entry in the table."""
 
 

@@ -18,13 +18,21 @@ from slm_lab.experiment.report.compare_report import estimate_text, median_text
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import Median, difference
 from slm_lab.experiment.report.pairwise import compare_pairs
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
-from slm_lab.experiment.report.study_report import Row, explanation, study_figures, study_rows, study_settings, verdict, with_usable_metric
+from slm_lab.experiment.report.study_report import (
+    EntryResult,
+    compare_with_published,
+    explanation,
+    study_figures,
+    study_rows,
+    study_settings,
+    with_usable_metric,
+)
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.load.files import find_spec_file, raw_entries
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import settings
+from slm_lab.spec.load.study_file import result_settings
 from slm_lab.spec.models.study import StudyPlan, StudyRun
 
 FIGURES = DOCS / "scores"
@@ -106,7 +114,7 @@ class Scored(NamedTuple):
     name: str
     """Name of the study."""
     study: StudyPlan
-    row: Row
+    row: EntryResult
     setting: Setting
     run: StudyRun | None
     """A run of the study; None for a run of another library."""
@@ -185,7 +193,7 @@ def _level(section: Section) -> str | None:
     """Return the return that counts as solved in a section; None if its study does not define one."""
     name = next(iter(section.studies))
     solve = study_of(name).spec.solve
-    return None if solve is None else number(solve)
+    return None if solve is None else format_number(solve)
 
 
 def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[str]:
@@ -199,7 +207,7 @@ def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapp
     ]
     for scores in columns.values():
         known = scores.get((row.env, row.entry))
-        cells.append("" if known is None else f"{number(known)} {verdict(row.score, known)}")
+        cells.append("" if known is None else f"{format_number(known)} {compare_with_published(row.score, known)}")
     seconds = seconds_to(one, reference(section, one, columns))
     return [*cells, _advantage(one, found), "" if seconds is None else median_text(seconds)]
 
@@ -210,7 +218,7 @@ def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple
     The threshold is the published score of the section's reference or, if there is none, the return that counts as solved.
     """
     known = columns.get(section.reference, {}).get((one.row.env, one.row.entry))
-    return one.study.solve(one.row.env) if known is None else known
+    return one.study.solve_score(one.row.env) if known is None else known
 
 
 def seconds_to(one: Scored, threshold: float | None) -> Median | None:
@@ -271,7 +279,7 @@ def command(study: StudyPlan, run: StudyRun) -> list[str]:
     file, name = spec_of(study, run)
     raw = json.dumps(raw_entries(find_spec_file(file))[1][name])
     variable = [f"env={run.spec.env.name}"] if "${env}" in raw else []
-    before = settings(load_spec(file, name, variable))
+    before = result_settings(load_spec(file, name, variable))
     after = dict(run.settings)
     changed = [path for path in [*after, *(path for path in before if path not in after)] if before.get(path) != after.get(path)]
     sets = [*variable, *(f"{path}={_value(after.get(path))}" for path in changed)]

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from slm_lab.lib.store import Arrays, Lock, Named, SharedArray, SharedArrays, shared_file
+from slm_lab.lib.store import Arrays, Lock, Named, SharedArray, SharedArrays, create_shared_file
 
 NAMES = ("params", "optim/exp_avg", "optim/exp_avg_sq")
 
@@ -77,7 +77,7 @@ def measure(parameters: int, snapshots: int) -> dict[str, float]:
     held_median and held_longest: time for which the locks were held. delay_longest: longest update in another process. updates: number of
     its updates.
     """
-    net, fd = Net(parameters), shared_file()
+    net, fd = Net(parameters), create_shared_file()
     store = TimedArrays(fd, 0)
     store.attach({"net": net})
     ready, results = os.pipe(), os.pipe()

@@ -17,7 +17,7 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.demonstrations import write
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, PQNSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
@@ -214,7 +214,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
     if full.search is not None and "batch_size__choice" in full.search["agent"].get("memory", {}):
         sets += ["search.agent.memory.batch_size__choice=[16,32]"]
     spec = load(*where, *sets)
-    fd = shared_file()
+    fd = create_shared_file()
     store = SharedArrays(fd, synced=spec.meta.distributed == "synced") if spec.meta.distributed else None
     session = Session(spec, plan=Plan(mode="dev"), context=SessionContext(store=store)).build()
     if where not in trained().values():

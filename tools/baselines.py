@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, measure
+from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, measure_mean_return
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.compat.env_ids import ATARI, KNOWN, MINATAR, unavailable_reason
 from slm_lab.spec.models.env import EnvSpec
@@ -94,7 +94,7 @@ def _measure(env: dict[str, Any]) -> Result:
     found: Baseline | str
     try:
         spec = EnvSpec(**env, max_frame=1)
-        found = unavailable_reason(spec.name) or measure(spec, lambda: time.process_time() > begin + LIMIT, FEWEST)
+        found = unavailable_reason(spec.name) or measure_mean_return(spec, lambda: time.process_time() > begin + LIMIT, FEWEST)
     except Exception as error:  # an env may raise any error; the other envs are still measured
         found = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(found, Baseline) and (found.episodes < FEWEST or found.mean_return is None):

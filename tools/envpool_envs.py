@@ -67,13 +67,13 @@ def _env(suite: str, ids: list[str]) -> list[Any]:
     """Return the description of one env. Its first id is the id in the documentation of the suite."""
     import envpool
 
-    from slm_lab.env.envpool_suites import fitted_action, fitted_observation
+    from slm_lab.env.envpool_suites import correct_action_space, correct_observation_space
 
     ids = sorted(ids, key=lambda name: ("/" not in name, name[0].isupper(), -int(name.rpartition("-v")[2])))
     if suite in _NO_SPACES or ids == ["VizdoomCustom-v1"]:
         return [ids, "", "", 1, "solved:max" if suite == "myosuite" else ""]
     spec = envpool.make_spec(ids[0])
-    observation, action = fitted_observation(spec.gymnasium_observation_space), fitted_action(spec.gymnasium_action_space)
+    observation, action = correct_observation_space(spec.gymnasium_observation_space), correct_action_space(spec.gymnasium_action_space)
     return [ids, _parts(observation), _parts(action), spec.config.max_num_players, _success(spec._state_keys)]
 
 

@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.spec.compat.migrate import OTHER_NAMES
 from slm_lab.spec.load.files import SPEC_FOLDER, raw_specs, shipped_spec_files
-from slm_lab.spec.load.validate import describe
+from slm_lab.spec.load.validate import describe_schema
 from slm_lab.spec.models.algorithm import ALGORITHMS, ALL_ACTIONS
 from slm_lab.spec.models.base import Schedule, SpecModel
 from slm_lab.spec.models.env import EnvSpec
@@ -420,7 +420,7 @@ def _type(model: type[BaseModel], key: str) -> str:
     if names := _NAMES.get(key):
         return "One of " + ", ".join(f'`"{name}"`' for name in sorted(names))
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind != {"type": "null"}]
-    words = " or ".join(dict.fromkeys(_reference(kind) or _code(describe(kind)) for kind in kinds))
+    words = " or ".join(dict.fromkeys(_reference(kind) or _code(describe_schema(kind)) for kind in kinds))
     return words if words.startswith("[") else words[0].upper() + words[1:]
 
 

@@ -68,10 +68,10 @@ class Agent:
     def update(self) -> Metrics:
         """Train with the steps that `observe` has stored, and return the metrics of this update."""
         steps_before = self.clock.opt_step
-        with _threads(self.threads):
+        with torch_threads(self.threads):
             metrics = self.algorithm.update()
         self.algorithm.reset_if_due(steps_before)
-        self._count_call()
+        self._count_training_call()
         self.policy.version += 1
         return metrics
 
@@ -80,13 +80,13 @@ class Agent:
 
         The policy versions in the rollout count gradient steps.
         """
-        with _threads(self.threads):
+        with torch_threads(self.threads):
             metrics = self.algorithm.learn(rollout)
-        self._count_call()
+        self._count_training_call()
         self.policy.version = self.clock.opt_step
         return metrics
 
-    def check_rarely(self, rarely: bool) -> None:
+    def set_rare_checks(self, rarely: bool) -> None:
         """Set whether the agent checks rarely, instead of in each update, if user code has changed nets or parameters (see validity.py).
 
         Rare checks are sufficient as long as no user code has access to the agent. New hooks are noticed immediately, even with rare
@@ -94,13 +94,13 @@ class Agent:
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
-        self.policy.check_rarely(rarely)
+        self.policy.set_rare_checks(rarely)
 
-    def _count_call(self) -> None:
+    def _count_training_call(self) -> None:
         for trainer in self._counting:
-            trainer.count_call()
+            trainer.count_training_call()
 
-    def evaluator(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
+    def action_function(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
         """Return a function (obs_N, first_N, acts_N=None) → action_N that acts with the current policy (see Policy.evaluator).
 
         The function acts with the last value of the schedule of explore_var.
@@ -108,7 +108,7 @@ class Agent:
         if self._shared is not None:
             self._shared.refresh()
         self.policy.explore_var = self.final_explore_var or 0.0
-        return self.policy.evaluator(np.random.default_rng(self._eval_seed), deterministic)
+        return self.policy.action_function(np.random.default_rng(self._eval_seed), deterministic)
 
     @property
     def acts_at_random(self) -> bool:
@@ -148,13 +148,13 @@ class Agent:
         """Replay buffer, whose `contents` are not part of `state_dict`, or None for an on-policy algorithm without self-imitation."""
         return self.algorithm.replay
 
-    def target(self) -> tuple[int, torch.Tensor] | None:
+    def target_snapshot(self) -> tuple[int, torch.Tensor] | None:
         """Return (number of updates, copy of the parameters) of the target network, or None for an agent without a target network."""
         target = self.algorithm.target
         if target is None:
             return None
         target.refresh()
-        return target.updates_done, target.flat.clone()[0]
+        return target.updates_done, target.flat.copy_vectors()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return copies on the CPU of the parameters and buffers of the policy's net, as last used for acting or learning."""
@@ -165,7 +165,7 @@ class Agent:
         """Whether the critics have a net separate from the policy's net, as in soft actor-critic."""
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
-    def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
+    def copy_matching_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
         """Copy those entries of `weights` whose names and shapes match entries of the policy's net.
 
         Returns the names of the net's entries that were not replaced. The weights of an agent do not include critics with a separate net,
@@ -211,20 +211,20 @@ class Agent:
 
     def rollout_state(self) -> dict[str, Any]:
         """Return the steps collected since the last update. These steps are useful only if the envs continue after the last step."""
-        return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
+        return {name: storage.state_dict() for name, storage in self.algorithm.rollout_storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:
-        for name, storage in self.algorithm.storages().items():
+        for name, storage in self.algorithm.rollout_storages().items():
             storage.load_state_dict(state[name])
 
 
-def _threads(number: int) -> AbstractContextManager[None]:
+def torch_threads(number: int) -> AbstractContextManager[None]:
     """Return a context manager, inside which torch computes with `number` threads instead of one thread."""
-    return nullcontext() if number == 1 else _several_threads(number)
+    return nullcontext() if number == 1 else _set_torch_threads(number)
 
 
 @contextmanager
-def _several_threads(number: int) -> Iterator[None]:
+def _set_torch_threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -14,9 +14,9 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import build_policy
-from slm_lab.agent.torch_settings import has_bfloat16, resolve_matmul, use_matmul
+from slm_lab.agent.torch_settings import has_bfloat16, resolve_matmul_library, set_matmul_library
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.limits import processor
+from slm_lab.lib.limits import processor_description
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
@@ -37,7 +37,7 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
         raise SpecError("agent", [Problem("agent.net.tf32", message)])
     torch.manual_seed(seeds.net)
     try:
-        return _build(spec, info, seeds, clock, device, cores)
+        return _build_agent(spec, info, seeds, clock, device, cores)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
@@ -47,14 +47,14 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
         raise SpecError("agent", [Problem("agent", message)]) from None
 
 
-def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, cores: int) -> Agent:
+def _build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, cores: int) -> Agent:
     model = spec.agent.algorithm
     policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)
     algorithm: Algorithm = type(model).implementation()(spec.agent, info, clock, seeds, policy, device)
     nets: list[nn.Module] = []
     for part in algorithm.parts().values():
         if isinstance(part, Trainer | TargetNet):
-            use_matmul(part.flat.module, spec.meta.matmul, device)
+            set_matmul_library(part.flat.module, spec.meta.matmul, device)
             nets.append(part.flat.module)
     random_frames = spec.agent.training_start if getattr(model, "random_start", False) else 0
     agent = Agent(policy, algorithm, clock, model.explore_var_spec if model.explores else None, seeds.eval_env, random_frames)
@@ -80,14 +80,14 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
     return f"cuda:{session % count if net.cuda_id is None else net.cuda_id}"
 
 
-def check_arithmetic(spec: Spec, device: str) -> None:
+def check_matmul_settings(spec: Spec, device: str) -> None:
     """Raise SpecError if meta.matmul cannot be used on a device.
 
     If the spec uses bfloat16 on a CPU without instructions for bfloat16, this function prints a notice.
     """
-    resolve_matmul(spec.meta.matmul, device)
+    resolve_matmul_library(spec.meta.matmul, device)
     keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
-    if keys and device == "cpu" and not has_bfloat16(processor()):
+    if keys and device == "cpu" and not has_bfloat16(processor_description()):
         notice(f"agent.{keys[0]}.dtype bfloat16: about ten times slower than float32 on this processor, which has no instructions for it")
 
 

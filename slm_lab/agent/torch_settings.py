@@ -11,7 +11,7 @@ from torch import nn
 
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.q_nets import StackedCritics
-from slm_lab.lib.limits import processor, processor_name
+from slm_lab.lib.limits import processor_description, processor_name
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
@@ -46,7 +46,7 @@ def onednn_min_size(processor: str, capability: str) -> int:
     return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_MIN_SIZE
 
 
-def resolve_matmul(asked: str, device: str = "cpu") -> str:
+def resolve_matmul_library(asked: str, device: str = "cpu") -> str:
     """Return the library for float32 matrix products: "onednn" (for large products), "mkl", or "torch" (torch's default on the device).
 
     Args: asked: value of meta.matmul. Raises SpecError if the library `asked` cannot be used.
@@ -59,15 +59,15 @@ def resolve_matmul(asked: str, device: str = "cpu") -> str:
             allowed = ", ".join(["auto", *(name for name, there in usable.items() if there)])
             raise SpecError("meta", [Problem("meta.matmul", f"cannot use '{asked}': {why}; allowed: {allowed}")])
         return asked
-    if usable["onednn"] and prefers_onednn(processor(), torch.backends.cpu.get_cpu_capability()):
+    if usable["onednn"] and prefers_onednn(processor_description(), torch.backends.cpu.get_cpu_capability()):
         return "onednn"
     return "mkl" if usable["mkl"] else "torch"
 
 
-def use_matmul(net: nn.Module, asked: str, device: str) -> None:
-    """Let a net compute its matrix products with the library that `resolve_matmul` returns."""
-    if resolve_matmul(asked, device) == "onednn":
-        least = onednn_min_size(processor(), torch.backends.cpu.get_cpu_capability())
+def set_matmul_library(net: nn.Module, asked: str, device: str) -> None:
+    """Let a net compute its matrix products with the library that `resolve_matmul_library` returns."""
+    if resolve_matmul_library(asked, device) == "onednn":
+        least = onednn_min_size(processor_description(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
                 module.matmul_mode.onednn = least
@@ -96,7 +96,7 @@ class TorchSettings:
     """Values of torch settings that affect results, saved at construction: default dtype, gradient mode, number of threads."""
 
     def __init__(self) -> None:
-        self._values = _values()
+        self._values = _current_settings()
         self._noticed: set[str] = set()
 
     def restore(self) -> None:
@@ -104,7 +104,7 @@ class TorchSettings:
 
         A call takes 0.3 µs if no setting has changed.
         """
-        if (values := _values()) == self._values:
+        if (values := _current_settings()) == self._values:
             return
         for (name, (_, setter)), before, now in zip(_SETTINGS.items(), self._values, values, strict=True):
             if now == before:
@@ -115,5 +115,5 @@ class TorchSettings:
                 notice(f"the env, or what it imports, changed torch's {name} from {before} to {now}; training uses {before}")
 
 
-def _values() -> tuple[Any, ...]:
+def _current_settings() -> tuple[Any, ...]:
     return torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()

@@ -45,9 +45,9 @@ def _show(lines: Sequence[str], arguments: Namespace) -> int:
 
 def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int, dict[str, Any]]:
     """Validate specs and print one line for each spec. Return the exit code and the content of the JSON document for --json."""
-    from slm_lab.lib.text import wrapped
+    from slm_lab.lib.text import wrap_paragraph
     from slm_lab.spec.load.files import find_spec_file
-    from slm_lab.spec.load.loader import load_with_notices, notify
+    from slm_lab.spec.load.loader import load_with_notices, log_notices
     from slm_lab.spec.report import SpecError
 
     source = " ".join([str(find_spec_file(file)), *([name] if name else [])])
@@ -57,7 +57,7 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
         if name is not None:
             raise
         raise SpecError(error.source, [*error.problems, *_check_others(file, error, arguments)]) from None
-    notify(loaded.notes)
+    log_notices(loaded.notes)
     specs = loaded.specs
     with mark_set_keys(file, name, arguments.set):
         if problems := _argument_problems(specs):
@@ -68,7 +68,7 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
             from slm_lab.experiment.run.engine import check_builds
 
             reports = check_builds(specs, Plan(device=arguments.device), source)
-    lines = [wrapped(f"{spec.name}: {'builds; ' * arguments.build}{report}") for spec, report in zip(specs, reports, strict=True)]
+    lines = [wrap_paragraph(f"{spec.name}: {'builds; ' * arguments.build}{report}") for spec, report in zip(specs, reports, strict=True)]
     if loaded.differences is not None:
         lines.append(_summary(loaded.differences))
     code = _show(lines, arguments)
@@ -81,7 +81,7 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
     """Check the env arguments of those specs in a file that have no problem in `error`. Print the names of the valid specs, and return the
     problems of the other specs."""
     from slm_lab.spec.load.files import spec_names
-    from slm_lab.spec.load.loader import load_with_notices, mark_sets
+    from slm_lab.spec.load.loader import load_with_notices, mark_set_arguments
     from slm_lab.spec.report import SpecError
 
     paths = [problem.path for problem in error.problems]
@@ -92,7 +92,7 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
     if valid := [name for name in others if not found[name]]:
         _show([f"{name}: valid" for name in valid], arguments)
     problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
-    return mark_sets(SpecError(error.source, problems), error.source, arguments.set).problems
+    return mark_set_arguments(SpecError(error.source, problems), error.source, arguments.set).problems
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
@@ -158,10 +158,10 @@ def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: 
 
 
 def _time_text(seconds: float, unknown: int) -> str:
-    from slm_lab.experiment.report.progress import duration
+    from slm_lab.experiment.report.progress import format_duration
 
     without = f", without {unknown} that cannot be measured" if unknown else ""
-    return f"  builds; about {duration(seconds)} of training, one run after another{without}"
+    return f"  builds; about {format_duration(seconds)} of training, one run after another{without}"
 
 
 def _summary(differences: list[str]) -> str:

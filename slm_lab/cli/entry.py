@@ -16,7 +16,7 @@ from typing import NoReturn
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
 from slm_lab.cli.parser import COMMANDS, MODES, USER_ERROR, UsageError, check_options_apply, make_parser
 from slm_lab.lib.process import delay_garbage_collection
-from slm_lab.lib.system import unknown_feature
+from slm_lab.lib.system import invalid_variable_message
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:
             sys.path.append(here)  # for "package.module:Name" in a spec
     try:
-        if (wrong := unknown_feature()) is not None:
+        if (wrong := invalid_variable_message()) is not None:
             raise UsageError(wrong)
         name, arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         module, _, function = COMMANDS[name].run.partition(":")

@@ -115,16 +115,16 @@ def _files_with(name: str) -> list[Path]:
 def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[None]:
     """Context manager that adds FILE and NAME to a SpecError raised in its block, and marks the keys that were given by --set."""
     from slm_lab.spec.load.files import find_spec_file
-    from slm_lab.spec.load.loader import mark_sets
+    from slm_lab.spec.load.loader import mark_set_arguments
     from slm_lab.spec.report import SpecError
 
     try:
         yield
     except SpecError as error:
-        raise mark_sets(error, " ".join([str(find_spec_file(file)), *([name] if name else [])]), sets) from None
+        raise mark_set_arguments(error, " ".join([str(find_spec_file(file)), *([name] if name else [])]), sets) from None
 
 
-def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
+def agent_arguments(where: str, root: Path, arguments: Namespace) -> list[str]:
     """Return the command-line arguments with which another command uses the same agent: a folder, and the options that select the agent in
     this folder.
 

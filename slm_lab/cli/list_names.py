@@ -59,13 +59,13 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     found = {kind: list(KINDS[kind][0]()) for kind in kinds}
     shown = {kind: [entry for entry in entries if entry.contains(search)] for kind, entries in found.items()}
     if not any(shown.values()):
-        raise UsageError(_no_results(search, found))
+        raise UsageError(_no_results_message(search, found))
     if arguments.json:
         return print_json({kind: [entry.to_dict(kind) for entry in entries] for kind, entries in shown.items()})
     if not search and "envs" in shown:  # show only names, since 1,000 envs with their spaces are 2,500 lines
         shown["envs"] = [entry._replace(text="") for entry in shown["envs"] if not entry.text.startswith(_REFUSED)]
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
-    parts = [_table(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
+    parts = [_table_text(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
     if shown.get("specs"):
         parts.append(textwrap.fill("Columns: NAME of the spec in FILE, algorithm, frames, env. slm-lab FILE NAME runs it.", width))
     if shown.get("envs") and not search:
@@ -73,7 +73,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     return print_result("\n\n".join(parts))
 
 
-def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
+def _no_results_message(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
     """Return the error message for a search without results.
 
     If a word of the search occurs in no entry, the message suggests the most similar name, or else the command that lists all names.
@@ -90,7 +90,7 @@ def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> 
     return f"{where} contains {' and '.join(repr(word) for word in nowhere or search)}{'' if nowhere else ' together'}{hint}"
 
 
-def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
+def _table_text(entries: Sequence[Entry], width: int, kind: str) -> str:
     """Return text that shows entries in aligned columns below their headings. Entries that consist only of a name are shown side by
     side."""
     lines, heading, names = list[str](), "", list[str]()
@@ -99,7 +99,7 @@ def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
     for entry in entries:
         title = " — ".join(filter(None, (kind, entry.heading)))
         if title != heading or not lines:
-            lines += [*_wrapped(names, width), *([""] if lines else [])]
+            lines += [*_wrap_names(names, width), *([""] if lines else [])]
             names, heading = [], title
             lines += textwrap.wrap(title, width) if title else []
         if len(entry.cells) == 1 and not entry.text:
@@ -112,10 +112,10 @@ def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
         line = f"{indent}{row}".rstrip()
         lines.append(line if len(line) <= width else f"{line[: width - 1]}…")
         lines += textwrap.wrap(entry.text, width, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    ")
-    return "\n".join([*lines, *_wrapped(names, width)])
+    return "\n".join([*lines, *_wrap_names(names, width)])
 
 
-def _wrapped(names: Sequence[str], width: int) -> list[str]:
+def _wrap_names(names: Sequence[str], width: int) -> list[str]:
     """Return lines of text that contain the names side by side."""
     return textwrap.wrap(
         "  ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
@@ -127,7 +127,7 @@ def _specs() -> Iterator[Entry]:
 
     for file, name, algorithm, env, frames in spec_summaries():
         values = (name, algorithm, frames, env, str(file))
-        yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}", values=values)
+        yield Entry(file.name, (name, algorithm, _frames_text(frames), env.rpartition(":")[2]), keywords=f"{file} {env}", values=values)
 
 
 def _studies() -> Iterator[Entry]:
@@ -142,7 +142,7 @@ def _studies() -> Iterator[Entry]:
                 yield Entry(file.name, cells, f"{labels}.", str(file), values)
 
 
-def _frames(frames: object) -> str:
+def _frames_text(frames: object) -> str:
     """Return a number of frames as text in thousands or millions, such as 200k or 10M."""
     try:
         count = float(str(frames))
@@ -160,29 +160,29 @@ def _algorithms() -> Iterator[Entry]:
         kinds = "any actions" if model.action_kinds == ALL_ACTIONS else f"{' and '.join(model.action_kinds)} actions"
         policy = "on-policy" if model.on_policy else "off-policy"
         others = " ".join(other for other, here in OTHER_ALGORITHMS.items() if here.split(",")[0] == name)
-        yield Entry("", (name, policy if model.learns else "does not learn", kinds), _first_sentence(model), others)
+        yield Entry("", (name, policy if model.learns else "does not learn", kinds), _docstring_text(model), others)
 
 
 def _nets() -> Iterator[Entry]:
     from slm_lab.spec.models.net import NETS
 
     for name, model in NETS.items():
-        yield Entry("", (name,), _first_sentence(model))
+        yield Entry("", (name,), _docstring_text(model))
 
 
 def _memories() -> Iterator[Entry]:
     from slm_lab.spec.models.memory import MEMORIES
 
     for name, model in MEMORIES.items():
-        yield Entry("", (name, "on-policy" if model.on_policy else "off-policy"), _first_sentence(model))
+        yield Entry("", (name, "on-policy" if model.on_policy else "off-policy"), _docstring_text(model))
 
 
-def _first_sentence(model: type) -> str:
+def _docstring_text(model: type) -> str:
     return " ".join(inspect.getdoc(model).split()) if model.__doc__ else ""  # type: ignore[union-attr]  # the docstring exists
 
 
 def _envs() -> Iterator[Entry]:
-    from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, kinds_here, other_ids
+    from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, ids_of_other_packages, missing_requirements
 
     backends = [
         name
@@ -194,17 +194,17 @@ def _envs() -> Iterator[Entry]:
     for name, kind in KNOWN.items():
         of_kind.setdefault(kind, []).append(name)
     of_kind["atari"] = [f"ALE/{game}-v5" for game in sorted(ATARI)]
-    here = kinds_here()
+    here = missing_requirements()
     for kind, names in sorted(of_kind.items(), key=lambda item: here.get(item[0]) is not None):
         missing = here.get(kind)
-        heading = _installed(kind, missing)
+        heading = _package_heading(kind, missing)
         for name in sorted(name for name in names if current_id(name) == name):
             yield Entry(heading, (name,), keywords="installed" if not missing else "")
     yield from _pool_envs(here.get("envpool"))
     yield from _pettingzoo_envs()
-    for module, names in other_ids().items():
+    for module, names in ids_of_other_packages().items():
         for name in names or [f"{module}:…"]:
-            yield Entry(_installed(module, here.get(module)), (name,))
+            yield Entry(_package_heading(module, here.get(module)), (name,))
     yield Entry("backends installed (env.backend)", (vector,))
 
 
@@ -218,15 +218,15 @@ _ABOUT_ENVS = (
 def _pool_envs(missing: str | None) -> Iterator[Entry]:
     """Yield an entry for each env that exists only in EnvPool, with a description of the env's spaces. The other ids of the env are search
     words."""
-    from slm_lab.spec.compat.env_ids import pool_envs, pool_id
+    from slm_lab.spec.compat.env_ids import envpool_envs, envpool_id
 
-    for env in dict.fromkeys(pool_envs().values()):
-        ids = [name for name in env.ids if pool_id(name)]
+    for env in dict.fromkeys(envpool_envs().values()):
+        ids = [name for name in env.ids if envpool_id(name)]
         if not ids or env.suite in ("atari", "box2d", "classic_control", "mujoco"):
             continue
         agents = f", {env.players} agents" if env.players > 1 else ""
         spaces = f"{env.observation} → {env.action}{agents}" if env.observation else ""
-        refused = f"{_REFUSED}{env.refusal}" if env.refusal else ""
+        refused = f"{_REFUSED}{env.unsupported_reason}" if env.unsupported_reason else ""
         heading = f"{env.suite}, backend envpool" + (f": not installed; pip install '{missing}'" if missing else " (installed)")
         yield Entry(heading, (ids[0],), refused or spaces, " ".join((*ids, spaces, "" if missing or refused else "installed")))
 
@@ -241,10 +241,10 @@ def _pettingzoo_envs() -> Iterator[Entry]:
         family = "mpe2" if envs[name].kind == "mpe2" else f"pettingzoo {envs[name].id.partition('/')[0]}"
         reason = reasons[name]
         missing = None if reason is None else reason.partition("pip install '")[2].rstrip("'")
-        yield Entry(_installed(f"{family}, several agents", missing), (name,), keywords="installed" if reason is None else "")
+        yield Entry(_package_heading(f"{family}, several agents", missing), (name,), keywords="installed" if reason is None else "")
 
 
-def _installed(what: str, missing: str | None) -> str:
+def _package_heading(what: str, missing: str | None) -> str:
     return f"{what}: not installed; pip install '{missing}'" if missing else f"{what} (installed)"
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from slm_lab.experiment.report.screen import Screen, keep_streams
+from slm_lab.experiment.report.screen import Screen, copy_standard_streams
 from slm_lab.lib.files import nonfinite_to_none
 
 OK, FAILED = 0, 1
@@ -22,7 +22,7 @@ def prepare_streams() -> None:
     os.close(opened)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    keep_streams()
+    copy_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8" and stream.errors == "strict":
             stream.reconfigure(errors="replace")

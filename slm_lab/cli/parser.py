@@ -191,7 +191,7 @@ def _type(
     return parse
 
 
-def _one_of(what: str, known: tuple[str, ...]) -> Callable[[str], Any]:
+def _choice_type(what: str, known: tuple[str, ...]) -> Callable[[str], Any]:
     return _type(what, f"one of {', '.join(known)}", known.__contains__, hint=lambda text: did_you_mean(text, known))
 
 
@@ -238,8 +238,8 @@ _TYPES = {
         hint=lambda text: f"; did you mean 'file://{text}'?" if text.startswith("/") else "",
     ),
     "--format": _type("format", "onnx or torch", ("onnx", "torch").__contains__),
-    "--by": _one_of("column", AXES),
-    "--metric": _one_of("metric", METRICS),
+    "--by": _choice_type("column", AXES),
+    "--metric": _choice_type("metric", METRICS),
     "--solve": _type("return", "a number, such as 195 or -200", _is_finite, float),
     "--data-dir": Path,
     "--out": Path,
@@ -398,9 +398,9 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
     parser describes only this command or mode."""
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(description=_description(word), epilog="\n".join(textwrap.wrap(_EXITS, WIDTH)), **how)
-    parser.usage = "\n       ".join(_wrapped_form(f"{parser.prog} {form}") for form in _usages(word)).replace("%", "%%")
+    parser.usage = "\n       ".join(_wrap_usage(f"{parser.prog} {form}") for form in _usages(word)).replace("%", "%%")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    options = _options_of(word)
+    options = _accepted_options(word)
     for option in _OPTIONS:
         if word is None or (option.dest in options and option.help(word)):
             option.add_to(parser, word)
@@ -415,7 +415,7 @@ def _usages(word: str | None) -> list[str]:
     return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in _FORMS[word]]
 
 
-def _wrapped_form(form: str) -> str:
+def _wrap_usage(form: str) -> str:
     """Wrap a usage line to fit the terminal after the text "usage: ". Lines are not broken inside brackets or braces."""
     whole = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]|\{[^}]*\}", lambda match: match[0].replace(" ", "\0"), form)
     lines = textwrap.wrap(whole, WIDTH - 7, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
@@ -444,7 +444,7 @@ def _terms(texts: Mapping[str, str], indent: int = 2) -> str:
     return "\n".join(lines)
 
 
-def _options_of(word: str | None) -> tuple[str, ...]:
+def _accepted_options(word: str | None) -> tuple[str, ...]:
     """Return the names of the options that a command, or a mode of the command `run`, accepts."""
     if word is None or word in COMMANDS:
         return () if word is None else COMMANDS[word].options

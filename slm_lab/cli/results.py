@@ -6,20 +6,20 @@ import shlex
 from argparse import Namespace
 from pathlib import Path
 
-from slm_lab.cli.files import agent_words, model_lines
+from slm_lab.cli.files import agent_arguments, model_lines
 from slm_lab.cli.output import OK, print_error, print_json, print_result
 from slm_lab.cli.parser import USER_ERROR, UsageError
 
 
 def compare(words: list[str], arguments: Namespace) -> int:
     """Compare runs: write graphs and tables, and print a table. Return the exit code."""
-    from slm_lab.experiment.files.find import Choice
-    from slm_lab.experiment.report.compare_report import comparison
+    from slm_lab.experiment.files.find import TrainingChoice
+    from slm_lab.experiment.report.compare_report import write_comparison
 
     by, metric, labels = arguments.by or "frame", arguments.metric or "current_return", arguments.label or ()
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    choice = TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
     options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels, "choice": choice}
-    found = comparison(words, **options, data_dir=arguments.data_dir, out=arguments.out)
+    found = write_comparison(words, **options, data_dir=arguments.data_dir, out=arguments.out)
     return print_json({**found.content, "files": list(map(str, found.files))}) if arguments.json else print_result(found.text)
 
 
@@ -34,20 +34,20 @@ def export(words: list[str], arguments: Namespace) -> int:
         raise UsageError(f"--out {arguments.out} has no effect with --as {name}: the file is written to the folder of the model; remove it")
     if arguments.replace and name is None:
         raise UsageError("--replace has no effect without --as NAME; remove it")
-    from slm_lab.experiment.deploy.export import summary
+    from slm_lab.experiment.deploy.export import format_summary
     from slm_lab.experiment.deploy.register import export_with_card, register
-    from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
+    from slm_lab.experiment.files.find import TrainingChoice, find_training, notify_if_unfinished
 
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed, arguments.policy)
+    choice = TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed, arguments.policy)
     training = find_training(words[0], None, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
     which = arguments.checkpoint or "best"
     if name is None:
-        result = summary(export_with_card(training, arguments.format, arguments.out, which, arguments.session))
-        where, *options = agent_words(words[0], training.paths.root, arguments)
+        result = format_summary(export_with_card(training, arguments.format, arguments.out, which, arguments.session))
+        where, *options = agent_arguments(words[0], training.paths.root, arguments)
         return print_result(f"{result}\nplay it:   slm-lab {shlex.join([f'enjoy@{where}', *options])}")
     done = register(training, name, arguments.data_dir, arguments.format, which, arguments.session, replace=arguments.replace)
-    return print_result(f"{summary(done)}\n{model_lines(name, arguments.data_dir)}")
+    return print_result(f"{format_summary(done)}\n{model_lines(name, arguments.data_dir)}")
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:
@@ -56,10 +56,10 @@ def doctor(words: list[str], arguments: Namespace) -> int:
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")
-    from slm_lab.experiment.files.find import Choice
+    from slm_lab.experiment.files.find import TrainingChoice
     from slm_lab.experiment.report.doctor import as_dict, as_text, check_rows, examine, find_trial
 
-    run = find_trial(words[0], arguments.data_dir, Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
+    run = find_trial(words[0], arguments.data_dir, TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
     check_rows(run)
     found = examine(run)
     return print_json(as_dict(run, found)) if arguments.json else print_result(as_text(run, found))
@@ -70,11 +70,11 @@ def report(words: list[str], arguments: Namespace) -> int:
     if len(words) != 1:
         given = f"too many arguments after the folder: {' '.join(words[1:])}" if words else "RUN is missing"
         raise UsageError(f"report: {given}; expected report {{folder | latest}}")
-    from slm_lab.experiment.files.find import Choice
+    from slm_lab.experiment.files.find import TrainingChoice
     from slm_lab.experiment.report.report_folder import write_folder_report
     from slm_lab.lib.files import display_path
 
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    choice = TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
     return print_result(str(display_path(write_folder_report(words[0], arguments.data_dir, choice))))
 
 

@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from slm_lab.cli.files import Request, agent_words, mark_set_keys, resolve_request
+from slm_lab.cli.files import Request, agent_arguments, mark_set_keys, resolve_request
 from slm_lab.cli.output import OK, print_result
 from slm_lab.cli.parser import MODE_OPTIONS, UsageError
 
@@ -62,11 +62,11 @@ def _set_seed(mode: str, arguments: Namespace) -> None:
     this mode."""
     if arguments.seed is None or mode == "enjoy":
         return
-    from slm_lab.spec.load.loader import parse_sets
+    from slm_lab.spec.load.loader import parse_set_arguments
     from slm_lab.spec.report import show_path
 
     key, value = ("random_seed", f"[{arguments.seed}]") if mode == "study" else ("meta.random_seed", str(arguments.seed))
-    given = parse_sets(arguments.set)
+    given = parse_set_arguments(arguments.set)
     if key in (*given.variables, *map(show_path, given.overrides)):
         raise UsageError(f"--seed {arguments.seed} and --set {key} exclude each other: both set the seed")
     arguments.set = [*arguments.set, f"{key}={value}"]
@@ -82,19 +82,19 @@ def _plan(arguments: Namespace, mode: Literal["train", "dev"] = "train") -> Plan
 def _train(request: Request, arguments: Namespace) -> None:
     """Run a new trial of a spec in mode train or dev."""
     from slm_lab.lib.log import notice
-    from slm_lab.spec.load.loader import load_spec, parse_sets
-    from slm_lab.spec.models.search import is_for_search, search_keys
+    from slm_lab.spec.load.loader import load_spec, parse_set_arguments
+    from slm_lab.spec.models.search import changed_search_keys, is_for_search
     from slm_lab.spec.report import show_path
 
     file, name, mode, _ = request
-    for path in parse_sets(arguments.set).overrides:
+    for path in parse_set_arguments(arguments.set).overrides:
         if is_for_search(path):
             raise UsageError(f"--set {show_path(path)} has no effect: only a search uses it, not {mode}; remove it")
     spec = load_spec(file, name, arguments.set, for_search=False)
     plan = _plan(arguments, "dev" if mode == "dev" else "train")
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} sessions all run at once")
-    if unused := search_keys(spec):
+    if unused := changed_search_keys(spec):
         notice(f"{spec.name}: {', '.join(unused)}: only for a search; not used by {mode}")
     from slm_lab.experiment.run.trial import Trial
 
@@ -103,7 +103,7 @@ def _train(request: Request, arguments: Namespace) -> None:
         trial.run()
     if mode == "dev" and trial.display is not None:
         words = [file, *([name] if name else []), "train", *itertools.chain(*(("--set", one) for one in arguments.set))]
-        trial.display.say(f"train it:  slm-lab {shlex.join(words)}")
+        trial.display.print_line(f"train it:  slm-lab {shlex.join(words)}")
 
 
 def _resume(request: Request, arguments: Namespace) -> None:
@@ -120,7 +120,7 @@ def _resume(request: Request, arguments: Namespace) -> None:
 def _show_differences(request: Request, paths: RunPaths) -> None:
     """Print the keys in which the spec of FILE and NAME differs from the saved spec, which a continued run uses. Without FILE and NAME,
     print nothing."""
-    from slm_lab.experiment.session.resume import differences
+    from slm_lab.experiment.session.resume import changed_keys
     from slm_lab.lib.log import notice
     from slm_lab.lib.text import last_line
     from slm_lab.spec.load.loader import load_spec
@@ -134,7 +134,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
     except SpecError as error:  # the file was changed, or has variables, whose values only the saved spec contains
         notice(f"{file} {name} is not compared with the saved spec: {last_line(str(error))}")
         return
-    for path, (one, other) in differences(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
+    for path, (one, other) in changed_keys(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
         notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")
 
 
@@ -162,7 +162,7 @@ def _study(request: Request, arguments: Namespace) -> None:
 
     If --set is not given, a continued study uses the --set arguments of its last start.
     """
-    from slm_lab.experiment.files.paths import about_study, find_study
+    from slm_lab.experiment.files.paths import find_study, study_start_info
     from slm_lab.experiment.run.study.study import StudyExperiment
     from slm_lab.lib.log import notice
     from slm_lab.spec.load.study_file import load_study, study_entries
@@ -172,11 +172,11 @@ def _study(request: Request, arguments: Namespace) -> None:
         raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")
     study_entries(file, name)  # raises an error if there is no such study in the file
     paths = find_study(where, name, arguments.data_dir) if where else None
-    sets = arguments.set or ([] if paths is None else about_study(paths).get("set", []))
+    sets = arguments.set or ([] if paths is None else study_start_info(paths).get("set", []))
     if sets and not arguments.set:
         shown = " ".join(f"--set {one}" for one in sets)
         notice(f"the arguments of the last start apply: {shown}; other --set arguments replace all of them")
-    max_seeds = _max_seeds(arguments, None if paths is None else about_study(paths).get("max_seeds"))
+    max_seeds = _max_seeds(arguments, None if paths is None else study_start_info(paths).get("max_seeds"))
     study = load_study(file, name, sets)
     if max_seeds is not None and len(study.entries) < 2:
         raise UsageError(f"--until-decided has no effect: {name} has one entry, and nothing to compare it with; remove it")
@@ -225,8 +225,8 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
     if arguments.replace and arguments.record is None:
         raise UsageError("--replace has no effect without --record PATH; remove it")
-    from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
-    from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
+    from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, format_summary
+    from slm_lab.experiment.files.find import TrainingChoice, find_training, notify_if_unfinished
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_spec
 
@@ -244,13 +244,13 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         against=arguments.against,
         sets=arguments.set,
     )
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed, arguments.policy)
+    choice = TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed, arguments.policy)
     training = find_training(request.where, request.name, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
     if arguments.human is not None:
         return _play_human(training, options, arguments)
-    result = summary(enjoy(training, options, _plan(arguments)))
-    same = agent_words(request.where, training.paths.root, arguments)
+    result = format_summary(enjoy(training, options, _plan(arguments)))
+    same = agent_arguments(request.where, training.paths.root, arguments)
     more = [] if options.show else [f"record it: slm-lab {shlex.join([f'enjoy@{same[0]}', *same[1:]])} --video"]
     same += ["--policy", training.policies[0]] if arguments.policy is None and len(training.policies) > 1 else []
     return print_result("\n".join([result, *more, f"export it: slm-lab {shlex.join(['export', *same])}"]))

@@ -19,13 +19,13 @@ def verify(words: list[str], arguments: Namespace) -> int:
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"verify: {given}; expected verify {{run folder | latest}}")
-    from slm_lab.experiment.files.find import Choice, find_training
+    from slm_lab.experiment.files.find import TrainingChoice, find_training
     from slm_lab.experiment.files.named_model import check_no_model
     from slm_lab.experiment.report.screen import console_on
     from slm_lab.experiment.run.verify.verify import verify as check
 
     check_no_model(words[0], arguments.data_dir)
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    choice = TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
     found = check(
         find_training(words[0], None, arguments.data_dir, choice),
         arguments.session or 0,

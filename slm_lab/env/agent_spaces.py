@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from slm_lab.env.mask_from_info import mask_entry, not_discrete_message
 from slm_lab.env.normalize import normalizes_obs
-from slm_lab.env.spaces import Codec, action_codec, number_of_choices, observation_codec, ordered
+from slm_lab.env.spaces import Codec, action_codec, number_of_choices, observation_codec, order_entries
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationSpace, Use
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest_hint
@@ -49,13 +49,13 @@ def agent_spaces(
     uses = _uses(spec, observation, action)
     if uses:
         assert isinstance(observation, spaces.Dict)
-        observation = ordered(observation, uses)
+        observation = order_entries(observation, uses)
     known, encode = observation_codec(observation, input, image_channels(spec), fresh, uses)
     if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
         parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in known.parts)
         known = replace(known, high=known.high if known.dtype == "uint8" else None, parts=parts)
     mask = next((key for key in uses if uses[key] == "mask"), None)
-    joint = isinstance(observation, spaces.Dict) and mask is not None and is_joint(observation[mask], action)
+    joint = isinstance(observation, spaces.Dict) and mask is not None and has_mask_per_combination(observation[mask], action)
     return AgentSpaces(known, encode, *action_codec(action, joint), observation, uses, joint)
 
 
@@ -68,12 +68,12 @@ def image_channels(spec: EnvSpec) -> Channels | None:
 def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
     """Return the use ("mask" or "critic") of each entry of a Dict observation that is not an input of all nets. Raises SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
-    problems = _unknown_keys(spec.critic_keys or (), keys, "critic_keys")
+    problems = _unknown_key_problems(spec.critic_keys or (), keys, "critic_keys")
     mask = mask_entry(spec.action_mask, keys, action)
     if spec.action_mask and mask is None:
-        (unknown,) = _unknown_keys([spec.action_mask], keys, "action_mask")
+        (unknown,) = _unknown_key_problems([spec.action_mask], keys, "action_mask")
         problems.append(replace(unknown, message=f"{unknown.message}; this backend reads no masks from info"))
-    if mask is not None and (message := _misfit(mask, observation[mask], action)):  # type: ignore[index]  # a Dict
+    if mask is not None and (message := _mask_misfit_reason(mask, observation[mask], action)):  # type: ignore[index]  # a Dict
         problems.append(Problem("env.action_mask", message))
     uses: dict[str, Use] = {}
     uses |= dict.fromkeys(spec.critic_keys or (), "critic")
@@ -85,7 +85,7 @@ def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[An
     return uses
 
 
-def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[Problem]:
+def _unknown_key_problems(given: Sequence[str], keys: Sequence[str], name: str) -> list[Problem]:
     """Return a problem for each key in `given` that is not an entry of the observation."""
     entries = f"entries: {', '.join(keys)}" if keys else "the observation is not a Dict"
     paths = [f"env.{name}" if name == "action_mask" else f"env.{name}[{index}]" for index in range(len(given))]
@@ -96,7 +96,7 @@ def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[
     ]
 
 
-def is_joint(mask: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
+def has_mask_per_combination(mask: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
     """Return whether an action mask has one number for each combination of the choices of a multi-discrete action's components."""
     return isinstance(action, spaces.MultiDiscrete) and mask.shape == tuple(action.nvec.ravel()) and not _is_flat(mask, action)
 
@@ -108,7 +108,7 @@ def _is_flat(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
     return shape in ((int(nvec.sum()),), (len(nvec), int(nvec[0]))) and (len(shape) == 1 or bool((nvec == nvec[0]).all()))
 
 
-def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
+def _mask_misfit_reason(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
     """Return the reason why the space of an action mask does not fit the action space; None if it fits."""
     other = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
     kinds = isinstance(mask, spaces.MultiBinary) or (isinstance(mask, spaces.Box) and mask.shape)
@@ -117,7 +117,7 @@ def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str
             fits, wanted = kinds and np.prod(mask.shape or ()) == action.n, f"[{action.n}], one number per action"
         case spaces.MultiDiscrete():
             nvec = action.nvec.ravel().tolist()
-            fits, wanted = kinds and (_is_flat(mask, action) or is_joint(mask, action)), f"[{sum(nvec)}] or {nvec}"
+            fits, wanted = kinds and (_is_flat(mask, action) or has_mask_per_combination(mask, action)), f"[{sum(nvec)}] or {nvec}"
         case spaces.Dict() | spaces.Tuple() if size := number_of_choices(action):
             fits, wanted = kinds and mask.shape == (size,), f"[{size}], one number per choice of the discrete parts of the action"
         case _:

@@ -15,7 +15,7 @@ from slm_lab.env.atari import AtariSettings, frame_limit
 from slm_lab.env.curriculum import Curriculum
 
 if TYPE_CHECKING:
-    from slm_lab.env.wrappers import Wrap
+    from slm_lab.env.wrappers import ConfiguredWrapper
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EnvRequest:
     max_t: int | None = None
     threads: int = 1
     """Number of threads that a C++ backend may use."""
-    wraps: tuple[Wrap, ...] = ()
+    wraps: tuple[ConfiguredWrapper, ...] = ()
     """Wrappers to apply to each env, innermost first."""
     track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""

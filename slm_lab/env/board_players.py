@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from slm_lab.env.boards import has_board, planes_of
+from slm_lab.env.boards import has_board, stone_planes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.base import ExtensionError, import_class
 
@@ -40,8 +40,8 @@ def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
 
 
 class BoardPlayer(Player):
-    """Base class of scripted players of two-player board games. `choose`, which subclasses define, returns equally good moves. `act` draws
-    one of these moves at random."""
+    """Base class of scripted players of two-player board games. `best_moves`, which subclasses define, returns equally good moves. `act`
+    draws one of these moves at random."""
 
     shape: tuple[int, int]
     """Rows and columns of the board."""
@@ -58,14 +58,14 @@ class BoardPlayer(Player):
         observation = self.info.observation
         assert observation.mask is not None
         valid_NA = obs_N[:, slice(*observation.mask)] != 0
-        planes_N = planes_of(observation, obs_N, *self.shape).reshape(len(obs_N), 2, -1) > 0
+        planes_N = stone_planes(observation, obs_N, *self.shape).reshape(len(obs_N), 2, -1) > 0
         boards_N = planes_N[:, 0].astype(int) - planes_N[:, 1].astype(int)
         return np.array([self._draw(tuple(board), valid_A) for board, valid_A in zip(boards_N.tolist(), valid_NA, strict=True)], np.int64)
 
     def _draw(self, board: Board, valid_A: np.ndarray) -> int:
-        return int(self.rng.choice(self.choose(board, np.flatnonzero(valid_A).tolist())))
+        return int(self.rng.choice(self.best_moves(board, np.flatnonzero(valid_A).tolist())))
 
-    def choose(self, board: Board, valid: list[int]) -> list[int]:
+    def best_moves(self, board: Board, valid: list[int]) -> list[int]:
         """Return one or more equally good actions, from which `act` draws one action at random. Args: valid: the valid actions."""
         raise NotImplementedError
 
@@ -75,8 +75,8 @@ class PerfectTicTacToe(BoardPlayer):
 
     shape = (3, 3)
 
-    def choose(self, board: Board, valid: list[int]) -> list[int]:
-        values = {move: -_value(_moved(board, move)) for move in valid}
+    def best_moves(self, board: Board, valid: list[int]) -> list[int]:
+        values = {move: -_value(_board_after_move(board, move)) for move in valid}
         best = max(values.values())
         return [move for move, value in values.items() if value == best]
 
@@ -87,15 +87,15 @@ class OnePlyConnectFour(BoardPlayer):
 
     shape = (6, 7)
 
-    def choose(self, board: Board, valid: list[int]) -> list[int]:
+    def best_moves(self, board: Board, valid: list[int]) -> list[int]:
         for own in (board, tuple(-cell for cell in board)):
-            winning = [column for column in valid if _four(own, _cell(board, column))]
+            winning = [column for column in valid if _completes_four(own, _cell(board, column))]
             if winning:
                 return winning
         return valid
 
 
-def _moved(board: Board, move: int) -> Board:
+def _board_after_move(board: Board, move: int) -> Board:
     """Return the board after a move of the player, from the view of the opponent: stones of the opponent are 1, stones of the player −1."""
     return tuple(-1 if i == move else -cell for i, cell in enumerate(board))
 
@@ -109,7 +109,7 @@ def _value(board: Board) -> int:
     if any(all(board[i] == -1 for i in line) for line in _LINES):
         return -1
     empty = [i for i, cell in enumerate(board) if not cell]
-    return max((-_value(_moved(board, move)) for move in empty), default=0)
+    return max((-_value(_board_after_move(board, move)) for move in empty), default=0)
 
 
 def _cell(board: Board, column: int) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def _cell(board: Board, column: int) -> tuple[int, int]:
     return max(row for row in range(6) if not board[7 * row + column]), column
 
 
-def _four(board: Board, cell: tuple[int, int]) -> bool:
+def _completes_four(board: Board, cell: tuple[int, int]) -> bool:
     """Return whether a stone of the player in this cell of Connect Four completes four in a row."""
     for step in ((0, 1), (1, 0), (1, 1), (1, -1)):
         count = 1

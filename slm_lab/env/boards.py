@@ -22,7 +22,7 @@ def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int
     return observation.shape == (2 * rows * columns + moves,)
 
 
-def planes_of(observation: ObservationSpace, obs_N: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def stone_planes(observation: ObservationSpace, obs_N: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """Return the two planes of stones, [N, 2, rows, columns], of a batch of observations for which `has_board` is true."""
     if observation.parts:
         return obs_N[:, observation.parts[0].begin : observation.parts[0].end].reshape(-1, 2, rows, columns)
@@ -55,14 +55,14 @@ class BoardGame:
         is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2
         return is_of_game and has_board(info.observation, self.rows, self.columns, moves)
 
-    def valid(self, observation: ObservationSpace, obs: np.ndarray) -> list[str]:
+    def valid_moves(self, observation: ObservationSpace, obs: np.ndarray) -> list[str]:
         """Return the names of the valid moves for the observation [D] of the player whose turn it is."""
         assert observation.mask is not None
         return [move for move, allowed in zip(self.moves, obs[slice(*observation.mask)], strict=True) if allowed]
 
-    def draw(self, observation: ObservationSpace, obs: np.ndarray, own: str, other: str) -> str:
+    def board_text(self, observation: ObservationSpace, obs: np.ndarray, own: str, other: str) -> str:
         """Return the board of an observation [D] as lines of text. Args: own, other: letters for the player's and the opponent's stones."""
-        own_RC, other_RC = planes_of(observation, obs[None], self.rows, self.columns)[0]
+        own_RC, other_RC = stone_planes(observation, obs[None], self.rows, self.columns)[0]
         cells_RC = np.where(own_RC > 0, own, np.where(other_RC > 0, other, "."))
         names = [str(column + 1) if self.drops else string.ascii_lowercase[column] for column in range(self.columns)]
         heads = [""] * (self.rows + 1) if self.drops else [" ", *map(str, range(1, self.rows + 1))]

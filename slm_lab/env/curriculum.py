@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from slm_lab.env.arguments import WrapperError
-from slm_lab.spec.models.env_schedule import Rule, Steps, rule_of
+from slm_lab.spec.models.env_schedule import Rule, StepRule, parse_rule
 from slm_lab.spec.report import nearest_hint
 
 Values = dict[str, Any]
@@ -27,34 +27,34 @@ class Curriculum:
     """
 
     def __init__(self, schedule: Mapping[str, Any], known: Collection[str], num_envs: int, final: bool) -> None:
-        self.rules: dict[str, Rule] = {key: rule_of(value) for key, value in schedule.items()}
+        self.rules: dict[str, Rule] = {key: parse_rule(value) for key, value in schedule.items()}
         self.known, self._final = tuple(known), final
         self.arguments = tuple(key for key in schedule if key in known)
         """Keys of the schedule that are constructor arguments. An env must be rebuilt to change a constructor argument."""
         self.frame = 0
         """Frame (number of env steps of the training run) at which rules that depend on the frame are evaluated."""
-        self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, Steps) and rule.by == "return"}
+        self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, StepRule) and rule.by == "return"}
         self._levels = dict.fromkeys(self._by_return, 0)
         """Index of the current value of each rule that depends on returns."""
         self._returns: dict[str, deque[float]] = {key: deque(maxlen=rule.episodes) for key, rule in self._by_return.items()}
-        self.held: list[Values] = [self.current() for _ in range(num_envs)]
+        self.held: list[Values] = [self.current_values() for _ in range(num_envs)]
         """Current values of each env."""
         self._played = list(self.held)
         """Values of each env in the last episode that ended."""
         self._restored: list[Values] | None = None
-        """Loaded values of each env, until `restored` is called; None: no loaded values are pending."""
+        """Loaded values of each env, until `finish_restoration` is called; None: no loaded values are pending."""
         self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs
 
-    def current(self) -> Values:
+    def current_values(self) -> Values:
         """Return the scheduled values of envs that begin an episode now."""
         if self._final:
             return {key: rule.values[-1] for key, rule in self.rules.items()}
         levels = self._levels
         return {key: rule.values[levels[key]] if key in levels else rule.at(self.frame) for key, rule in self.rules.items()}
 
-    def wanted(self, row: int) -> Values:
+    def next_values(self, row: int) -> Values:
         """Return the scheduled values that an env receives with its next reset."""
-        return self.current() if self._restored is None else self._restored[row]
+        return self.current_values() if self._restored is None else self._restored[row]
 
     def begin(self, row: int, values: Values) -> None:
         """Record that an env begins an episode with the given scheduled values."""
@@ -79,7 +79,7 @@ class Curriculum:
             if len(returns) == rule.episodes and sum(returns) / len(returns) >= rule.bounds[level + 1]:
                 self._levels[key] = level + 1
                 returns.clear()
-        return {schedule_entry(key): rule.number(played[key]) for key, rule in self.rules.items()}
+        return {episode_info_key(key): rule.to_number(played[key]) for key, rule in self.rules.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -92,23 +92,23 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned. Until `restored` is called, resets give each env the scheduled values that the env had
-        when the state was saved."""
+        """Load a state that `state_dict` returned. Until `finish_restoration` is called, resets give each env the scheduled values that
+        the env had when the state was saved."""
         self.frame, self._levels = state["frame"], dict(state["levels"])
         for key, returns in state["returns"].items():
             self._returns[key].extend(returns)
         self.seeds, self._rebuilt = list(state["seeds"]), list(state["rebuilt"])
         self._restored = state["held"] if len(state["held"]) == len(self.held) else None
 
-    def restored(self, state: dict[str, Any]) -> None:
+    def finish_restoration(self, state: dict[str, Any]) -> None:
         """End the restoration that `load_state_dict` began: later resets give the envs new scheduled values. Args: state: the loaded state.
         Its seeds replace the seeds that resets after `load_state_dict` have changed."""
         self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
 
-    def changes(self, row: int) -> tuple[Values, bool]:
+    def next_values_and_rebuild(self, row: int) -> tuple[Values, bool]:
         """Return the scheduled values that an env receives with its next reset, and whether the env must be rebuilt because a constructor
         argument changes."""
-        wanted, held = self.wanted(row), self.held[row]
+        wanted, held = self.next_values(row), self.held[row]
         return wanted, any(wanted[key] != held[key] for key in self.arguments)
 
     def attributes(self, values: Mapping[str, Any]) -> Values:
@@ -116,7 +116,7 @@ class Curriculum:
         return {key: value for key, value in values.items() if key not in self.arguments}
 
 
-def schedule_entry(key: str) -> str:
+def episode_info_key(key: str) -> str:
     """Return the name under which `Episode.info` contains the value of a scheduled key."""
     return f"env.{key}"
 

@@ -49,7 +49,7 @@ _MAX_CHARACTER = 127
 """Largest byte of MiniGrid's mission, an ASCII text padded with zeros."""
 
 
-def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def known_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a spec can give for an env of EnvPool, with their defaults.
 
     Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing.
@@ -63,18 +63,18 @@ def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
     """Return a problem for each key of the spec's env section that is not an option of EnvPool's env `name`, or whose value has a wrong
     type.
 
-    Raises the same errors as `options_of`.
+    Raises the same errors as `known_options`.
     """
     if not spec.kwargs:
         return []
-    known = options_of(name, spec.kwargs)
+    known = known_options(name, spec.kwargs)
     problems = []
     for key, value in spec.kwargs.items():
         if key in _OWNED:
             problems.append(Problem(f"env.{key}", f"cannot be set here: {_OWNED[key]}"))
         elif key not in known:
             problems.append(Problem(f"env.{key}", unknown_key_message(key, list(known), name), "unknown"))
-        elif _fitted(value, known[key]) is None:
+        elif _convert_option(value, known[key]) is None:
             given = json.dumps(value, ensure_ascii=False)
             problems.append(
                 Problem(f"env.{key}", f"invalid value {given}: expected {_KINDS[type(known[key])]}, such as {_example(known[key])}")
@@ -109,13 +109,13 @@ def missing_opengl() -> str | None:
     return "needs OpenGL to draw: install EGL and OpenGL (on Debian and Ubuntu: apt-get install libegl1 libgl1)"
 
 
-def fitted_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def convert_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Convert checked options of an env from JSON to the types of their defaults, such as lists to tuples and the keys of objects to
     numbers."""
-    return {key: _fitted(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
+    return {key: _convert_option(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
 
 
-def _fitted(value: Any, default: Any) -> Any:
+def _convert_option(value: Any, default: Any) -> Any:
     """Convert a value to the type of an option's default. Return None if the value cannot be converted."""
     match default:
         case bool():
@@ -125,30 +125,30 @@ def _fitted(value: Any, default: Any) -> Any:
         case float():
             return float(value) if _is_number(value) else None
         case str():
-            return _absolute(value) if isinstance(value, str) else None
+            return _absolute_file_path(value) if isinstance(value, str) else None
         case tuple():
             fits = isinstance(value, list | tuple) and len(value) == len(default)
-            fitted = tuple(_fitted(one, of) for one, of in zip(value, default, strict=True)) if fits else (None,)
+            fitted = tuple(_convert_option(one, of) for one, of in zip(value, default, strict=True)) if fits else (None,)
             return None if None in fitted else fitted
         case list():
             sample = default[0] if default else None
-            return [one if sample is None else _fitted(one, sample) for one in value] if isinstance(value, list) else None
+            return [one if sample is None else _convert_option(one, sample) for one in value] if isinstance(value, list) else None
         case dict():
-            return _fitted_dict(value, default) if isinstance(value, dict) else None
+            return _convert_dict_option(value, default) if isinstance(value, dict) else None
     return value
 
 
-def _absolute(value: str) -> str:
+def _absolute_file_path(value: str) -> str:
     """Return the absolute path of an existing file, because ViZDoom is built in another folder. Other strings are returned unchanged."""
     return os.path.abspath(value) if os.sep in value and os.path.isfile(value) else value
 
 
-def _fitted_dict(value: dict[Any, Any], default: dict[Any, Any]) -> dict[Any, Any] | None:
+def _convert_dict_option(value: dict[Any, Any], default: dict[Any, Any]) -> dict[Any, Any] | None:
     if not default:
         return value
     key, sample = next(iter(default.items()))
     try:
-        fitted = {type(key)(name): _fitted(one, sample) for name, one in value.items()}
+        fitted = {type(key)(name): _convert_option(one, sample) for name, one in value.items()}
     except ValueError:  # a key that is not a number
         return None
     return None if None in fitted.values() else fitted
@@ -158,7 +158,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def vizdoom_folder() -> TemporaryDirectory[str]:
+def make_vizdoom_folder() -> TemporaryDirectory[str]:
     """Create a temporary folder for the files of ViZDoom's envs and return the folder.
 
     This function also creates the subfolder that the envs need, because ViZDoom crashes if several envs create the subfolder at the same
@@ -181,13 +181,13 @@ _KINDS: dict[type, str] = {
 """Description of the values that an option accepts, for messages, by the type of the option's default."""
 
 
-def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
+def correct_observation_space(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
     """Return the corrected form of an observation space that EnvPool reports. The function corrects bounds that stand for ±∞, codes that
     are not an image, and step counters."""
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()
-            fit = _grid_part if grid else fitted_observation
+            fit = _grid_part if grid else correct_observation_space
             return spaces.Dict(OrderedDict((name, fit(part, name)) for name, part in space.items()))
         case spaces.Discrete() if key in _COUNTERS:
             return spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -221,7 +221,7 @@ def _without_false_bounds(space: spaces.Box) -> spaces.Box:
     return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype.type)
 
 
-def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
+def correct_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Return the corrected form of an action space that EnvPool reports: a bounded Box of integers becomes MultiDiscrete."""
     if not isinstance(space, spaces.Box):
         return space
@@ -241,7 +241,7 @@ class ObservationReader:
         "obs:items.x_len". fills_masks: whether to make every action valid if an action mask has no valid action (Jumanji's Maze may begin
         between four walls).
         """
-        self.space = fitted_observation(space)
+        self.space = correct_observation_space(space)
         slots = [slot for slot, key in enumerate(keys) if key.partition(":")[0] == "obs"]
         self._plain = None if isinstance(space, spaces.Dict) else slots[0]
         parts = dict(_leaves(space))
@@ -272,7 +272,7 @@ class ObservationReader:
         self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(number_of_choices(action))})
 
     @property
-    def mask_slot(self) -> int | None:
+    def mask_index(self) -> int | None:
         """Index of the pool's array that contains the action mask of the infos; None if no array contains a mask."""
         return None if self._mask is None else self._mask[1]
 
@@ -285,7 +285,7 @@ class ObservationReader:
     def __call__(self, state: Sequence[np.ndarray]) -> Any:
         obs = self._observation(state)
         if self._fills_masks and "action_mask" in obs:
-            obs["action_mask"] = _filled(obs["action_mask"])
+            obs["action_mask"] = _fill_empty_masks(obs["action_mask"])
         if self._mask is None:
             return obs
         key, slot = self._mask
@@ -303,7 +303,7 @@ class ObservationReader:
         return found if self._selected is None else self._selected(found)
 
 
-def _filled(mask: np.ndarray) -> np.ndarray:
+def _fill_empty_masks(mask: np.ndarray) -> np.ndarray:
     """Return action masks [N, …] in which all actions of a row are valid if the row had no valid action."""
     empty_N = ~mask.reshape(len(mask), -1).any(axis=1)
     if not empty_N.any():
@@ -369,7 +369,7 @@ class InfoTracker:
         self._elapsed: np.ndarray | None = None
 
     @property
-    def slots(self) -> list[int]:
+    def array_indices(self) -> list[int]:
         """Indices of the pool's arrays that are combined over episodes."""
         return [slot for slot, _ in self._entries.values()]
 

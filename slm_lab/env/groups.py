@@ -10,14 +10,14 @@ import numpy as np
 
 from slm_lab.env.backend import AgentGroup, Backend, RawStep
 from slm_lab.env.normalize import Normalizers
-from slm_lab.env.outcome import reraise_located
+from slm_lab.env.outcome import raise_located_outcome
 from slm_lab.env.spaces import Codec, UnsupportedSpace
 from slm_lab.env.vec import Env
-from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.padding import pad_rows, remove_padding
 from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace, VecStep
 
 
-class GroupRows(Backend):
+class GroupBackend(Backend):
     """Backend of the Env of one group of agents. `reset` and `step` return the group's rows that `GroupedEnv` has passed to `take`."""
 
     def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
@@ -78,7 +78,7 @@ class GroupedEnv(Env):
     def __init__(self, backend: Backend, info: EnvInfo, groups: Sequence[Env], decoders: Sequence[Codec], seed: int, *, name: str) -> None:
         super().__init__(backend, info, encode=np.asarray, decode=np.asarray, seed=seed, name=name)
         self.groups, self._decoders = groups, decoders
-        self._rows = [info.rows_of(group.info.agents) for group in groups]
+        self._rows = [info.agent_rows(group.info.agents) for group in groups]
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
         return next(group.normalizers for group in self.groups if not set(agents).isdisjoint(group.info.agents))
@@ -88,33 +88,33 @@ class GroupedEnv(Env):
         for group in self.groups:
             group.reseed(seed)
 
-    def _view(self, group: Env) -> GroupRows:
-        assert isinstance(group._backend, GroupRows)
+    def _view(self, group: Env) -> GroupBackend:
+        assert isinstance(group._backend, GroupBackend)
         return group._backend
 
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
         try:
             obs = self._backend.reset(seeds)
         except Exception as error:
-            reraise_located(error, self.name, "reset", 0)
+            raise_located_outcome(error, self.name, "reset", 0)
         for group, batch in zip(self.groups, obs, strict=True):
             self._view(group).take(batch)
         return self._observations([group.reset() for group in self.groups])
 
     def step(self, action_N: np.ndarray) -> VecStep:
         self._steps += 1
-        actions = [without_padding(action_N[rows], group.info.action) for rows, group in zip(self._rows, self.groups, strict=True)]
+        actions = [remove_padding(action_N[rows], group.info.action) for rows, group in zip(self._rows, self.groups, strict=True)]
         try:
             decoded: Any = tuple(decode(action_K) for decode, action_K in zip(self._decoders, actions, strict=True))
             raw = self._backend.step(decoded)
         except Exception as error:
-            reraise_located(error, self.name, "step", self._steps)
+            raise_located_outcome(error, self.name, "step", self._steps)
         for group, batch in zip(self.groups, raw.obs, strict=True):
             self._view(group).take(batch, raw)
         self.acts_N = self._backend.acts_N
-        return self._joined([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
+        return self._join_steps([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
 
-    def _joined(self, steps: Sequence[VecStep]) -> VecStep:
+    def _join_steps(self, steps: Sequence[VecStep]) -> VecStep:
         """Join the VecSteps of the groups to one VecStep with the rows of all agents."""
         episodes: list[Episode] = []
         for rows, step in zip(self._rows, steps, strict=True):
@@ -123,18 +123,18 @@ class GroupedEnv(Env):
         same = all(step.last_obs_N is step.obs_N for step in steps)
         last_obs_N = obs_N if same else self._observations([step.last_obs_N for step in steps])
         return VecStep(
-            self._of_all([step.reward_N for step in steps]),
-            self._of_all([step.terminated_N for step in steps]),
-            self._of_all([step.truncated_N for step in steps]),
+            self._join_group_rows([step.reward_N for step in steps]),
+            self._join_group_rows([step.terminated_N for step in steps]),
+            self._join_group_rows([step.truncated_N for step in steps]),
             last_obs_N,
             obs_N,
-            self._of_all([step.first_N for step in steps]),
-            self._of_all([step.valid_N for step in steps]),
+            self._join_group_rows([step.first_N for step in steps]),
+            self._join_group_rows([step.valid_N for step in steps]),
             sorted(episodes, key=lambda episode: episode.env),
             self.acts_N,
         )
 
-    def _of_all(self, values: Sequence[np.ndarray]) -> np.ndarray:
+    def _join_group_rows(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """Join one array [K, …] per group, with the rows of the group, to one array [N, …] with the rows of all agents."""
         values_N = np.empty((self.info.num_envs, *values[0].shape[1:]), values[0].dtype)
         for rows, values_K in zip(self._rows, values, strict=True):
@@ -142,10 +142,10 @@ class GroupedEnv(Env):
         return values_N
 
     def _observations(self, batches: Sequence[np.ndarray]) -> np.ndarray:
-        return self._of_all([padded(batch, self.info.observation) for batch in batches])
+        return self._join_group_rows([pad_rows(batch, self.info.observation) for batch in batches])
 
     def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
-        return self._of_all([padded(group.sample(rng or self._sampler), self.info.action) for group in self.groups])
+        return self._join_group_rows([pad_rows(group.sample(rng or self._sampler), self.info.action) for group in self.groups])
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "groups": [group.state_dict() for group in self.groups]}

@@ -33,37 +33,37 @@ from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
     InvalidOutcome,
-    checked,
-    closing_failed,
-    fitted,
-    fitted_final,
-    fitted_step,
+    batch_row,
+    check_last_obs,
+    check_step,
+    close_error_message,
+    fit_step,
+    fit_to_space,
     picked_numbers,
-    reraise,
+    raise_invalid_outcome,
     row_info,
-    row_of,
-    shown,
     to_bool,
-    unpacked,
-    unpacked_reset,
+    unpack_reset,
+    unpack_step,
+    value_text,
 )
-from slm_lab.env.single import SingleEnv
+from slm_lab.env.single import SingleEnvConstructor
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
 from slm_lab.env.spaces import leaves
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,
     ProcessState,
+    choose_start_method,
     discard_stop_signals,
-    environment,
-    hidden_main,
+    hide_main_module,
     kill_group,
-    lead_group,
-    start_method,
+    start_process_group,
     stop_signals_blocked,
+    temporary_environment,
 )
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.compat.env_ids import package_hint, pool_id
+from slm_lab.spec.compat.env_ids import envpool_id, package_hint
 
 CLOSE_SECONDS = 2.0
 """Seconds that worker processes have to close their envs before they are killed."""
@@ -92,17 +92,17 @@ class _Maker:
     """Picklable constructor of an env. Unpickling this object in a worker process also applies the main process's ProcessState to the
     worker."""
 
-    def __init__(self, make: SingleEnv) -> None:
+    def __init__(self, make: SingleEnvConstructor) -> None:
         self._make = make
 
     def __call__(self) -> gym.Env[Any, Any]:
         return self._make()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received_maker, (ProcessState.of_this_process(), self._make)
+        return _unpickle_constructor, (ProcessState.of_this_process(), self._make)
 
 
-def _received_maker(state: ProcessState, make: SingleEnv) -> _Maker:
+def _unpickle_constructor(state: ProcessState, make: SingleEnvConstructor) -> _Maker:
     return _Maker(make)
 
 
@@ -113,13 +113,13 @@ class _EnvFns(list[_Maker]):
     user's script.
     """
 
-    def __init__(self, make: SingleEnv, count: int, starting: contextlib.ExitStack) -> None:
+    def __init__(self, make: SingleEnvConstructor, count: int, starting: contextlib.ExitStack) -> None:
         super().__init__([_Maker(make)] * count)
         self._starting = starting
 
     def __iter__(self) -> Iterator[_Maker]:
-        self._starting.enter_context(hidden_main())
-        self._starting.enter_context(environment({name: os.environ.get(name, "1") for name in THREAD_LIMITS}))
+        self._starting.enter_context(hide_main_module())
+        self._starting.enter_context(temporary_environment({name: os.environ.get(name, "1") for name in THREAD_LIMITS}))
         self._starting.enter_context(stop_signals_blocked())
         return super().__iter__()
 
@@ -133,14 +133,14 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
 
     def __init__(
         self,
-        make: SingleEnv,
+        make: SingleEnvConstructor,
         num_envs: int,
         track_info: Sequence[str],
         shared_memory: bool = True,
         curriculum: Curriculum | None = None,
     ) -> None:
         self.parent_pipes, self.processes = [], []
-        self._at_exit = functools.partial(_close, weakref.ref(self))
+        self._at_exit = functools.partial(_close_if_alive, weakref.ref(self))
         atexit.register(self._at_exit)  # before multiprocessing joins its child processes at exit, which would block forever
         try:
             with contextlib.ExitStack() as self._starting:
@@ -149,7 +149,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
                 followed = None if curriculum is None else (make, curriculum)
                 worker: Any = functools.partial(_worker, os.getpid(), track_info, make.action_mask, followed)
                 makers = _EnvFns(make, num_envs, self._starting)
-                mode, context = AutoresetMode.SAME_STEP, start_method()
+                mode, context = AutoresetMode.SAME_STEP, choose_start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
         except BaseException:  # including Ctrl-C while a constructor blocks
             self.close(terminate=True)
@@ -169,7 +169,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
         except queue.Empty:
             raise RuntimeError("an env failed in its worker process, which died before it reported the error") from None
         if invalid is not None:
-            reraise(invalid, index)
+            raise_invalid_outcome(invalid, index)
         raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
@@ -192,13 +192,13 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
             pipe.close()
 
 
-def _close(reference: weakref.ref[_Async]) -> None:
+def _close_if_alive(reference: weakref.ref[_Async]) -> None:
     vec = reference()
     if vec is not None:
         vec.close()
 
 
-class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
+class _WorkerChecks(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper of an env in a worker process. The wrapper checks the values that the env returns, and drops infos that the parent process
     does not use.
 
@@ -212,7 +212,7 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         env: gym.Env[Any, Any],
         track_info: Sequence[str],
         action_mask: str | Literal[False] | None,
-        followed: tuple[SingleEnv, Curriculum] | None = None,
+        followed: tuple[SingleEnvConstructor, Curriculum] | None = None,
     ) -> None:
         super().__init__(env)
         self._action_mask, self._followed = action_mask, followed
@@ -227,7 +227,7 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         (make, curriculum), values = self._followed, self.wanted_values
         self.wanted_values = None
         if any(values[key] != curriculum.held[0][key] for key in curriculum.arguments):
-            self.env = _rebuilt(make, curriculum, values, self.env)
+            self.env = _rebuild_env(make, curriculum, values, self.env)
             seed = curriculum.next_seed(0) if seed is None else seed
         else:
             set_attributes(self.env, curriculum.attributes(values), curriculum.known)
@@ -243,27 +243,27 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
             seed_spaces(self.env, seed)
             _seed_process(seed)
         try:
-            obs, info = unpacked_reset(self.env.reset(seed=seed, options=options))
+            obs, info = unpack_reset(self.env.reset(seed=seed, options=options))
             check_masks(self.env, self._action_mask, info)
-            return fitted(self._space, obs), _lives(info)
+            return fit_to_space(self._space, obs), _lives(info)
         except Exception as error:
-            reraise(error)
+            raise_invalid_outcome(error)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
-            obs, reward, terminated, truncated, info = checked(self.env.step(action))
-            obs = fitted(self._space, obs)
+            obs, reward, terminated, truncated, info = check_step(self.env.step(action))
+            obs = fit_to_space(self._space, obs)
             if terminated or truncated:
                 return copy.deepcopy(obs), reward, terminated, truncated, picked_numbers(info, self._track_info)
             return obs, reward, terminated, truncated, _lives(info)
         except Exception as error:
-            reraise(error)
+            raise_invalid_outcome(error)
 
     def close(self) -> None:
         try:
             super().close()
         except Exception as error:
-            notice(closing_failed(error))
+            notice(close_error_message(error))
 
 
 def _lives(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def _seed_process(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-class _Errors:
+class _ErrorQueue:
     """Queue that passes errors of a worker process to its parent in picklable form: (index of the env, InvalidOutcome or None,
     traceback)."""
 
@@ -296,7 +296,7 @@ def _worker(
     parent: int,
     track_info: Sequence[str],
     action_mask: str | Literal[False] | None,
-    followed: tuple[SingleEnv, Curriculum] | None,
+    followed: tuple[SingleEnvConstructor, Curriculum] | None,
     index: int,
     env_fn: Any,
     pipe: Any,
@@ -308,7 +308,7 @@ def _worker(
 ) -> None:
     """Run Gymnasium's worker function for one env, in a process group of its own. Errors of the env's constructor are reported to the
     parent, and stop signals are ignored."""
-    lead_group(parent)
+    start_process_group(parent)
     discard_stop_signals()
     parent_pipe.close()  # otherwise this copy would keep `pipe` open after the parent has died
     try:
@@ -322,19 +322,19 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        wrapped, errors = _InWorker(env, track_info, action_mask, followed), _Errors(error_queue)
+        wrapped, errors = _WorkerChecks(env, track_info, action_mask, followed), _ErrorQueue(error_queue)
         _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
 
 
-def _rebuilt(make: SingleEnv, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+def _rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """Close an env and return a new env with other scheduled values. Raises InvalidOutcome if the new env has other spaces."""
     observation, action = old.observation_space, old.action_space
     try:
         old.close()
     except Exception as error:
-        notice(closing_failed(error))
+        notice(close_error_message(error))
     env = make.with_values(curriculum, values)()
     try:
         check_spaces(env, observation, action, values)
@@ -356,7 +356,7 @@ class _GymVectorBackend(Backend):
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
         if target.registration is None:
-            own = f" (it is an env of EnvPool){package_hint(target.id)}" if pool_id(target.id) else ""
+            own = f" (it is an env of EnvPool){package_hint(target.id)}" if envpool_id(target.id) else ""
             return f"{target.id} is not registered with Gymnasium{own}"
         if target.registration.entry_point is None:
             return f"{target.id} is registered as a vector env only"
@@ -397,7 +397,7 @@ class Sync(_GymVectorBackend):
     name = "sync"
 
     def __init__(self, target: EnvRequest) -> None:
-        self._make, self._curriculum = SingleEnv.from_target(target), target.curriculum
+        self._make, self._curriculum = SingleEnvConstructor.from_target(target), target.curriculum
         vec = _Sync([self._make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._set_vector_env(vec, target)
         self._envs, self._obs = vec.envs, vec._observations
@@ -410,7 +410,7 @@ class Sync(_GymVectorBackend):
         """Whether stacking observations could silently change numbers that do not fit the dtype."""
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
-            _recognise_int64(self.env.unwrapped.action_space)
+            _speed_up_contains(self.env.unwrapped.action_space)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         if seeds is not None:
@@ -421,11 +421,11 @@ class Sync(_GymVectorBackend):
             try:
                 new_seed = self._prepare_reset(row, one)
                 env = self._envs[row]
-                obs, info = unpacked_reset(env.reset(seed=new_seed if one is None else one, options=None))
+                obs, info = unpack_reset(env.reset(seed=new_seed if one is None else one, options=None))
                 check_masks(env, self._action_mask, info)
                 obs_list.append(obs)
             except Exception as error:
-                reraise(error, len(obs_list))
+                raise_invalid_outcome(error, len(obs_list))
         return self._stack(obs_list)
 
     def step(self, action: np.ndarray) -> RawStep:
@@ -442,9 +442,9 @@ class Sync(_GymVectorBackend):
                 try:
                     obs, reward, terminated, truncated, info = outcome
                 except (TypeError, ValueError):
-                    obs, reward, terminated, truncated, info = unpacked(outcome)
+                    obs, reward, terminated, truncated, info = unpack_step(outcome)
                 if type(reward) not in NUMBERS or type(info) is not dict:
-                    obs, reward, terminated, truncated, info = checked(outcome)
+                    obs, reward, terminated, truncated, info = check_step(outcome)
                 reward_N[i] = reward
                 if terminated is not False or truncated is not False:
                     if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
@@ -455,14 +455,14 @@ class Sync(_GymVectorBackend):
                         final.append((i, self._copied_last_obs(obs)))
                         self._infos[i] = dict(info)
                         seed = self._prepare_reset(i)
-                        obs, info = unpacked_reset(self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed))
+                        obs, info = unpack_reset(self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed))
                 obs_list.append(obs)
                 if "lives" in info and isinstance(info["lives"], int | np.integer):
                     lives_N = np.zeros(count, np.int64) if lives_N is None else lives_N
                     lives_N[i] = info["lives"]
             return RawStep(self._stack(obs_list), reward_N, terminated_N, truncated_N, final, lives_N)
         except Exception as error:
-            reraise(error, len(obs_list) if len(obs_list) < count else None)
+            raise_invalid_outcome(error, len(obs_list) if len(obs_list) < count else None)
 
     def _prepare_reset(self, row: int, seed: int | None = None) -> int | None:
         """Apply the scheduled values of the curriculum to an env before its reset. Return the seed for the reset if the env was rebuilt,
@@ -475,17 +475,17 @@ class Sync(_GymVectorBackend):
             return None
         if seed is not None:
             curriculum.seeds[row] = seed
-        values, rebuild = curriculum.changes(row)
+        values, rebuild = curriculum.next_values_and_rebuild(row)
         if not rebuild:
             if values != curriculum.held[row]:
                 set_attributes(self._envs[row], curriculum.attributes(values), curriculum.known)
             curriculum.begin(row, values)
             return None
-        env = _rebuilt(self._make, curriculum, values, self._envs[row])
+        env = _rebuild_env(self._make, curriculum, values, self._envs[row])
         self._envs[row] = env
         if self.lone is not None:
             self.env = env
-            _recognise_int64(env.unwrapped.action_space)
+            _speed_up_contains(env.unwrapped.action_space)
         curriculum.begin(row, values)
         new_seed = curriculum.next_seed(row) if seed is None else seed
         seed_spaces(env, new_seed)
@@ -495,7 +495,7 @@ class Sync(_GymVectorBackend):
         """Return a copy of the last observation of an episode, because the env may reuse the array."""
         if self._plain and type(obs) is np.ndarray and self.fits(obs):
             return obs.copy()
-        return copy.deepcopy(fitted(self.observation_space, obs))
+        return copy.deepcopy(fit_to_space(self.observation_space, obs))
 
     def episode_state(self) -> Any:
         try:
@@ -512,16 +512,16 @@ class Sync(_GymVectorBackend):
         if self._plain and len(obs_list) == 1 and self.fits(obs_list[0]):
             return obs_list[0][None]
         try:
-            return concatenate(self.observation_space, self._fitted(obs_list) if self._narrow else obs_list, self._obs)
+            return concatenate(self.observation_space, self._fit_observations(obs_list) if self._narrow else obs_list, self._obs)
         except InvalidOutcome:
             raise
         except Exception:  # raised by gymnasium or numpy: check and convert the observations, with clear errors, and try again
-            return concatenate(self.observation_space, self._fitted(obs_list), self._obs)
+            return concatenate(self.observation_space, self._fit_observations(obs_list), self._obs)
 
-    def _fitted(self, obs_list: list[Any]) -> list[Any]:
+    def _fit_observations(self, obs_list: list[Any]) -> list[Any]:
         for row, obs in enumerate(obs_list):
             try:
-                obs_list[row] = fitted(self.observation_space, obs)
+                obs_list[row] = fit_to_space(self.observation_space, obs)
             except InvalidOutcome as error:
                 error.row = row
                 raise
@@ -532,7 +532,7 @@ class Sync(_GymVectorBackend):
         return isinstance(obs, np.ndarray) and obs.dtype == self._dtype and obs.shape == self._shape
 
 
-def _recognise_int64(space: gym.Space[Any]) -> None:
+def _speed_up_contains(space: gym.Space[Any]) -> None:
     """Replace `contains` of a Discrete space by a function that is faster for int64 actions. Gymnasium's own check takes a fifth of the
     time of CartPole's step."""
     if type(space) is gym.spaces.Discrete:
@@ -560,7 +560,7 @@ class Async(_GymVectorBackend):
 
     def __init__(self, target: EnvRequest) -> None:
         with _worker_death():
-            make = SingleEnv.from_target(target)
+            make = SingleEnvConstructor.from_target(target)
             try:
                 vec = _Async(make, target.num_envs, target.track_info, curriculum=target.curriculum)
             except ValueError as error:
@@ -570,7 +570,7 @@ class Async(_GymVectorBackend):
                 vec = _Async(make, target.num_envs, target.track_info, shared_memory=False, curriculum=target.curriculum)
         self._set_vector_env(vec, target)
         self._curriculum = target.curriculum
-        self._sent = None if self._curriculum is None else self._curriculum.current()
+        self._sent = None if self._curriculum is None else self._curriculum.current_values()
         """Scheduled values (env.schedule) that were last sent to the worker processes."""
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -591,14 +591,14 @@ class Async(_GymVectorBackend):
     def _send(self) -> None:
         """Send the scheduled values for the envs' next resets to the worker processes if these values have changed, because any env may be
         reset in the following step."""
-        if self._curriculum is not None and (values := self._curriculum.current()) != self._sent:
+        if self._curriculum is not None and (values := self._curriculum.current_values()) != self._sent:
             self._vec.set_attr("wanted_values", [values] * self._vec.num_envs)
             self._sent = values
 
     def _prepare_reset(self, rows: Iterable[int]) -> None:
         if self._curriculum is not None:
             for row in rows:
-                self._curriculum.begin(row, self._curriculum.current())
+                self._curriculum.begin(row, self._curriculum.current_values())
 
 
 @contextlib.contextmanager
@@ -649,25 +649,25 @@ class VectorBackend(Backend):
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        obs, info = unpacked_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
+        obs, info = unpack_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
         check_vector_masks(self.observation_space, self.action_mask, info)
-        return obs if self._own else fitted(self.observation_space, obs, lead=(self._vec.num_envs,))
+        return obs if self._own else fit_to_space(self.observation_space, obs, lead=(self._vec.num_envs,))
 
     def step(self, action: np.ndarray) -> RawStep:
         outcome = self._vec.step(action)
         if not self._own:
-            return self._checked(outcome)
+            return self._check_step(outcome)
         obs, reward_N, terminated_N, truncated_N, self._info = outcome
         return RawStep(obs, reward_N, terminated_N, truncated_N, None)
 
-    def _checked(self, outcome: Any) -> RawStep:
+    def _check_step(self, outcome: Any) -> RawStep:
         """Check the result of the vector env's step and return a RawStep with the last observations of the episodes that ended. Raises
         InvalidOutcome."""
-        obs, reward_N, terminated_N, truncated_N, info = unpacked(outcome)
+        obs, reward_N, terminated_N, truncated_N, info = unpack_step(outcome)
         if not isinstance(info, Mapping):
-            raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
+            raise InvalidOutcome(f"step returned the info {value_text(info)}; expected a dict")
         self._info = info
-        raw = fitted_step(RawStep(obs, reward_N, terminated_N, truncated_N, None), self.observation_space, self._vec.num_envs)
+        raw = fit_step(RawStep(obs, reward_N, terminated_N, truncated_N, None), self.observation_space, self._vec.num_envs)
         over_N = raw.terminated_N | raw.truncated_N
         if self._mode == AutoresetMode.NEXT_STEP or not over_N.any():
             return raw
@@ -675,15 +675,15 @@ class VectorBackend(Backend):
             return self._reset_rows(raw, over_N)
         if "final_obs" not in info:
             raise InvalidOutcome('step returned no info["final_obs"] where an episode ended, as autoreset_mode SAME_STEP requires')
-        last = [(int(row), row_of(info["final_obs"], int(row))) for row in np.flatnonzero(over_N)]
-        return raw._replace(final=[fitted_final(row, obs, self.observation_space) for row, obs in last])
+        last = [(int(row), batch_row(info["final_obs"], int(row))) for row in np.flatnonzero(over_N)]
+        return raw._replace(final=[check_last_obs(row, obs, self.observation_space) for row, obs in last])
 
     def _reset_rows(self, raw: RawStep, over_N: np.ndarray) -> RawStep:
         """Reset the envs whose episode ended. Return the RawStep with copies of the arrays that the reset may change."""
-        last = [(int(row), copy.deepcopy(row_of(raw.obs, int(row)))) for row in np.flatnonzero(over_N)]
+        last = [(int(row), copy.deepcopy(batch_row(raw.obs, int(row)))) for row in np.flatnonzero(over_N)]
         reward_N, terminated_N, truncated_N = raw.reward_N.copy(), raw.terminated_N.copy(), raw.truncated_N.copy()
-        obs, _ = unpacked_reset(self._vec.reset(options={"reset_mask": over_N}))
-        return RawStep(fitted(self.observation_space, obs, lead=(len(over_N),)), reward_N, terminated_N, truncated_N, last)
+        obs, _ = unpack_reset(self._vec.reset(options={"reset_mask": over_N}))
+        return RawStep(fit_to_space(self.observation_space, obs, lead=(len(over_N),)), reward_N, terminated_N, truncated_N, last)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         return row_info(self._info.get("final_info", {}) if self._mode == AutoresetMode.SAME_STEP else self._info, row)
@@ -709,8 +709,8 @@ def _vector_arguments(target: EnvRequest) -> dict[str, Any]:
     return {**target.kwargs, **({"max_episode_steps": target.time_limit} if target.max_t is not None else {})}
 
 
-class OwnVector(VectorBackend):
-    """Base class of backends that use a user's vector env class (see `vector_backend`)."""
+class UserVectorBackend(VectorBackend):
+    """Base class of backends that use a user's vector env class (see `make_vector_backend_class`)."""
 
     creator: ClassVar[type[gym.vector.VectorEnv[Any, Any, Any]]]
 
@@ -727,9 +727,9 @@ class OwnVector(VectorBackend):
         self._set_vector_env(creator(num_envs=target.num_envs, **_vector_arguments(target)), target.num_envs)
 
 
-def vector_backend(creator: type[gym.vector.VectorEnv[Any, Any, Any]]) -> type[OwnVector]:
+def make_vector_backend_class(creator: type[gym.vector.VectorEnv[Any, Any, Any]]) -> type[UserVectorBackend]:
     """Return a new backend class that uses a user's vector env class."""
-    return type(creator.__name__, (OwnVector,), {"creator": creator})
+    return type(creator.__name__, (UserVectorBackend,), {"creator": creator})
 
 
 class Native(VectorBackend):

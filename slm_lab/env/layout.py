@@ -109,7 +109,7 @@ def _aspect(height: int, width: int) -> float:
 def _box_kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
     """Return whether a Box [H, W], or [H, W, C] with channels first or last, is an image or a vector, and whether this is certain."""
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
-    side, bounds = min(height, width), _bounds(space)
+    side, bounds = min(height, width), _overall_bounds(space)
     if _is_integer_or_bool(space) and space.dtype.kind != "b":
         if bounds == (0.0, BYTE):
             return ("image", True) if len(shape) == 3 or side >= _SMALLEST_SIDE else ("vector", True)
@@ -124,22 +124,22 @@ def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, amb
     else:
         height, width, channels = inner if last else (inner[1], inner[2], inner[0])
         where = " last" if last else " first"
-    low, high = _bounds(space)
+    low, high = _overall_bounds(space)
     byte = _is_integer_or_bool(space) and low >= 0.0 and high <= BYTE
     count = f"{frames} × {channels}" if frames > 1 else str(channels)
-    text = f"image {height} × {width}, {count} channel{'s' * (frames * channels > 1)}{where}, {_range(low, high)}"
+    text = f"image {height} × {width}, {count} channel{'s' * (frames * channels > 1)}{where}, {_bounds_text(low, high)}"
     divisor = high if 1.0 < high < math.inf else 1.0
     return BoxLayout((frames * channels, height, width), "uint8" if byte else "float32", last, divisor, None, ambiguities, text)
 
 
 def _vector(space: spaces.Box, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     size, scale = math.prod(space.shape), None
-    low, high = _bounds(space)
+    low, high = _overall_bounds(space)
     if size and _is_integer_or_bool(space) and low >= 0.0 and 1.0 < high <= BYTE:
         scale = (1.0 / np.maximum(space.high.astype(np.float64), 1.0)).astype(np.float32).ravel()
-    text = f"vector of {size} number{'s' * (size != 1)}" + (f" ({_sizes(space.shape)})" if len(space.shape) > 1 else "")
+    text = f"vector of {size} number{'s' * (size != 1)}" + (f" ({_shape_text(space.shape)})" if len(space.shape) > 1 else "")
     return BoxLayout(
-        (size,), "float32", False, None, scale, ambiguities, text if scale is None else f"{text}, {_range(low, high)} → 0 to 1"
+        (size,), "float32", False, None, scale, ambiguities, text if scale is None else f"{text}, {_bounds_text(low, high)} → 0 to 1"
     )
 
 
@@ -147,7 +147,7 @@ def _is_integer_or_bool(space: spaces.Box) -> bool:
     return space.dtype.kind in "biu"
 
 
-def _bounds(space: spaces.Box) -> tuple[float, float]:
+def _overall_bounds(space: spaces.Box) -> tuple[float, float]:
     """Return the smallest lower bound and the greatest upper bound of a Box. Bounds beyond ±UNBOUNDED are returned as infinity."""
     if not math.prod(space.shape):
         return 0.0, 0.0
@@ -155,21 +155,24 @@ def _bounds(space: spaces.Box) -> tuple[float, float]:
     return -math.inf if low < -UNBOUNDED else low, math.inf if high > UNBOUNDED else high
 
 
-def _range(low: float, high: float) -> str:
+def _bounds_text(low: float, high: float) -> str:
     return f"{low:g} to {high:g}" if math.isfinite(low) or math.isfinite(high) else "without bounds"
 
 
-def _sizes(shape: Sequence[int]) -> str:
+def _shape_text(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
 
 
 def _unclear_channels(space: spaces.Box, inner: Sequence[int], where: str) -> Ambiguity:
-    what = f"the observation{where and f' {where!r}'} {_sizes(space.shape)} is an image whose channels may be its first axis or its last"
+    what = (
+        f"the observation{where and f' {where!r}'} {_shape_text(space.shape)} is an image whose channels may be its first axis or its last"
+    )
     return Ambiguity("env.channels", f'{what}; set "first" ({inner[0]} channels) or "last" ({inner[-1]} channels)')
 
 
 def _unclear_kind(space: spaces.Box, where: str) -> Ambiguity:
-    what = f"the observation{where and f' {where!r}'} {_sizes(space.shape)} {_range(*_bounds(space))} may be an image or a vector"
+    bounds = _bounds_text(*_overall_bounds(space))
+    what = f"the observation{where and f' {where!r}'} {_shape_text(space.shape)} {bounds} may be an image or a vector"
     return Ambiguity("agent.net.input", f'{what}; set "image" or "vector", or name a net (ConvNet, MLPNet)')
 
 

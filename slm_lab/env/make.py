@@ -27,19 +27,19 @@ from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
 from slm_lab.env.curriculum import Curriculum, check_spaces
 from slm_lab.env.envpool_suites import REDUCTIONS, option_problems
-from slm_lab.env.groups import GroupedEnv, GroupRows, joint_info
-from slm_lab.env.gym_backends import Async, Native, OwnVector, Sync, vector_backend
+from slm_lab.env.groups import GroupBackend, GroupedEnv, joint_info
+from slm_lab.env.gym_backends import Async, Native, Sync, UserVectorBackend, make_vector_backend_class
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
-from slm_lab.env.outcome import described
+from slm_lab.env.outcome import space_text
 from slm_lab.env.pettingzoo_backend import PettingZoo
-from slm_lab.env.single import SingleEnv, quiet_gymnasium, register_envs
+from slm_lab.env.single import SingleEnvConstructor, quiet_gymnasium, register_envs
 from slm_lab.env.spaces import Codec, UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
-from slm_lab.env.wrappers import KeepParts, find_wraps, parts_of
+from slm_lab.env.wrappers import KeepParts, find_wraps, space_parts
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
-from slm_lab.spec.compat.env_ids import package_hint, pettingzoo_id, pool_id, registering_module, unavailable_reason
+from slm_lab.spec.compat.env_ids import envpool_id, package_hint, pettingzoo_id, registering_module, unavailable_reason
 from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest_hint
@@ -98,20 +98,20 @@ def make_env(
         target = replace(target, num_envs=min(1 if chosen in (Sync, Async, PettingZoo) else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     if minimal_num_envs:
-        _check_scheduled(spec, target, backend)
+        _check_scheduled_values(spec, target, backend)
     name = spec.backend if spec.backend != "auto" else chosen.name
     try:
-        return _env_of(spec, target, backend, EnvSettings(name, seed, gamma, training, input))
+        return _wrap_backend(spec, target, backend, EnvSettings(name, seed, gamma, training, input))
     except UnsupportedSpace as error:
         close_backend(backend)
-        raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
+        raise _env_spec_error(spec, "name", f"{spec.name}: {error}{_supported_parts_hint(backend.observation_space)}") from None
     except SpecError:
         close_backend(backend)
         raise
 
 
 class EnvSettings(NamedTuple):
-    """Arguments of `make_env` that `_env_of` needs."""
+    """Arguments of `make_env` that `_wrap_backend` needs."""
 
     backend: str
     seed: int
@@ -120,16 +120,16 @@ class EnvSettings(NamedTuple):
     input: InputKind | None
 
 
-def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
+def _wrap_backend(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
     """Return the Env that wraps a backend; a GroupedEnv if the backend's agents have different spaces. Raises UnsupportedSpace,
     SpecError."""
     if not backend.groups:
-        return _env_of_rows(spec, target, backend, settings)[0]
+        return _wrap_uniform_backend(spec, target, backend, settings)[0]
     built: list[tuple[Env, Codec]] = []
     for group in backend.groups:
-        part = GroupRows(backend, group, target.num_envs)
+        part = GroupBackend(backend, group, target.num_envs)
         try:
-            built.append(_env_of_rows(spec, target, part, settings, decoded=True))
+            built.append(_wrap_uniform_backend(spec, target, part, settings, decoded=True))
         except SpecError as error:
             of = f"agent{'s' * (len(group.agents) > 1)} {', '.join(group.agents)}: "
             raise SpecError(error.source, [replace(one, message=of + one.message) for one in error.problems]) from None
@@ -138,7 +138,9 @@ def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSe
     return GroupedEnv(backend, info, groups, decoders, settings.seed, name=spec.name)
 
 
-def _env_of_rows(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False) -> tuple[Env, Codec]:
+def _wrap_uniform_backend(
+    spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False
+) -> tuple[Env, Codec]:
     """Return the Env that wraps a backend whose agents have equal spaces, and the function that converts actions to the env's form.
 
     Args: decoded: whether the caller of the Env, such as GroupedEnv, has already converted the actions, so that the Env passes the actions
@@ -151,7 +153,7 @@ def _env_of_rows(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: 
     forms = {"observation": space_to_dict(space), "action": space_to_dict(backend.action_space)}
     if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
-    if (problem := _without_effect(spec, target, observation)) is not None:
+    if (problem := _ineffective_key_problem(spec, target, observation)) is not None:
         raise SpecError(spec.name, [problem])
     agents, limit = tuple(backend.agents), backend.max_steps or target.max_steps
     rows = target.num_envs * max(1, len(agents))
@@ -174,10 +176,10 @@ def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequenc
         raise SpecError(spec.name, [Problem("meta.track_info", why)])
 
 
-def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
+def _ineffective_key_problem(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
     """Return a problem for the first key of the spec's env section that has no effect on these observations; None if all keys have an
     effect."""
-    if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
+    if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_float_count:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
         return Problem(f"env.{key}", why)
@@ -192,10 +194,10 @@ def _check_not_empty(backend: Backend) -> None:
     """Raise UnsupportedSpace if the observation space or the action space has size 0."""
     for kind, space in (("observation", backend.observation_space), ("action", backend.action_space)):
         if not gym.spaces.flatdim(space):
-            raise UnsupportedSpace(f"{kind} space {described(space)} is empty; expected one with at least one number")
+            raise UnsupportedSpace(f"{kind} space {space_text(space)} is empty; expected one with at least one number")
 
 
-def _supported_parts(space: gym.Space[Any]) -> str:
+def _supported_parts_hint(space: gym.Space[Any]) -> str:
     """Return a hint on how to keep only the supported parts of an observation; "" if all parts or no parts are supported."""
     supported = supported_keys(space)
     return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if supported else ""
@@ -204,7 +206,7 @@ def _supported_parts(space: gym.Space[Any]) -> str:
 def supported_keys(space: gym.Space[Any]) -> list[str] | None:
     """Return the keys (for env.obs_keys) of the supported entries of a Dict or Tuple observation; None if all entries or no entries are
     supported."""
-    parts, supported = parts_of(space) or {}, []
+    parts, supported = space_parts(space) or {}, []
     for key, part in parts.items():
         with suppress(UnsupportedSpace):
             observation_codec(part)
@@ -221,7 +223,7 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
         raise SpecError(spec.name, [Problem("env.num_envs" if num_envs in (None, spec.num_envs) else "meta.rigorous_eval", message)])
 
 
-def _check_scheduled(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
+def _check_scheduled_values(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
     """Raise SpecError if env.schedule contains a value with which the env cannot be built or has other spaces."""
     curriculum = target.curriculum
     for key in () if curriculum is None else curriculum.arguments:
@@ -229,14 +231,16 @@ def _check_scheduled(spec: EnvSpec, target: EnvRequest, backend: Backend) -> Non
         for value in curriculum.rules[key].values[:-1]:
             try:
                 with quiet_gymnasium():
-                    env = SingleEnv.from_target(target).with_values(curriculum, curriculum.current() | {key: value})()
+                    env = SingleEnvConstructor.from_target(target).with_values(curriculum, curriculum.current_values() | {key: value})()
                 env.close()
                 check_spaces(env, backend.observation_space, backend.action_space, {key: value})
             except Exception as error:
                 close_backend(backend)
                 if isinstance(error, WrapperError):
-                    raise _problem(spec, *error.args) from error
-                raise _problem(spec, f"schedule.{key}", f"{spec.name} with {key} = {value!r}: {type(error).__name__}: {error}") from error
+                    raise _env_spec_error(spec, *error.args) from error
+                raise _env_spec_error(
+                    spec, f"schedule.{key}", f"{spec.name} with {key} = {value!r}: {type(error).__name__}: {error}"
+                ) from error
 
 
 def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None, atari: bool, training: bool) -> Curriculum | None:
@@ -248,7 +252,7 @@ def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None,
     if both:
         own = "is a key of the env section, which cannot change; expected an argument or an attribute of the env"
         why = own if both[0] in EnvSpec.model_fields else f"is also given as env.{both[0]}; remove one of them"
-        raise _problem(spec, f"schedule.{both[0]}", why)
+        raise _env_spec_error(spec, f"schedule.{both[0]}", why)
     known: Collection[str] = ATARI_KEYS if atari else ()
     if not atari and registration is not None and registration.entry_point is not None:
         known = accepted_arguments(env_creator(registration))[0]
@@ -259,14 +263,14 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
     """Look up the env id of a spec, check the arguments of the env's constructor, and return the request for a backend. Raises
     SpecError."""
     own, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
-    pool = None if own else pool_id(spec.name)
+    pool = None if own else envpool_id(spec.name)
     registration = _registration(spec) if pool is None and zoo is None else None
     kwargs, atari = spec.kwargs, None
     if pool is not None:
         _check_envpool(spec, pool)
     elif zoo is not None:
         if not own and (reason := unavailable_reason(spec.name)):
-            raise _problem(spec, "name", reason)
+            raise _env_spec_error(spec, "name", reason)
     elif is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
     elif registration is not None and not own:  # a user's backend checks its own arguments
@@ -293,33 +297,37 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     requested envs and is preferred for these envs. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
-        if issubclass(backend, OwnVector):
-            _check_creator(spec, backend.creator)
+        if issubclass(backend, UserVectorBackend):
+            _check_constructor_arguments(spec, backend.creator)
         reason = _unsupported_reason(backend, target)
         if reason:
-            raise _problem(spec, "backend", f"cannot use backend {spec.backend!r}: {reason}")
+            raise _env_spec_error(spec, "backend", f"cannot use backend {spec.backend!r}: {reason}")
         return backend
     for backend in BACKENDS.values():
         if backend.preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
     if pettingzoo_id(spec.name):
         key = "schedule" if target.curriculum is not None else target.wraps[0].key.partition("[")[0]
-        raise _problem(spec, key, f"has no effect on {spec.name}, which runs in PettingZoo: {_unsupported_reason(PettingZoo, target)}")
-    if target.curriculum is not None and (pool_id(spec.name) or target.vector_only):
-        where = "in EnvPool" if pool_id(spec.name) else "as a vector env only"
-        raise _problem(spec, "schedule", f"has no effect on {spec.name}: it runs {where}, whose envs cannot change; remove it")
-    if pool_id(spec.name):
-        raise _problem(spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}{package_hint(spec.name)}")
+        raise _env_spec_error(
+            spec, key, f"has no effect on {spec.name}, which runs in PettingZoo: {_unsupported_reason(PettingZoo, target)}"
+        )
+    if target.curriculum is not None and (envpool_id(spec.name) or target.vector_only):
+        where = "in EnvPool" if envpool_id(spec.name) else "as a vector env only"
+        raise _env_spec_error(spec, "schedule", f"has no effect on {spec.name}: it runs {where}, whose envs cannot change; remove it")
+    if envpool_id(spec.name):
+        raise _env_spec_error(
+            spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}{package_hint(spec.name)}"
+        )
     if target.vector_only and target.wraps:
         key = target.wraps[0].key.partition("[")[0]
         why = f"has no effect on {spec.name}: it is registered as a vector env only, whose envs cannot be wrapped; remove it"
-        raise _problem(spec, key, why)
+        raise _env_spec_error(spec, key, why)
     last = Native if target.vector_only else Sync
-    raise _problem(spec, "name", f"no backend supports {spec.name}: {last.unsupported_reason(target)}")
+    raise _env_spec_error(spec, "name", f"no backend supports {spec.name}: {last.unsupported_reason(target)}")
 
 
 def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | None:
-    fixed = pool_id(target.id) or pettingzoo_id(target.id)
+    fixed = envpool_id(target.id) or pettingzoo_id(target.id)
     wraps = [wrap for wrap in target.wraps if not (backend.selects_parts and wrap.wrapper is KeepParts)]
     if wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
@@ -327,20 +335,20 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
     if target.curriculum is not None and not backend.follows_curriculum:
         return "its envs cannot change (env.schedule)" + ("; remove it" if fixed else "; sync and async can")
     if target.action_mask and not backend.finds_masks and not target.vector_only:
-        return "it does not read action masks from info" + ("" if pool_id(target.id) else "; sync and async can")
+        return "it does not read action masks from info" + ("" if envpool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)
 
 
 def _check_envpool(spec: EnvSpec, pool: str) -> None:
     """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if EnvPool does not accept the options in the spec."""
     if reason := unavailable_reason(spec.name):
-        raise _problem(spec, "name", reason)
+        raise _env_spec_error(spec, "name", reason)
     try:
         problems = option_problems(spec, pool)
     except ImportError as error:
-        raise _problem(spec, "name", _missing_package(error)) from None
+        raise _env_spec_error(spec, "name", _missing_package_message(error)) from None
     except RuntimeError as error:  # EnvPool cannot read a file of the user
-        raise _problem(spec, "name", f"EnvPool cannot build {pool}: {error}") from None
+        raise _env_spec_error(spec, "name", f"EnvPool cannot build {pool}: {error}") from None
     if problems:
         raise SpecError(spec.name, problems)
 
@@ -350,15 +358,15 @@ def _import_backend(spec: EnvSpec) -> type[Backend]:
     try:
         found: type[Any] = import_class(spec.backend, Backend, " or gymnasium.vector.VectorEnv", (gym.vector.VectorEnv,))
     except ExtensionError as error:
-        raise _problem(spec, "backend", str(error)) from error
+        raise _env_spec_error(spec, "backend", str(error)) from error
     if issubclass(found, gym.vector.VectorEnv):
-        return vector_backend(found)
+        return make_vector_backend_class(found)
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise _problem(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
+        raise _env_spec_error(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
     return found
 
 
-def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
+def _env_spec_error(spec: EnvSpec, key: str, message: str) -> SpecError:
     return SpecError(spec.name, [Problem(f"env.{key}", message)])
 
 
@@ -370,26 +378,26 @@ def _registration(spec: EnvSpec) -> Registration | None:
     try:
         register_envs(spec.name)
     except ImportError as error:
-        raise _problem(spec, "name", _missing_package(error)) from None
+        raise _env_spec_error(spec, "name", _missing_package_message(error)) from None
     if module:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise _problem(spec, "name", f"{module} cannot be imported: {error}") from error
+            raise _env_spec_error(spec, "name", f"{module} cannot be imported: {error}") from error
         except (Exception, SystemExit) as error:  # whatever the user's module raises
-            raise _problem(spec, "name", f"importing {module} failed: {type(error).__name__}: {error}") from error
+            raise _env_spec_error(spec, "name", f"importing {module} failed: {type(error).__name__}: {error}") from error
     try:
         return gym.spec(name)
     except gym.error.Error as error:
         if spec.backend == "envpool" or ":" in spec.backend:
             return None
         if module := module or registering_module(name) or "":
-            raise _problem(spec, "name", f"{module} registers no env {name!r}{_registered_by(module, name, before)}") from None
+            raise _env_spec_error(spec, "name", f"{module} registers no env {name!r}{_registered_ids_text(module, name, before)}") from None
         hint = f'envs registered in a script exist only in that process; register it in a module and use "package.module:{name}"'
-        raise _problem(spec, "name", f"unknown env {name!r}: {error} ({hint})") from None
+        raise _env_spec_error(spec, "name", f"unknown env {name!r}: {error} ({hint})") from None
 
 
-def _registered_by(module: str, name: str, before: set[str]) -> str:
+def _registered_ids_text(module: str, name: str, before: set[str]) -> str:
     """Return a text that lists the env ids that a module registered, with the ids most similar to `name` first.
 
     An id counts as registered by the module if the id is not in `before`, or if the entry point of its env is in the module's package.
@@ -411,10 +419,12 @@ def _registered_by(module: str, name: str, before: set[str]) -> str:
 def _atari(spec: EnvSpec) -> AtariSettings:
     kwargs = dict(spec.kwargs)
     if kwargs.pop("reward_clipping", False):
-        raise _problem(spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw")
+        raise _env_spec_error(
+            spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw"
+        )
     known = [*ATARI_KEYS, "obs_type"]
     problems = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in kwargs if key not in ATARI_KEYS]
-    if problems := problems + _boolean_texts(spec, boolean_arguments(AtariSettings)):
+    if problems := problems + _string_flag_problems(spec, boolean_arguments(AtariSettings)):
         raise SpecError(spec.name, problems)
     return AtariSettings(**kwargs)
 
@@ -425,24 +435,26 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     try:
         creator = env_creator(registration, vector=registration.entry_point is None)
     except ImportError as error:
-        raise _problem(spec, "name", _missing_package(error)) from None
-    _check_creator(spec, creator)
+        raise _env_spec_error(spec, "name", _missing_package_message(error)) from None
+    _check_constructor_arguments(spec, creator)
 
 
-def _check_creator(spec: EnvSpec, creator: Callable[..., Any]) -> None:
+def _check_constructor_arguments(spec: EnvSpec, creator: Callable[..., Any]) -> None:
     """Raise SpecError for keys of the spec's env section that are not arguments of the env's constructor, and for strings in place of
     bools."""
     known, open_ended = accepted_arguments(creator)
-    problems = [] if open_ended else _unknown_id(spec, known)  # if open_ended is true, the constructor checks the arguments, see _build
-    if problems := problems + _boolean_texts(spec, boolean_arguments(creator)):
+    problems = (
+        [] if open_ended else _unknown_argument_problems(spec, known)
+    )  # if open_ended is true, the constructor checks the arguments, see _build
+    if problems := problems + _string_flag_problems(spec, boolean_arguments(creator)):
         raise SpecError(spec.name, problems)
 
 
-def _unknown_id(spec: EnvSpec, known: list[str]) -> list[Problem]:
+def _unknown_argument_problems(spec: EnvSpec, known: list[str]) -> list[Problem]:
     return [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
 
 
-def _boolean_texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
+def _string_flag_problems(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
     """Return a problem for each argument that must be true or false but is a string, because Python treats every non-empty string as
     true."""
     texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
@@ -457,14 +469,14 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
         with quiet_gymnasium():
             return backend.variant(target)(target)
     except WrapperError as error:
-        raise _problem(spec, *error.args) from error
+        raise _env_spec_error(spec, *error.args) from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise _problem(spec, "name", f"{_missing_package(error)}{_pool_hint(target)}") from error
+        raise _env_spec_error(spec, "name", f"{_missing_package_message(error)}{_pool_hint(target)}") from error
     except Exception as error:
         key = unexpected_argument(error)
         if key in target.kwargs and target.registration is not None:
             known, _ = accepted_arguments(env_creator(target.registration, vector=target.vector_only))
-            raise _problem(spec, str(key), unknown_key_message(str(key), known, spec.name)) from error
+            raise _env_spec_error(spec, str(key), unknown_key_message(str(key), known, spec.name)) from error
         kind, given = type(error).__name__, sorted(spec.kwargs)
         arguments = f" with its arguments {', '.join(given)}" if given else ""
         reason = str(error).partition(" The following argument types are supported")[0]  # C++ errors list all signatures
@@ -472,7 +484,7 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
             f"the backend {backend.name or spec.backend} cannot build {spec.name}{arguments}: {': '.join(filter(None, (kind, reason)))}"
         )
         message += _pool_hint(target)
-        raise _problem(spec, given[0] if len(given) == 1 else "name", message) from error
+        raise _env_spec_error(spec, given[0] if len(given) == 1 else "name", message) from error
 
 
 def _pool_hint(target: EnvRequest) -> str:
@@ -483,7 +495,7 @@ def _pool_hint(target: EnvRequest) -> str:
     return f'; EnvPool has the same env: "envpool:{target.plain_id}"'
 
 
-def _missing_package(error: BaseException) -> str:
+def _missing_package_message(error: BaseException) -> str:
     """Return the error message for a missing package, with the command that installs the package."""
     cause: Any = error
     while cause is not None:

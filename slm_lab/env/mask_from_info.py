@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import WrapperError
-from slm_lab.env.outcome import InvalidOutcome, shown
+from slm_lab.env.outcome import InvalidOutcome, value_text
 from slm_lab.env.spaces import number_of_choices
 from slm_lab.spec.report import nearest_hint
 
@@ -59,15 +59,15 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._joined(obs, info), info
+        return self._add_mask(obs, info), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         if (terminated or truncated) and self._key not in info:  # the mask is not needed: no action follows
             info = {**info, self._key: np.ones(self._size, np.bool_)}
-        return self._joined(obs, info), reward, terminated, truncated, info
+        return self._add_mask(obs, info), reward, terminated, truncated, info
 
-    def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+    def _add_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         if self._key not in info:
             raise InvalidOutcome(f"env.action_mask: {missing_entry_message(self._key, self._entries, info)}")
         mask = info[self._key]
@@ -75,7 +75,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
             mask = np.asarray(mask).ravel()
         if len(mask) != self._size or mask.dtype.kind not in "biuf":
             raise InvalidOutcome(
-                f"the action mask info[{self._key!r}] is {shown(info[self._key])}; expected {self._size} numbers, one per choice"
+                f"the action mask info[{self._key!r}] is {value_text(info[self._key])}; expected {self._size} numbers, one per choice"
             )
         return {**(obs if self._is_dict else {"observation": obs}), self._key: (mask != 0).astype(np.float32)}
 

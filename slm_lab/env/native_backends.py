@@ -19,15 +19,15 @@ from slm_lab.env.envpool_suites import (
     InfoTracker,
     ObservationReader,
     TruncationReader,
-    fitted_action,
-    fitted_options,
+    convert_options,
+    correct_action_space,
     import_envpool,
-    options_of,
-    vizdoom_folder,
+    known_options,
+    make_vizdoom_folder,
 )
-from slm_lab.env.outcome import row_info, row_of
+from slm_lab.env.outcome import batch_row, row_info
 from slm_lab.env.single import quiet_gymnasium, register_atari
-from slm_lab.spec.compat.env_ids import pool_envs
+from slm_lab.spec.compat.env_ids import envpool_envs
 
 _NO_LIMIT = 2**31 - 1
 """Value of EnvPool's max_episode_steps for envs without a time limit."""
@@ -108,12 +108,12 @@ class EnvPool(Backend):
             return f"envpool has no env {target.plain_id}"
         if target.registration is None:
             return None  # the options were checked before
-        unknown = [key for key in config if key not in options_of(name, config)]
+        unknown = [key for key in config if key not in known_options(name, config)]
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
     def variant(cls, target: EnvRequest) -> type[Backend]:
-        env = pool_envs().get(_envpool_name_and_config(target)[0])
+        env = envpool_envs().get(_envpool_name_and_config(target)[0])
         return EnvPoolAgents if env is not None and env.players > 1 else cls
 
     @classmethod
@@ -128,11 +128,11 @@ class EnvPool(Backend):
 
     def __init__(self, target: EnvRequest) -> None:
         name, config = _envpool_name_and_config(target)
-        self._config = fitted_options(config, options_of(name, config))
+        self._config = convert_options(config, known_options(name, config))
         with quiet_gymnasium():
             spec = import_envpool().make_spec(name, **self._config)
-            space, self.action_space = spec.gymnasium_observation_space, fitted_action(spec.gymnasium_action_space)
-        env = pool_envs().get(name)
+            space, self.action_space = spec.gymnasium_observation_space, correct_action_space(spec.gymnasium_action_space)
+        env = envpool_envs().get(name)
         self._suite = "" if env is None else env.suite
         own = _episode_limit(target, self._suite, spec.config)
         limits = [limit for limit in (target.time_limit, own) if limit is not None]
@@ -150,7 +150,7 @@ class EnvPool(Backend):
         self._slots: dict[str, int] = {}
         self._state: Sequence[np.ndarray] = ()
         self._atari = target.atari is not None
-        self._folder = vizdoom_folder() if self._suite == "vizdoom" else None
+        self._folder = make_vizdoom_folder() if self._suite == "vizdoom" else None
         self._none_N = np.zeros(target.num_envs, np.bool_)
         self._none_N.flags.writeable = False
         self._tracked = InfoTracker(target.track_info, spec._state_keys)
@@ -221,9 +221,9 @@ class EnvPool(Backend):
             return RawStep(obs, reward, terminated, truncated, None, lives)
         late = out_of_time & ~done
         rows = np.flatnonzero(late)
-        final = [(int(row), row_of(obs, int(row))) for row in rows]
+        final = [(int(row), batch_row(obs, int(row))) for row in rows]
         if len(rows):
-            obs = _replaced(obs, rows, self._reset_rows(rows.astype(np.int32)))
+            obs = _replace_rows(obs, rows, self._reset_rows(rows.astype(np.int32)))
         return RawStep(obs, reward, terminated, truncated | late, final, lives)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
@@ -252,11 +252,11 @@ class EnvPoolAgents(EnvPool):
 
     def __init__(self, target: EnvRequest) -> None:
         super().__init__(target)
-        games, count = self._suite == "pgx", pool_envs()[self._name].players
+        games, count = self._suite == "pgx", envpool_envs()[self._name].players
         self.agents = tuple(f"{'player' if games else 'vehicle'}_{index}" for index in range(count))
         self._at = {key: slot for slot, key in enumerate(self._keys)}
         self._turns, self._crashed = self._at.get("info:current_player"), self._at.get("info:players.crashed")
-        self._spread = self._tracked.slots
+        self._spread = self._tracked.array_indices
         self._envs_N = np.arange(target.num_envs)
         self._turn_N, self._over_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.bool_)
         """The player who acts next in each env, and whether the env's episode has ended, in which case the next step resets the env."""
@@ -305,7 +305,7 @@ class EnvPoolAgents(EnvPool):
         self._over_N[envs_K] = state[self._at["done"]]
         if self._turns is not None:
             self._turn_N[envs_K] = state[self._turns]
-            if (slot := self._read.mask_slot) is not None:
+            if (slot := self._read.mask_index) is not None:
                 mask_K = state[slot].reshape(len(envs_K), -1)
                 mask = np.ones((len(envs_K), count, mask_K.shape[1]), mask_K.dtype)
                 mask[np.arange(len(envs_K)), self._turn_N[envs_K]] = mask_K
@@ -313,10 +313,10 @@ class EnvPoolAgents(EnvPool):
         for slot in self._spread:
             if len(state[slot]) == len(envs_K):
                 state[slot] = state[slot].repeat(count, axis=0)
-        self.acts_N = self._acting()
+        self.acts_N = self._acting_agents()
         return state
 
-    def _acting(self) -> np.ndarray:
+    def _acting_agents(self) -> np.ndarray:
         """Return which agents act in the next step, bool [N]. No agent acts in an env that the next step resets."""
         acts_NA = np.zeros((self._num_envs, len(self.agents)), np.bool_)
         if self._turns is None:
@@ -340,8 +340,8 @@ class EnvPoolAgents(EnvPool):
         envs, final = np.flatnonzero(late), None
         if len(envs):
             rows = (envs[:, None] * count + np.arange(count)).ravel()
-            final = [(int(row), row_of(obs, int(row))) for row in rows]
-            obs = _replaced(obs, rows, self._reset_rows(envs.astype(np.int32)))
+            final = [(int(row), batch_row(obs, int(row))) for row in rows]
+            obs = _replace_rows(obs, rows, self._reset_rows(envs.astype(np.int32)))
         return RawStep(obs, reward, (done & ~truncated).repeat(count), (truncated | late).repeat(count), final)
 
     def _send(self, action: np.ndarray) -> Sequence[np.ndarray]:
@@ -408,10 +408,10 @@ def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
     return limit if 0 < limit < _NO_LIMIT else None
 
 
-def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
+def _replace_rows(obs: Any, rows: np.ndarray, new: Any) -> Any:
     """Return a copy of a batch of observations with some rows replaced."""
     if isinstance(obs, dict):
-        return {key: _replaced(value, rows, new[key]) for key, value in obs.items()}
+        return {key: _replace_rows(value, rows, new[key]) for key, value in obs.items()}
     obs = obs.copy()
     obs[rows] = new
     return obs

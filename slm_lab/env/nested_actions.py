@@ -30,7 +30,7 @@ def nested_action_codec(
     `spaces.action_codec`.
     """
     known, decoders = zip(*map(codec, action_leaves(space)), strict=True)
-    columns = columns_of(known)
+    columns = leaf_columns(known)
 
     def decode(action_N: Any) -> Any:
         action_ND = np.asarray(action_N).reshape(len(action_N), -1)
@@ -38,16 +38,16 @@ def nested_action_codec(
             one(action_ND[:, at.start] if action.kind == "discrete" else action_ND[:, at])
             for at, action, one in zip(columns, known, decoders, strict=True)
         ]
-        return assembled(space, iter(parts))
+        return assemble_action(space, iter(parts))
 
-    return _joined(known), decode
+    return _join_action_spaces(known), decode
 
 
 def _action_kind(action: ActionSpace) -> ActionKind:
     return "multi_discrete" if action.kind == "discrete" else action.kind
 
 
-def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
+def _join_action_spaces(known: Sequence[ActionSpace]) -> ActionSpace:
     nvec, bounded = tuple(n for action in known for n in action.nvec), all(action.bounded for action in known)
     size, kinds = sum(action.dim for action in known), {_action_kind(action) for action in known}
     if len(kinds) == 1:
@@ -55,7 +55,7 @@ def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
     return ActionSpace("hybrid", nvec, size, bounded, sum(action.dim for action in known if action.kind == "multi_binary"))
 
 
-def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
+def leaf_columns(known: Sequence[ActionSpace]) -> list[slice]:
     """Return, for each leaf space, the slice of the agent's action components that belongs to the leaf. Args: known: the agent's action
     space of each leaf."""
     columns, begin = [slice(0)] * len(known), 0
@@ -76,13 +76,13 @@ def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
     return [space]
 
 
-def assembled(space: spaces.Space[Any], leaves: Iterator[Any]) -> Any:
+def assemble_action(space: spaces.Space[Any], leaves: Iterator[Any]) -> Any:
     """Return an element of a Dict or Tuple space whose leaves have the given values, in order."""
     match space:
         case spaces.Dict():
-            return {key: assembled(inner, leaves) for key, inner in space.spaces.items()}
+            return {key: assemble_action(inner, leaves) for key, inner in space.spaces.items()}
         case spaces.Tuple():
-            return tuple(assembled(inner, leaves) for inner in space.spaces)
+            return tuple(assemble_action(inner, leaves) for inner in space.spaces)
     return next(leaves)
 
 
@@ -99,4 +99,4 @@ def leaf_values(space: spaces.Space[Any], action: Any) -> list[Any]:
 def first_action(space: spaces.Space[Any], action_N: Any) -> Any:
     """Return the first action of a batch of nested actions. Discrete leaves become int."""
     values = zip(action_leaves(space), leaf_values(space, action_N), strict=True)
-    return assembled(space, iter([int(value[0]) if isinstance(leaf, spaces.Discrete) else value[0] for leaf, value in values]))
+    return assemble_action(space, iter([int(value[0]) if isinstance(leaf, spaces.Discrete) else value[0] for leaf, value in values]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from slm_lab.env.atari import is_preprocessed
 from slm_lab.lib.records import EnvInfo, ObservationSpace
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, is_shared, prefixed
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, is_shared, prefixed_arrays
 from slm_lab.spec.models.env import EnvSpec
 
 EPSILON = 1e-8
@@ -141,7 +141,7 @@ class ObsNormalizer:
 
     def __init__(self, spec: EnvSpec, space: ObservationSpace, training: bool) -> None:
         self._packed = bool(space.parts)
-        self._floats = space.packed_floats if space.parts or space.mask is None else space.mask[0]
+        self._floats = space.packed_float_count if space.parts or space.mask is None else space.mask[0]
         self.stats = RunningStats((self._floats,) if self._floats or space.parts else space.shape) if spec.normalize_obs else None
         self.delta = self.stats
         """Statistics to which `update` adds samples: the same object as `stats`, unless new samples are accumulated separately
@@ -157,16 +157,16 @@ class ObsNormalizer:
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Return a new array of normalised and clipped observations, given observations [B, *shape]."""
         if not self._floats:
-            return self._scaled(obs)
+            return self._normalize_and_clip(obs)
         normalized = obs.copy()
-        self._part(normalized)[...] = self._scaled(self._part(obs))
+        self._part(normalized)[...] = self._normalize_and_clip(self._part(obs))
         return normalized
 
     def _part(self, obs: np.ndarray) -> np.ndarray:
         """Return a view of those values of the observations that are normalised, float32 [B, floats]."""
         return obs[:, : 4 * self._floats].view(np.float32) if self._packed else obs[:, : self._floats]
 
-    def _scaled(self, obs: np.ndarray) -> np.ndarray:
+    def _normalize_and_clip(self, obs: np.ndarray) -> np.ndarray:
         scaled = obs if self.stats is None else (obs - self.stats.mean) * self.stats.inv_std
         clipped = np.minimum(np.maximum(scaled, -self.clip), self.clip)
         return np.asarray(clipped.astype(np.float32, copy=False))
@@ -256,7 +256,7 @@ class Normalizers:
 
     def shared_arrays(self) -> Named:
         """Return the arrays of the statistics, which processes can share. The running returns of each process are not shared."""
-        return prefixed(self._stats)
+        return prefixed_arrays(self._stats)
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         """Use the given arrays, which all processes share, as statistics."""
@@ -349,7 +349,7 @@ def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool 
         gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
         training: whether the normalisers are for training. In evaluation, observation statistics are frozen and rewards are raw.
     """
-    floats = info.observation.dtype == "float32" or info.observation.packed_floats > 0
+    floats = info.observation.dtype == "float32" or info.observation.packed_float_count > 0
     obs = ObsNormalizer(spec, info.observation, training) if normalizes_obs(spec) and floats else None
     reward = RewardNormalizer(spec, info.num_envs, gamma)
     return Normalizers(obs, reward if training and not reward.is_identity else None)

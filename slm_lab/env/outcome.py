@@ -55,11 +55,11 @@ class InvalidReward(InvalidOutcome):
     """Raised if an env returned a reward that is not a finite number."""
 
 
-def reraise(error: Exception, row: int | None = None) -> NoReturn:
+def raise_invalid_outcome(error: Exception, row: int | None = None) -> NoReturn:
     """Raise InvalidOutcome with the env's index if invalid values of the env caused the error. Errors of the env's own code are reraised
     unchanged."""
     found = error
-    if isinstance(error, _MISUSE) and (place := _handled_in(error)) is not None:
+    if isinstance(error, _MISUSE) and (place := _misuse_message(error)) is not None:
         found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
     if isinstance(found, InvalidOutcome) and found.row is None:
         found.row = row
@@ -68,14 +68,14 @@ def reraise(error: Exception, row: int | None = None) -> NoReturn:
     raise found from error
 
 
-def reraise_located(error: Exception, env: str, call: str, step: int) -> NoReturn:
+def raise_located_outcome(error: Exception, env: str, call: str, step: int) -> NoReturn:
     """Raise InvalidOutcome, with the env and the step in the message, if invalid values of an env caused an error in `Env.step` or
     `Env.reset`.
 
     Errors of the env's own code are reraised unchanged.
     """
     try:
-        reraise(error)
+        raise_invalid_outcome(error)
     except InvalidOutcome as found:
         if found.call:
             raise
@@ -85,7 +85,7 @@ def reraise_located(error: Exception, env: str, call: str, step: int) -> NoRetur
         raise named from error
 
 
-def _handled_in(error: Exception) -> str | None:
+def _misuse_message(error: Exception) -> str | None:
     """Return a message that names the code which could not process the env's values, and the expected values; None if the env's own code
     raised the error.
 
@@ -105,14 +105,14 @@ def _handled_in(error: Exception) -> str | None:
     return f"the env cannot be used{wrapper} ({{}}); expected {SIGNATURES[call]}"
 
 
-def unpacked(outcome: Any) -> Outcome:
+def unpack_step(outcome: Any) -> Outcome:
     """Return the five values of an env's step. Raises InvalidOutcome if `outcome` is not a tuple or list of five values."""
     if isinstance(outcome, tuple | list) and len(outcome) == 5:
         return outcome[0], outcome[1], outcome[2], outcome[3], outcome[4]
-    raise InvalidOutcome(f"step returned {shown(outcome)}; expected {SIGNATURES['step']}")
+    raise InvalidOutcome(f"step returned {value_text(outcome)}; expected {SIGNATURES['step']}")
 
 
-def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
+def unpack_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
     """Return the observation and the info of an env's reset. Raises InvalidOutcome if `result` is not a pair of an observation and a
     dict."""
     if (
@@ -121,15 +121,15 @@ def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
         and (type(result[1]) is dict or isinstance(result[1], Mapping))
     ):
         return result[0], result[1]
-    raise InvalidOutcome(f"reset returned {shown(result)}; expected {SIGNATURES['reset']}")
+    raise InvalidOutcome(f"reset returned {value_text(result)}; expected {SIGNATURES['reset']}")
 
 
-def checked(outcome: Any) -> Outcome:
+def check_step(outcome: Any) -> Outcome:
     """Return the five values of an env's step. The reward is converted to float, the flags are converted to bool, and the observation is
     unchanged. Raises InvalidOutcome."""
-    obs, reward, terminated, truncated, info = unpacked(outcome)
+    obs, reward, terminated, truncated, info = unpack_step(outcome)
     if not isinstance(info, Mapping):
-        raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
+        raise InvalidOutcome(f"step returned the info {value_text(info)}; expected a dict")
     return obs, reward_to_float(reward), to_bool(terminated, "terminated"), to_bool(truncated, "truncated"), dict(info)
 
 
@@ -141,7 +141,7 @@ def reward_to_float(reward: Any) -> float:
             return float(array.reshape(()).item())
     except Exception:  # what the conversion of unknown objects raises
         pass
-    raise InvalidReward(f"step returned the reward {shown(reward)}; expected a number")
+    raise InvalidReward(f"step returned the reward {value_text(reward)}; expected a number")
 
 
 def to_bool(value: Any, name: str) -> bool:
@@ -149,10 +149,10 @@ def to_bool(value: Any, name: str) -> bool:
     array = _array(value)
     if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):
         return bool(array.reshape(()).item())
-    raise InvalidOutcome(f"step returned {shown(value)} for {name}; expected true or false")
+    raise InvalidOutcome(f"step returned {value_text(value)} for {name}; expected true or false")
 
 
-def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead: tuple[int, ...] = ()) -> Any:
+def fit_to_space(space: spaces.Space[Any], value: Any, name: str = "observation", lead: tuple[int, ...] = ()) -> Any:
     """Convert an element of a space, or a batch of N elements if `lead` is (N,), to arrays of the space's dtype. The bounds of a Box are
     not checked.
 
@@ -166,16 +166,16 @@ def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead
             if not isinstance(value, Mapping):
                 _refuse(space, value, name, lead)
             if missing := [key for key in space.spaces if key not in value]:
-                raise InvalidOutcome(f"{name} has no part {missing[0]!r}; its space is {described(space)}")
-            return {key: fitted(part, value[key], f"{name}[{key!r}]", lead) for key, part in space.spaces.items()}
+                raise InvalidOutcome(f"{name} has no part {missing[0]!r}; its space is {space_text(space)}")
+            return {key: fit_to_space(part, value[key], f"{name}[{key!r}]", lead) for key, part in space.spaces.items()}
         case spaces.Tuple():
             if not (isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim)) or len(value) < len(space.spaces):
                 _refuse(space, value, name, lead)
-            return tuple(fitted(part, value[i], f"{name}[{i}]", lead) for i, part in enumerate(space.spaces))
-    return _fitted_array(space, value, name, lead)
+            return tuple(fit_to_space(part, value[i], f"{name}[{i}]", lead) for i, part in enumerate(space.spaces))
+    return _fit_array(space, value, name, lead)
 
 
-def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> Any:
+def _fit_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> Any:
     assert space.shape is not None
     shape = (*lead, *space.shape)
     if isinstance(space, spaces.Box) and type(value) is np.ndarray and value.dtype == space.dtype and value.shape == shape:
@@ -183,10 +183,10 @@ def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[i
     array = _array(value)
     if array is None or array.shape != shape or (converted := _cast(array, np.dtype(space.dtype))) is None:
         _refuse(space, value, name, lead)
-    inside = _inside(space, converted)
+    inside = _is_in_space(space, converted)
     if not inside.all():
         row = int(np.argmin(inside.reshape(len(inside), -1).all(axis=1))) if lead else None
-        error = InvalidOutcome(_misfit(space, converted if row is None else converted[row], name, ()))
+        error = InvalidOutcome(_misfit_message(space, converted if row is None else converted[row], name, ()))
         error.row = row
         raise error
     return converted
@@ -211,7 +211,7 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
     return converted if dtype.kind == "f" or (converted == array).all() else None
 
 
-def _inside(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
+def _is_in_space(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
     """Return a bool array that says which numbers of an element or batch are in the space."""
     match space:
         case spaces.Discrete():
@@ -224,23 +224,23 @@ def _inside(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
 
 
 def _refuse(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> NoReturn:
-    raise InvalidOutcome(_misfit(space, value, name, lead))
+    raise InvalidOutcome(_misfit_message(space, value, name, lead))
 
 
-def _misfit(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> str:
+def _misfit_message(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> str:
     if lead:
-        return f"the batch {name} {shown(value)} is not {lead[0]} elements of its space {described(space)}, in arrays [{lead[0]}, …]"
-    return f"{name} {shown(value)} is not in its space {described(space)}"
+        return f"the batch {name} {value_text(value)} is not {lead[0]} elements of its space {space_text(space)}, in arrays [{lead[0]}, …]"
+    return f"{name} {value_text(value)} is not in its space {space_text(space)}"
 
 
-def fitted_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
+def fit_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
     """Convert the values of a backend's RawStep to arrays of the right shapes and dtypes. Raises InvalidOutcome."""
     if not isinstance(raw, RawStep):
-        raise InvalidOutcome(f"the backend's step returned {shown(raw)}; expected a slm_lab.env.RawStep")
-    obs = fitted(space, raw.obs, lead=(count,))
+        raise InvalidOutcome(f"the backend's step returned {value_text(raw)}; expected a slm_lab.env.RawStep")
+    obs = fit_to_space(space, raw.obs, lead=(count,))
     reward_N, lives_N = _numbers(raw.reward_N, count, "rewards", "f"), raw.lives_N
     terminated_N, truncated_N = _numbers(raw.terminated_N, count, "terminated", "b"), _numbers(raw.truncated_N, count, "truncated", "b")
-    final = None if raw.final is None else [_own_final(one, space, terminated_N | truncated_N) for one in raw.final]
+    final = None if raw.final is None else [_check_final_entry(one, space, terminated_N | truncated_N) for one in raw.final]
     return RawStep(obs, reward_N, terminated_N, truncated_N, final, None if lives_N is None else _numbers(lives_N, count, "lives", "i"))
 
 
@@ -254,32 +254,32 @@ def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
         if converted is not None:
             return converted
     expected = {"f": "numbers", "b": "bools", "i": "whole numbers"}[kind]
-    raise InvalidOutcome(f"step returned {shown(value)} for {name}; expected an array of {count} {expected}, one for each env")
+    raise InvalidOutcome(f"step returned {value_text(value)} for {name}; expected an array of {count} {expected}, one for each env")
 
 
-def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
+def _check_final_entry(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
     """Check an entry of `RawStep.final` from a user's backend, and return the row and the last observation. Raises InvalidOutcome."""
     if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
-        raise InvalidOutcome(f"the backend's step returned {shown(one)} in final; expected (number of the env, its last observation)")
+        raise InvalidOutcome(f"the backend's step returned {value_text(one)} in final; expected (number of the env, its last observation)")
     if not over_N[one[0]]:
         raise InvalidOutcome(f"the backend's step returned a last observation of env {one[0]} in final, whose episode did not end")
-    return fitted_final(int(one[0]), one[1], space)
+    return check_last_obs(int(one[0]), one[1], space)
 
 
-def fitted_final(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
+def check_last_obs(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
     """Return the row of an env and the checked last observation of its episode. Raises InvalidOutcome."""
     try:
-        return row, fitted(space, obs, "last observation")
+        return row, fit_to_space(space, obs, "last observation")
     except InvalidOutcome as error:
-        reraise(error, row)
+        raise_invalid_outcome(error, row)
 
 
-def row_of(batch: Any, row: int) -> Any:
+def batch_row(batch: Any, row: int) -> Any:
     """Return one env's element of a batch, which may be nested in dicts."""
-    return {key: row_of(value, row) for key, value in batch.items()} if isinstance(batch, Mapping) else batch[row]
+    return {key: batch_row(value, row) for key, value in batch.items()} if isinstance(batch, Mapping) else batch[row]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a short description of a value for a message: its type, its shape and, if short, the value itself."""
     kind = type(value).__name__
     match value:
@@ -300,7 +300,7 @@ def shown(value: Any) -> str:
     return f"{_text(value)} ({kind})"
 
 
-def described(space: spaces.Space[Any]) -> str:
+def space_text(space: spaces.Space[Any]) -> str:
     """Return a description of a space in one line, without the bounds of a Box."""
     match space:
         case spaces.Box():
@@ -322,7 +322,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
-def closing_failed(error: Exception) -> str:
+def close_error_message(error: Exception) -> str:
     """Return the message for an error that an env raised when it was closed."""
     return f"the env's close() raised {type(error).__name__}: {error}"
 
@@ -332,7 +332,7 @@ def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, f
     number are omitted."""
     found = {}
     for name in names:
-        value = info[name] if name in info else _entry_at(info, name)
+        value = info[name] if name in info else _nested_entry(info, name)
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
         if isinstance(value, bool | int | float | np.bool_ | np.number) and isfinite(number := float(value)):
@@ -355,7 +355,7 @@ def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return found
 
 
-def _entry_at(info: Any, path: str) -> Any:
+def _nested_entry(info: Any, path: str) -> Any:
     for key in path.split("."):
         if not isinstance(info, Mapping) or key not in info:
             return None

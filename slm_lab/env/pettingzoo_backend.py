@@ -15,8 +15,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from slm_lab.env.arguments import WrapperError
 from slm_lab.env.backend import AgentGroup, Backend, EnvRequest, RawStep
 from slm_lab.env.mask_from_info import MASK_KEYS, mask_entry, missing_entry_message, not_discrete_message, undeclared_message
-from slm_lab.env.outcome import InvalidOutcome, fitted, reraise, shown
-from slm_lab.env.pettingzoo_games import Result, agents_of, game_of, zoo_creator
+from slm_lab.env.outcome import InvalidOutcome, fit_to_space, raise_invalid_outcome, value_text
+from slm_lab.env.pettingzoo_games import Result, pettingzoo_constructor, possible_agents, wrap_game
 from slm_lab.env.spaces import number_of_choices
 from slm_lab.env.wrappers import Parts
 from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_id
@@ -45,11 +45,11 @@ class PettingZoo(Backend):
         return None if target.id.startswith(PETTINGZOO) else f'{target.id} is not an env of PettingZoo ("{PETTINGZOO}NAME")'
 
     def __init__(self, target: EnvRequest) -> None:
-        create = zoo_creator(pettingzoo_id(target.id) or "")
+        create = pettingzoo_constructor(pettingzoo_id(target.id) or "")
         envs = [create(**target.kwargs) for _ in range(target.num_envs)]
-        self._names = agents_of(envs[0], target.id)
+        self._names = possible_agents(envs[0], target.id)
         self.agents = tuple(map(str, self._names))
-        self._games = [game_of(env, self._names, target.id) for env in envs]
+        self._games = [wrap_game(env, self._names, target.id) for env in envs]
         self._limit = self.max_steps = target.max_t
         self._kinds = _kinds(envs[0], self._names, target)
         self._kind_of = {name: kind for kind in self._kinds for name in kind.names}
@@ -99,7 +99,7 @@ class PettingZoo(Backend):
             try:
                 self._reset(index)
             except Exception as error:
-                reraise(error, index)
+                raise_invalid_outcome(error, index)
         return self._batch()
 
     def _reset(self, index: int) -> None:
@@ -118,7 +118,7 @@ class PettingZoo(Backend):
         count, rows = len(self._names), len(self._elements)
         reward_N, terminated_N, truncated_N = np.zeros(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         final: list[tuple[int, Any]] = []
-        each = self._each(action)
+        each = self._actions_by_row(action)
         for index in range(len(self._games)):
             try:
                 begin = index * count
@@ -132,7 +132,7 @@ class PettingZoo(Backend):
                     final += [(row, self._elements[row]) for row in sorted(ended)]
                     self._reset(index)
             except Exception as error:
-                reraise(error, index)
+                raise_invalid_outcome(error, index)
         return RawStep(self._batch(), reward_N, terminated_N, truncated_N, final or None)
 
     def _step(self, index: int, actions: Sequence[Any]) -> Result:
@@ -150,7 +150,7 @@ class PettingZoo(Backend):
         self._note(index, result.truncated)
         return result
 
-    def _each(self, action: Any) -> list[Any]:
+    def _actions_by_row(self, action: Any) -> list[Any]:
         """Return a list with the action of each row. Args: action: a batch of actions, or, for several kinds of agents, a tuple with one
         batch per kind."""
         each: list[Any] = [None] * len(self._elements)
@@ -167,15 +167,15 @@ class PettingZoo(Backend):
         observations are bootstrapped.
         """
         game, count = self._games[index], len(self._names)
-        own = {name: self._kind_of[name].fitted(name, obs) for name, obs in game.obs.items()}
-        seen = [own[name] if name in own else self._stand_in(name, own) for name in self._names]
+        own = {name: self._kind_of[name].copy_checked_observation(name, obs) for name, obs in game.obs.items()}
+        seen = [own[name] if name in own else self._substitute_observation(name, own) for name in self._names]
         state = self._state(game.env, seen) if any(kind.state is not None for kind in self._kinds) else None
         for row, (name, obs) in enumerate(zip(self._names, seen, strict=True), index * count):
             kind = self._kind_of[name]
             masked = name in game.acts or (name in truncated and not (kind.mask_of_info and kind.mask not in game.infos[name]))
             self._elements[row] = kind.element(name, obs, state, game.infos[name] if masked else None)
 
-    def _stand_in(self, name: str, own: Mapping[str, Any]) -> Any:
+    def _substitute_observation(self, name: str, own: Mapping[str, Any]) -> Any:
         """Return an observation in place of an agent that has not joined the episode yet: the observation of another agent of the same
         kind, or zeros."""
         kind = self._kind_of[name]
@@ -186,16 +186,16 @@ class PettingZoo(Backend):
         space = next(kind.state for kind in self._kinds if kind.state is not None)
         if isinstance(space, spaces.Tuple):
             return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
-        return fitted(space, np.asarray(env.state(), space.dtype), "the state")
+        return fit_to_space(space, np.asarray(env.state(), space.dtype), "the state")
 
     def _batch(self) -> Any:
         """Set `present_N` and `acts_N`, and return the observations of all rows in new arrays."""
         flags = [[(name in game.present, name in game.acts) for name in self._names] for game in self._games]
         self.present_N, self.acts_N = np.array(flags, np.bool_).reshape(-1, 2).T.copy()
         if not self.groups:
-            return _stacked(self.observation_space, self._elements)
+            return _stack_elements(self.observation_space, self._elements)
         each = zip(self._kinds, self._rows_of, strict=True)
-        return tuple(_stacked(kind.observation_space, [self._elements[row] for row in rows]) for kind, rows in each)
+        return tuple(_stack_elements(kind.observation_space, [self._elements[row] for row in rows]) for kind, rows in each)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         return self._infos.get(row, {})
@@ -247,7 +247,7 @@ class _Kind:
         self.mask, self.mask_of_info = self._find_mask_entry(target)
         self.undeclared = target.action_mask is None and self.mask is None
         self.state: spaces.Space[Any] | None = None
-        self.blank = _blank(given)
+        self.blank = _zero_element(given)
         """An observation that consists of zeros, or of the lowest numbers where 0 is not in the space."""
         self.observation_space = self._full_space()
 
@@ -290,9 +290,9 @@ class _Kind:
         """Convert an action that was saved as plain Python objects back to the env's form."""
         return int(saved) if self.discrete else np.asarray(saved, self.action_space.dtype)
 
-    def fitted(self, name: str, obs: Any) -> Any:
+    def copy_checked_observation(self, name: str, obs: Any) -> Any:
         """Return a checked copy of an agent's observation, because the env may change the original later. Raises InvalidOutcome."""
-        obs = copy.deepcopy(fitted(self._given, obs, f"the observation of agent {name!r}"))
+        obs = copy.deepcopy(fit_to_space(self._given, obs, f"the observation of agent {name!r}"))
         return obs if self._parts is None else self._parts(obs)
 
     def without_mask(self, obs: Any) -> Any:
@@ -322,7 +322,7 @@ class _Kind:
         size = number_of_choices(self.action_space)
         if len(mask) != size or mask.dtype.kind not in "biuf":
             wanted = f"expected {size} numbers, one per choice"
-            raise InvalidOutcome(f"agent {name!r}: the action mask info[{self.mask!r}] is {shown(info[self.mask])}; {wanted}")
+            raise InvalidOutcome(f"agent {name!r}: the action mask info[{self.mask!r}] is {value_text(info[self.mask])}; {wanted}")
         return np.asarray(mask != 0, np.int8)
 
 
@@ -339,13 +339,13 @@ def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
     return [_Kind(*one, target) for one in found]
 
 
-def _blank(space: spaces.Space[Any]) -> Any:
+def _zero_element(space: spaces.Space[Any]) -> Any:
     """Return an element of a space that consists of zeros, or of the lowest numbers where 0 is not in the space."""
     match space:
         case spaces.Dict():
-            return {key: _blank(inner) for key, inner in space.spaces.items()}
+            return {key: _zero_element(inner) for key, inner in space.spaces.items()}
         case spaces.Tuple():
-            return tuple(_blank(inner) for inner in space.spaces)
+            return tuple(_zero_element(inner) for inner in space.spaces)
         case spaces.Box():
             return np.clip(0, space.low, space.high).astype(space.dtype)
         case spaces.Discrete() | spaces.MultiDiscrete():
@@ -353,7 +353,7 @@ def _blank(space: spaces.Space[Any]) -> Any:
     return np.zeros(space.shape or (), space.dtype)
 
 
-def _stacked(space: spaces.Space[Any], elements: Sequence[Any]) -> Any:
+def _stack_elements(space: spaces.Space[Any], elements: Sequence[Any]) -> Any:
     """Stack elements of a space to a batch in new arrays."""
     empty: Any = create_empty_array(space, len(elements), fn=np.zeros)
     return concatenate(space, elements, empty)

@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from slm_lab.env.arguments import WrapperError
-from slm_lab.env.outcome import InvalidOutcome, InvalidReward, reward_to_float, shown, to_bool
+from slm_lab.env.outcome import InvalidOutcome, InvalidReward, reward_to_float, to_bool, value_text
 from slm_lab.spec.compat.env_ids import pettingzoo_envs
 
 
@@ -72,7 +72,7 @@ class Game(ABC):
                 raise InvalidOutcome(f"agent {name!r} has no entry in {kind}")
         return to_bool(terminated[name], f"terminated of agent {name!r}"), to_bool(truncated[name], f"truncated of agent {name!r}")
 
-    def _live(self) -> list[str]:
+    def _remaining_agents(self) -> list[str]:
         """Return the agents that take part in the next step, according to `env.agents`."""
         live = list(self.env.agents)
         self._check_names(live, "env.agents")
@@ -85,7 +85,7 @@ class ParallelGame(Game):
     def reset(self, seed: int) -> None:
         result = self.env.reset(seed=seed)
         if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, Mapping) for part in result)):
-            raise InvalidOutcome(f"reset returned {shown(result)}; expected (observations, infos), dicts by agent")
+            raise InvalidOutcome(f"reset returned {value_text(result)}; expected (observations, infos), dicts by agent")
         self._begin()
         self._note(*result)
         self.acts = self.present
@@ -102,13 +102,13 @@ class ParallelGame(Game):
         outcome = self.env.step({name: actions[name] for name in self.acts})
         if not (isinstance(outcome, tuple) and len(outcome) == 5 and all(isinstance(part, Mapping) for part in outcome)):
             wanted = "(observations, rewards, terminated, truncated, infos), dicts by agent"
-            raise InvalidOutcome(f"step returned {shown(outcome)}; expected {wanted}")
+            raise InvalidOutcome(f"step returned {value_text(outcome)}; expected {wanted}")
         obs, rewards, terminated, truncated, infos = outcome
         for part, what in ((rewards, "rewards"), (terminated, "terminated"), (truncated, "truncated")):
             self._check_names(part, f"the dict of {what}")
         self._note(obs, infos)
         before, result = self.present, self._result(rewards, terminated, truncated)
-        self.present = self.acts = self._live()
+        self.present = self.acts = self._remaining_agents()
         going = [name for name in before if name not in self._ended]
         if left := [name for name in going if name not in self.present]:
             raise InvalidOutcome(f"agent {left[0]!r} has left env.agents, but is neither terminated nor truncated")
@@ -152,7 +152,7 @@ class TurnGame(Game):
         self._observe()
         result = self._result(rewards, terminated, truncated)
         removed = self._remove()
-        self.present = self._live()
+        self.present = self._remaining_agents()
         if removed and self.present:
             self._observe()
         if self.present:
@@ -180,16 +180,16 @@ def _reward(name: str, rewards: Mapping[str, Any]) -> float:
     except InvalidReward:
         reward = float("nan")
     if not isfinite(reward):
-        raise InvalidReward(f"agent {name!r} has the reward {shown(rewards[name])}; expected a finite number")
+        raise InvalidReward(f"agent {name!r} has the reward {value_text(rewards[name])}; expected a finite number")
     return reward
 
 
-def zoo_creator(name: str) -> Callable[..., Any]:
+def pettingzoo_constructor(name: str) -> Callable[..., Any]:
     """Return the constructor of an env of PettingZoo, of mpe2, or of a user's class. Raises WrapperError, ImportError."""
     if ":" not in name:
         env = pettingzoo_envs()[name]
         if env.kind != "mpe2":
-            return partial(_of_registry, env.kind, env.id)
+            return partial(_make_registered_env, env.kind, env.id)
         name = f"mpe2.{env.id}:parallel_env"
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
@@ -201,7 +201,7 @@ def zoo_creator(name: str) -> Callable[..., Any]:
     return creator
 
 
-def _of_registry(kind: Any, id_: str, **kwargs: Any) -> Any:
+def _make_registered_env(kind: Any, id_: str, **kwargs: Any) -> Any:
     """Build an env of PettingZoo's registry. Raises ImportError if a package that the env needs is missing."""
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport
@@ -212,7 +212,7 @@ def _of_registry(kind: Any, id_: str, **kwargs: Any) -> Any:
         raise ImportError(str(error)) from error
 
 
-def game_of(env: Any, agents: Sequence[str], id_: str) -> Game:
+def wrap_game(env: Any, agents: Sequence[str], id_: str) -> Game:
     """Return a ParallelGame or a TurnGame for an env, depending on its interface. Raises WrapperError for envs of other types."""
     from pettingzoo import AECEnv, ParallelEnv
 
@@ -225,9 +225,9 @@ def game_of(env: Any, agents: Sequence[str], id_: str) -> Game:
     )
 
 
-def agents_of(env: Any, id_: str) -> tuple[Any, ...]:
+def possible_agents(env: Any, id_: str) -> tuple[Any, ...]:
     """Return the names of all agents that may take part in an env. Raises WrapperError if the env does not give these names."""
-    game_of(env, (), id_)
+    wrap_game(env, (), id_)
     agents = tuple(getattr(env, "possible_agents", None) or ())
     if not agents:
         raise WrapperError("name", f"{id_} has no env.possible_agents; expected the names of all agents that may take part")

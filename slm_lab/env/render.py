@@ -20,7 +20,7 @@ from slm_lab.env.make import find_target
 from slm_lab.env.native_backends import EnvPool, EnvPoolAgents
 from slm_lab.env.pettingzoo_backend import PettingZoo
 from slm_lab.env.pettingzoo_games import Result
-from slm_lab.spec.compat.env_ids import pettingzoo_id, pool_envs, pool_id
+from slm_lab.spec.compat.env_ids import envpool_envs, envpool_id, pettingzoo_id
 from slm_lab.spec.models.env import EnvSpec, WrapperSpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -43,11 +43,11 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
     The returned spec uses EnvPool or PettingZoo for the ids of these packages, and the backend sync for all other ids, because other
     backends cannot render. Raises SpecError if the env cannot be rendered.
     """
-    if ":" not in spec.backend and (pool := pool_id(spec.name)) is not None:
-        return _rendered_pool(spec, pool, mode, recorder)
+    if ":" not in spec.backend and (pool := envpool_id(spec.name)) is not None:
+        return _rendered_envpool_spec(spec, pool, mode, recorder)
     if ":" not in spec.backend and pettingzoo_id(spec.name) is not None:
         find_target(spec, 1)  # raises SpecError for an env that cannot be made
-        return _drawn(spec, "DrawnPettingZoo", recorder)
+        return _with_drawing_backend(spec, "DrawnPettingZoo", recorder)
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
     target = find_target(spec, 1)
@@ -86,20 +86,20 @@ def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> di
     return own
 
 
-def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
+def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
     """Return the spec of an env that EnvPool builds and renders (see `with_rendering`). Raises SpecError if EnvPool cannot render the
     env."""
     find_target(spec, 1)  # raises SpecError for an env that cannot be made
-    suite = pool_envs()[pool].suite
+    suite = envpool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
     if mode == "human" and importlib.util.find_spec("cv2") is None:
         reason = "EnvPool needs opencv-python to open a window: pip install opencv-python"
     if reason:
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {reason}")])
-    return _drawn(spec, "DrawnEnvPool", recorder)
+    return _with_drawing_backend(spec, "DrawnEnvPool", recorder)
 
 
-def _drawn(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
+def _with_drawing_backend(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
     """Return the spec of an env that is rendered by a backend class of this module, for a recorder or in a window. Args: backend: name of
     the class."""
     record = [WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder})] if recorder is not None else []

@@ -20,7 +20,7 @@ from slm_lab.env.backend import EnvRequest
 from slm_lab.env.curriculum import Curriculum, set_attributes
 from slm_lab.env.layout import mark_stack
 from slm_lab.env.mask_from_info import with_mask
-from slm_lab.env.wrappers import Wrap
+from slm_lab.env.wrappers import ConfiguredWrapper
 from slm_lab.lib.log import notice
 from slm_lab.spec.compat.env_ids import PACKAGES, registering_module
 
@@ -93,7 +93,7 @@ def _register_minatar() -> None:
 
 
 @dataclass(frozen=True)
-class SingleEnv:
+class SingleEnvConstructor:
     """Picklable constructor of one env with its wrappers. Another process can unpickle the constructor and build the env."""
 
     id: str
@@ -102,7 +102,7 @@ class SingleEnv:
     max_t: int | None
     time_limit: int | None
     mujoco: bool
-    wraps: tuple[Wrap, ...]
+    wraps: tuple[ConfiguredWrapper, ...]
     action_mask: str | Literal[False] | None
     """See `EnvRequest.action_mask`."""
     folder: str | None
@@ -114,7 +114,7 @@ class SingleEnv:
     """All arguments of the env's constructor, for the message about an attribute that does not exist."""
 
     @classmethod
-    def from_target(cls, target: EnvRequest) -> SingleEnv:
+    def from_target(cls, target: EnvRequest) -> SingleEnvConstructor:
         """Return the constructor of a single env of the request."""
         try:
             folder: str | None = os.getcwd()
@@ -124,9 +124,9 @@ class SingleEnv:
         make = cls(
             target.id, target.kwargs, target.atari, target.max_t, target.time_limit, mujoco, target.wraps, target.action_mask, folder
         )
-        return make if target.curriculum is None else make.with_values(target.curriculum, target.curriculum.current())
+        return make if target.curriculum is None else make.with_values(target.curriculum, target.curriculum.current_values())
 
-    def with_values(self, curriculum: Curriculum, values: Mapping[str, Any]) -> SingleEnv:
+    def with_values(self, curriculum: Curriculum, values: Mapping[str, Any]) -> SingleEnvConstructor:
         """Return the constructor of an env with the given scheduled values (env.schedule)."""
         given = {key: values[key] for key in curriculum.arguments}
         atari = None if self.atari is None else replace(self.atari, **given)
@@ -139,14 +139,14 @@ class SingleEnv:
             quiet_mujoco()
         register_envs(self.id)
         with quiet_gymnasium():
-            env = self._plain() if self.atari is None else self._atari(self.atari)
+            env = self._make_plain_env() if self.atari is None else self._atari(self.atari)
         for wrap in self.wraps:
             env = wrap(env)
         mark_stack(env)
         set_attributes(env, self.attributes, self.arguments)
         return with_mask(env, self.action_mask)
 
-    def _plain(self) -> gym.Env[Any, Any]:
+    def _make_plain_env(self) -> gym.Env[Any, Any]:
         try:
             return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
         except gym.error.UnregisteredEnv as error:  # the id is registered only in the main process

@@ -38,7 +38,7 @@ _IN_PLACE = ("object", "mujoco", "space", "env")
 _PLAIN = (type(None), bool, int, float, str)
 
 
-class _Plain:
+class _PlainClass:
     """A class without a C base class and without slots, for comparison with the classes of env attributes."""
 
 
@@ -70,7 +70,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
             if any(layer is one for one in found):
                 continue
             found.append(layer)
-            _own_spaces(layer)
+            _copy_class_spaces(layer)
             values = [*vars(layer).values()]
             spaces |= {id(value): value for value in values if isinstance(value, gym.Space)}
             waiting += [value for value in values if isinstance(value, gym.Env)]
@@ -78,7 +78,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
         space.seed(int(word))
 
 
-def _own_spaces(layer: Any) -> None:
+def _copy_class_spaces(layer: Any) -> None:
     """Copy each space that is a class attribute of an env or wrapper to the instance, and let instance attributes that refer to the space
     refer to the copy."""
     shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
@@ -247,25 +247,25 @@ class _Decoder:
             case "bytes":
                 return content.encode("latin-1")
             case "scalar":
-                return _from_array(content)[()]
+                return _decode_array(content)[()]
             case "tuple":
                 return tuple(map(self._decode, content))
             case "same":
                 return self.known[number]
-        self.known[number] = value = self._new(kind, content)
+        self.known[number] = value = self._decode_object(kind, content)
         return value
 
-    def _new(self, kind: str, content: Any) -> Any:
+    def _decode_object(self, kind: str, content: Any) -> Any:
         match kind:
             case "array":
-                return _from_array(content)
+                return _decode_array(content)
             case "generator":
                 rng = np.random.default_rng()
                 set_generator_state(rng, content)
                 return rng
             case "random_state":
                 legacy, (name, key, rest) = np.random.RandomState(), content
-                legacy.set_state((name, _from_array(key), *rest))
+                legacy.set_state((name, _decode_array(key), *rest))
                 return legacy
             case "dict":
                 return {self._decode(key): self._decode(item) for key, item in content}
@@ -293,7 +293,7 @@ def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
     if time is not None:
         data.time = time
     for name, saved in arrays.items():
-        own, array = getattr(data, name), _from_array(saved)
+        own, array = getattr(data, name), _decode_array(saved)
         if own.shape == array.shape and own.flags.writeable:  # contact arrays differ in size and are recomputed in each step
             own[...] = array
 
@@ -302,7 +302,7 @@ def _array(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:
     return array.dtype.str, array.shape, array.tobytes().decode("latin-1")  # torch refuses to load an empty bytes object
 
 
-def _from_array(saved: Any) -> np.ndarray:
+def _decode_array(saved: Any) -> np.ndarray:
     dtype, shape, content = saved
     return np.frombuffer(content.encode("latin-1"), dtype).reshape(shape).copy()
 
@@ -316,7 +316,7 @@ def _owner(array: np.ndarray) -> np.ndarray:
 def _is_pure_python(value: Any) -> bool:
     """Return whether the class of an object has no C base class and no slots, so that the attributes of the object are its complete
     state."""
-    return type(value).__basicsize__ == _Plain.__basicsize__ and hasattr(value, "__dict__")
+    return type(value).__basicsize__ == _PlainClass.__basicsize__ and hasattr(value, "__dict__")
 
 
 def _class_name(value: Any) -> str:

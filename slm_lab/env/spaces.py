@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.layout import UNBOUNDED, BoxLayout, box_layout, is_stacked, set_stacked
-from slm_lab.env.nested_actions import action_leaves, columns_of, nested_action_codec
+from slm_lab.env.nested_actions import action_leaves, leaf_columns, nested_action_codec
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace, Use
 
 Codec = Callable[[Any], np.ndarray]
@@ -39,8 +39,8 @@ def observation_codec(
     packed (see ObservationSpace). A Tuple is treated as a Dict with the keys "0", "1", …. The codec returns a new array that is not
     modified later. With `fresh=True`, the backend already returns new arrays, so that the codec need not copy the observations.
     Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, by default "all".
-    The entries must be in the order of USES (see `ordered`). If a batch lacks an entry that is for the critic only, the numbers of this
-    entry are 0.
+    The entries must be in the order of USES (see `order_entries`). If a batch lacks an entry that is for the critic only, the numbers of
+    this entry are 0.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -48,11 +48,11 @@ def observation_codec(
     if isinstance(space, spaces.Box):
         return _box(space, box_layout(space, input, channels), fresh)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        entries = laid_out(space, input, channels)
+        entries = entry_layouts(space, input, channels)
         if any(layout is not None and layout.is_image for _, _, layout in entries):
-            return _packed(entries, uses)
-        parts = {key: _flat(sub, f"observation[{key!r}]") for key, sub in _entries(space)}
-        size, codec = _joined(parts, type(space).__name__, {key for key in uses if uses[key] == "critic"})
+            return _packed_codec(entries, uses)
+        parts = {key: _flat_codec(sub, f"observation[{key!r}]") for key, sub in _entries(space)}
+        size, codec = _concatenation_codec(parts, type(space).__name__, {key for key in uses if uses[key] == "critic"})
         text = f"{type(space).__name__} of {len(entries)} entries, concatenated: {size} numbers{_uses_text(uses)}"
         ambiguities = tuple(one for _, _, layout in entries if layout is not None for one in layout.ambiguities)
         end = {use: sum(parts[key][0] for key in parts if USES.index(uses.get(key, "all")) <= index) for index, use in enumerate(USES)}
@@ -60,7 +60,7 @@ def observation_codec(
         mask = (end["critic"], end["mask"]) if "mask" in uses.values() else None
         goals = _goals(space, {key: part[0] for key, part in parts.items()})
         return ObservationSpace((size,), critic_begin=critic_begin, mask=mask, goals=goals, ambiguities=ambiguities, text=text), codec
-    size, codec = _flat(space, "observation")
+    size, codec = _flat_codec(space, "observation")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
 
@@ -84,7 +84,7 @@ USES: tuple[Use, ...] = ("all", "critic", "mask")
 """Uses of an observation's entries, in the order in which the agent's observations contain the entries."""
 
 
-def ordered(space: spaces.Dict, uses: Mapping[str, Use]) -> spaces.Dict:
+def order_entries(space: spaces.Dict, uses: Mapping[str, Use]) -> spaces.Dict:
     """Return a Dict space with its entries in the order of USES. The entry that is the action mask becomes MultiBinary."""
     keys = sorted(space.spaces, key=lambda key: USES.index(uses.get(key, "all")))
     entries = [(key, spaces.MultiBinary(space[key].shape or ()) if uses.get(key) == "mask" else space[key]) for key in keys]
@@ -101,7 +101,7 @@ def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[Observation
     if layout.is_image:
         return known, _image_codec(space, layout, fresh)
     as_is = fresh and space.dtype == np.float32 and len(space.shape) == 1 and layout.scale is None
-    return known, _as_is if as_is else _vector_codec(space, layout.scale)
+    return known, _identity_codec if as_is else _vector_codec(space, layout.scale)
 
 
 def batch_of_one(observation: Any) -> Any:
@@ -113,7 +113,7 @@ def batch_of_one(observation: Any) -> Any:
     return np.asarray(observation)[None]
 
 
-def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
+def single_observation_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
     """Return a function that converts one observation of a Box to a batch [1, …] in the agent's form. The function is faster than `codec`
     for vectors that are not scaled."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
@@ -121,7 +121,7 @@ def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
     return lambda obs: codec(obs[None])
 
 
-def _as_is(batch: Any) -> np.ndarray:
+def _identity_codec(batch: Any) -> np.ndarray:
     return np.asarray(batch)
 
 
@@ -132,7 +132,7 @@ def _image_codec(space: spaces.Box, layout: BoxLayout, fresh: bool) -> Codec:
         array = np.moveaxis(batch, -1, -3) if last else batch
         return np.array(array, dtype, order="C").reshape(-1, *target)
 
-    return _as_is if fresh and target == space.shape and space.dtype == dtype else encode
+    return _identity_codec if fresh and target == space.shape and space.dtype == dtype else encode
 
 
 def _vector_codec(space: spaces.Box, scale: np.ndarray | None) -> Codec:
@@ -173,7 +173,7 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
     return f"{kind} of {size} numbers ({type(space).__name__})"
 
 
-def laid_out(
+def entry_layouts(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
     """Return (path, space, layout) of each nested entry of a Dict or Tuple, or of any other space itself. The layout is None for entries
@@ -205,7 +205,7 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
     return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
 
 
-def _packed(
+def _packed_codec(
     entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]], uses: Mapping[str, Use]
 ) -> tuple[ObservationSpace, Codec]:
     """Return the packed observation space (see ObservationSpace) for a Dict or Tuple, and its codec.
@@ -269,11 +269,11 @@ def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
 
 
 def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
-    size, codec = _flat(space, f"observation[{name!r}]")
+    size, codec = _flat_codec(space, f"observation[{name!r}]")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
 
-def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
+def _flat_codec(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
     """Return the size of a flattened space, and a codec that converts a batch [N, …] of the space to a new array float32 [N, size]."""
     match space:
         case spaces.Box():
@@ -285,7 +285,7 @@ def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
         case spaces.MultiDiscrete():
             return _one_hot(space.nvec.ravel(), space.start.ravel())
         case spaces.Dict() | spaces.Tuple():
-            return _joined({key: _flat(sub, f"{where}[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
+            return _concatenation_codec({key: _flat_codec(sub, f"{where}[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
     kind = type(space).__name__
     raise UnsupportedSpace(
         f"{where} space {kind} is not supported; allowed: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
@@ -319,7 +319,7 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
     return size, encode
 
 
-def _joined(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
+def _concatenation_codec(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
     """Return the size and the codec of the concatenated entries of a Dict or Tuple. Args: optional: keys that a batch may lack. The numbers
     of a missing entry are 0."""
     if not parts:
@@ -359,7 +359,7 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
             bits = space.shape
             return ActionSpace("multi_binary", dim=int(np.prod(bits))), lambda a: np.asarray(a, np.int8).reshape(-1, *bits)
         case spaces.Box():
-            return _continuous(space)
+            return _continuous_action_codec(space)
         case spaces.Dict() | spaces.Tuple() if action_leaves(space):
             return nested_action_codec(space, action_codec)
     kind = f"empty {type(space).__name__}" if isinstance(space, spaces.Dict | spaces.Tuple) else type(space).__name__
@@ -369,7 +369,7 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
 
 def action_columns(space: spaces.Space[Any]) -> list[slice]:
     """Return, for each leaf of a Dict or Tuple action space, the slice of the agent's action components that belongs to this leaf."""
-    return columns_of([action_codec(leaf)[0] for leaf in action_leaves(space)])
+    return leaf_columns([action_codec(leaf)[0] for leaf in action_leaves(space)])
 
 
 def number_of_choices(space: spaces.Space[Any]) -> int:
@@ -410,7 +410,7 @@ def box_scale(space: spaces.Box) -> BoxScale:
     return BoxScale(low, high, half, center)
 
 
-def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
+def _continuous_action_codec(space: spaces.Box) -> tuple[ActionSpace, Codec]:
     low, high, half, center = box_scale(space)
     shape, dtype = space.shape, space.dtype
     plain = bool((half == 1).all() and (center == 0).all())  # bounds are [-1, 1] or infinite: only clip
@@ -432,7 +432,9 @@ def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind
     divided by the bounds.
     Args: input, channels: settings for images in the spec (see `observation_codec`).
     """
-    forms = [(_form(space), [_comparable_layout(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
+    forms = [
+        (_form(space), [_comparable_layout(layout) for _, _, layout in entry_layouts(space, input, channels)]) for space in (one, other)
+    ]
     return bool(forms[0] == forms[1])
 
 

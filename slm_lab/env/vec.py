@@ -16,18 +16,18 @@ from slm_lab.env.outcome import (
     NUMBERS,
     InvalidOutcome,
     InvalidReward,
-    closing_failed,
-    fitted,
-    fitted_step,
+    close_error_message,
+    fit_step,
+    fit_to_space,
     picked_numbers,
-    reraise,
-    reraise_located,
+    raise_invalid_outcome,
+    raise_located_outcome,
 )
 from slm_lab.env.snapshot import NotSavable
-from slm_lab.env.spaces import Codec, batch_of_one, lone_codec
+from slm_lab.env.spaces import Codec, batch_of_one, single_observation_codec
 from slm_lab.lib.log import notice
-from slm_lab.lib.masks import has_action
-from slm_lab.lib.random_actions import draw_uniform
+from slm_lab.lib.masks import has_valid_action
+from slm_lab.lib.random_actions import draw_uniform_actions
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 
@@ -60,7 +60,7 @@ class Env:
         self.backend = info.backend
         self._backend = backend
         self._encode, self._decode = encode, decode
-        self._encode_lone = lone_codec(backend.observation_space, encode)
+        self._encode_lone = single_observation_codec(backend.observation_space, encode)
         self._dtype, self._shape = backend.observation_space.dtype, backend.observation_space.shape
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
@@ -102,11 +102,11 @@ class Env:
         if self._normalize_reward is not None:
             self._normalize_reward.reset()
         if self._normalize_obs is not None:
-            self._normalize_obs.update(self._acting(obs))
+            self._normalize_obs.update(self._acting_rows(obs))
             obs = self._normalize_obs(obs)
         return obs
 
-    def _acting(self, obs_N: np.ndarray) -> np.ndarray:
+    def _acting_rows(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations of the agents that act next, for the observation statistics. Rows of waiting or absent agents are
         omitted."""
         return obs_N if self.acts_N is None else obs_N[self.acts_N]
@@ -114,11 +114,13 @@ class Env:
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
         try:
             obs = self._backend.reset(seeds)
-            encoded = self._encoded(obs if self._checks else fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,)))
+            encoded = self._encode_observations(
+                obs if self._checks else fit_to_space(self._backend.observation_space, obs, lead=(self.info.num_envs,))
+            )
             self._check_mask(encoded)
             return encoded
         except Exception as error:
-            reraise_located(error, self.name, "reset", 0)
+            raise_located_outcome(error, self.name, "reset", 0)
 
     def _env_seeds(self) -> list[int]:
         return env_seeds(self._seed, self.info.frames, self._resumes)
@@ -137,13 +139,13 @@ class Env:
         self._steps += 1
         try:
             if self._lone is not None:
-                return self._step_lone(self._lone, action_N)
+                return self._step_single_env(self._lone, action_N)
             raw = self._backend.step(self._decode(action_N))
-            return self._finish_step(raw if self._checks else fitted_step(raw, self._backend.observation_space, self.info.num_envs))
+            return self._finish_step(raw if self._checks else fit_step(raw, self._backend.observation_space, self.info.num_envs))
         except Exception as error:
-            reraise_located(error, self.name, "step", self._steps)
+            raise_located_outcome(error, self.name, "step", self._steps)
 
-    def _step_lone(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
+    def _step_single_env(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
         """Step a single env without arrays of size 1, because handling such arrays takes as long as a step of CartPole. Steps that end an
         episode use the general code."""
         outcome = lone.env.step(self._decode(action_N)[0])
@@ -173,7 +175,7 @@ class Env:
     def _finish_step(self, raw: RawStep) -> VecStep:
         """Convert the RawStep of a backend to a VecStep."""
         self.acts_N = self._backend.acts_N
-        obs_N = self._encoded(raw.obs)
+        obs_N = self._encode_observations(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
         if not reward_N.dot(reward_N) < inf:  # takes a third of the time of np.isfinite(reward_N).all()
@@ -189,18 +191,18 @@ class Env:
             reward_N = reward_N.astype(np.float32)
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [], self.acts_N)
 
-    def _encoded(self, obs: Any) -> np.ndarray:
+    def _encode_observations(self, obs: Any) -> np.ndarray:
         """Convert a batch of observations to the agent's form. Raises InvalidOutcome for a number that is not in the observation space."""
         try:
             return self._encode(obs)
         except Exception:
-            fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,))  # raises an error that explains the cause
+            fit_to_space(self._backend.observation_space, obs, lead=(self.info.num_envs,))  # raises an error that explains the cause
             raise
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Normalise the observations and rewards of a step in which no episode ended and all rows are transitions."""
         if self._normalize_obs is not None:
-            self._normalize_obs.update(self._acting(obs_N))
+            self._normalize_obs.update(self._acting_rows(obs_N))
             obs_N = self._normalize_obs(obs_N)
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
@@ -211,7 +213,7 @@ class Env:
             invalid_N &= ~self._pending_N
         for row in np.flatnonzero(invalid_N)[:1]:
             env, agent = self._agent_of(int(row))
-            reraise(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
+            raise_invalid_outcome(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
 
     def _agent_of(self, row: int) -> tuple[int, str]:
         """Return the index of a row's env, and the text " for AGENT" for a message. The text is "" if the env has one agent."""
@@ -235,22 +237,22 @@ class Env:
             truncated_N = raw.truncated_N & valid_N & ~terminated_N
             over_N = terminated_N | truncated_N
             episodes = self._finish(over_N, truncated_N)
-            last_obs, reset_N = self._last_obs(raw, obs)
+            last_obs, reset_N = self._true_last_obs(raw, obs)
             waiting_N = over_N & ~reset_N
             first_N = first_N | reset_N
             if waiting_N.any():
                 self._pending_N = waiting_N if self._pending_N is None else waiting_N | self._pending_N
-            last_obs, obs = self._with_masks(last_obs, over_N), self._with_masks(obs, waiting_N)
+            last_obs, obs = self._fill_empty_masks(last_obs, over_N), self._fill_empty_masks(obs, waiting_N)
         self._check_mask(obs)
         if self._life_loss:
-            lost_N = self._lost_life(raw.lives_N, valid_N & ~over_N)
+            lost_N = self._find_lost_lives(raw.lives_N, valid_N & ~over_N)
             terminated_N, first_N, over_N = terminated_N | lost_N, first_N | lost_N, over_N | lost_N
         reward_N = reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N, over_N, valid_N)
         last_obs, obs = self._normalize(last_obs, obs, raw)
         if ended:
-            last_obs = self._finite(last_obs, terminated_N)
+            last_obs = self._replace_nonfinite(last_obs, terminated_N)
             if self._pending_N is not None:
-                obs = self._finite(obs, self._pending_N)
+                obs = self._replace_nonfinite(obs, self._pending_N)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
@@ -258,13 +260,13 @@ class Env:
         if self._mask is None:
             return
         self._valid_NA = obs[:, self._mask] != 0
-        found_N = has_action(self._valid_NA, self.info.action.nvec)
+        found_N = has_valid_action(self._valid_NA, self.info.action.nvec)
         if 0 in found_N.tobytes():
             env, agent = self._agent_of(int(found_N.argmin()))
             message = f"the action mask{agent} has no valid action; at least one must be 1 until the episode ends"
-            reraise(InvalidOutcome(message), env)
+            raise_invalid_outcome(InvalidOutcome(message), env)
 
-    def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
+    def _fill_empty_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
         """Return observations in which all actions of the given rows are valid if the row's mask has no valid action. The episodes of the
         given rows have ended, so that no action follows.
 
@@ -272,14 +274,14 @@ class Env:
         """
         if self._mask is None or not rows_N.any():
             return obs
-        empty_N = rows_N & ~has_action(obs[:, self._mask] != 0, self.info.action.nvec)
+        empty_N = rows_N & ~has_valid_action(obs[:, self._mask] != 0, self.info.action.nvec)
         if not empty_N.any():
             return obs
         obs = obs.copy()
         obs[empty_N, self._mask] = 1
         return obs
 
-    def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
+    def _replace_nonfinite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
         """Return observations in which numbers of the given rows that are not finite are replaced by 0.
 
         An env may end an episode because its simulation diverged. In the agent's computations, the values of an observation after a
@@ -299,7 +301,7 @@ class Env:
         """Return a view of the float32 numbers of observations; None if the observations contain no float32 numbers."""
         if obs.dtype != np.uint8:
             return obs
-        numbers = self.info.observation.packed_floats
+        numbers = self.info.observation.packed_float_count
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
     def _finish(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
@@ -322,7 +324,7 @@ class Env:
         if self.curriculum is not None:
             self.curriculum.frame = frame
 
-    def _last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _true_last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the true next observations, and a bool array [N] of the rows that were reset within this step."""
         if not raw.final:
             return obs, self._none_N
@@ -332,7 +334,7 @@ class Env:
             reset_N[row] = True
         return last_obs, reset_N
 
-    def _lost_life(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
+    def _find_lost_lives(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
         """Return which of the envs in `going_N` lost a life and have at least one life left, bool [N]. An env without lives left is not
         included, because its game ends."""
         before_N, self._lives_N = self._lives_N, lives_N
@@ -346,7 +348,7 @@ class Env:
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
-        normalizer.update(self._acting(obs))
+        normalizer.update(self._acting_rows(obs))
         if last_obs is obs:
             obs = normalizer(obs)
             return obs, obs
@@ -359,7 +361,7 @@ class Env:
 
         Args: rng: random generator, or None for the generator of this env.
         """
-        return draw_uniform(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
+        return draw_uniform_actions(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
         """Return the normalizers of the rows of some agents with equal spaces. Args: agents: names of the agents, or () for an env with one
@@ -409,7 +411,7 @@ class Env:
                 self._backend.set_rng_states(state["rng"])
                 self._saved_episodes = state["episodes"]
         if self.curriculum is not None and curriculum is not None:
-            self.curriculum.restored(curriculum)
+            self.curriculum.finish_restoration(curriculum)
 
     def resume(self) -> bool:
         """Continue the loaded episodes. Returns False if the backend cannot continue episodes, in which case the caller must call
@@ -438,7 +440,7 @@ def close_backend(backend: Backend) -> None:
     try:
         backend.close()
     except Exception as error:
-        notice(closing_failed(error))
+        notice(close_error_message(error))
 
 
 def env_seeds(seed: int, count: int, resumes: int = 0) -> list[int]:

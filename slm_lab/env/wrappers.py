@@ -22,7 +22,7 @@ NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
 
 
 @dataclass(frozen=True)
-class Wrap:
+class ConfiguredWrapper:
     """A wrapper class from the spec, with the arguments for its constructor."""
 
     key: str
@@ -44,7 +44,7 @@ class Wrap:
 
 
 class Parts:
-    """Function object that selects some parts of a Dict or Tuple observation (see `parts_of`), always including the action mask. If only
+    """Function object that selects some parts of a Dict or Tuple observation (see `space_parts`), always including the action mask. If only
     one part is selected, the result is this part instead of a dict."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Parts:
 
         Args: keys: the spec's env.obs_keys. action_mask: the spec's env.action_mask.
         """
-        parts = parts_of(space)
+        parts = space_parts(space)
         if parts is None:
             kind = type(space).__name__
             raise WrapperError("obs_keys", f"the observation space is a {kind}, which has no parts to choose from; expected Dict or Tuple")
@@ -87,16 +87,16 @@ class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
         return self._parts(observation)
 
 
-def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
+def space_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
     """Return the parts of a Dict space by key, or the parts of a Tuple space with the keys "0", "1", …; None for other spaces."""
     if isinstance(space, spaces.Tuple):
         return {str(index): part for index, part in enumerate(space.spaces)}
     return dict(space.spaces) if isinstance(space, spaces.Dict) else None
 
 
-def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
+def find_wraps(spec: EnvSpec) -> tuple[ConfiguredWrapper, ...]:
     """Return the wrappers that a spec requires. Raises SpecError with a problem for each unknown wrapper or invalid argument."""
-    wraps, problems = list[Wrap](), list[Problem]()
+    wraps, problems = list[ConfiguredWrapper](), list[Problem]()
     for index, entry in enumerate(spec.wrappers):
         key = f"wrappers[{index}]"
         try:
@@ -110,11 +110,11 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
         known, open_ended, required = _arguments(wrapper)
         kwargs = entry.kwargs
         if wrapper.__module__.startswith("gymnasium."):
-            kwargs = _converted(entry.name, kwargs)
+            kwargs = _convert_arguments(entry.name, kwargs)
             if "func" in required:
                 problems.append(Problem(f"env.{key}", f"{entry.name} needs a Python function; name a wrapper of your own instead"))
                 continue
-        wraps.append(Wrap(key, wrapper, kwargs))
+        wraps.append(ConfiguredWrapper(key, wrapper, kwargs))
         unknown = [] if open_ended else [name for name in entry.kwargs if name not in known]
         problems += [Problem(f"env.{key}.{name}", unknown_key_message(name, known, entry.name), "unknown") for name in unknown]
         missing = [name for name in required if name not in entry.kwargs]
@@ -124,7 +124,7 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
     if problems:
         raise SpecError(spec.name, problems)
     if spec.obs_keys is not None:
-        wraps.append(Wrap("obs_keys", KeepParts, {"keys": spec.obs_keys, "action_mask": spec.action_mask}))
+        wraps.append(ConfiguredWrapper("obs_keys", KeepParts, {"keys": spec.obs_keys, "action_mask": spec.action_mask}))
     return tuple(wraps)
 
 
@@ -140,7 +140,7 @@ def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
     return found
 
 
-def _converted(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _convert_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Convert the lists in a wrapper's arguments to the types that Gymnasium's wrappers require: bounds to arrays, other lists to
     tuples."""
     convert = partial(np.asarray, dtype=np.float32) if name in ("RescaleAction", "RescaleObservation") else tuple

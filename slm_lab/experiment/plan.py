@@ -93,10 +93,10 @@ class Plan:
             return meta.max_session
         if self.cluster is not None:
             return min(meta.max_session, self.jobs or meta.max_session)
-        return max(1, min(meta.max_session, self.jobs or cores() // session_processes(meta)))
+        return max(1, min(meta.max_session, self.jobs or cores() // count_session_processes(meta)))
 
 
-def session_processes(meta: MetaSpec) -> int:
+def count_session_processes(meta: MetaSpec) -> int:
     """Return the number of busy processes of one Session: the Session's process, its rollout workers and its inference server."""
     sampler = meta.sampler
     return 1 if sampler is None or sampler.serial_mode else 1 + sampler.num_workers + (sampler.inference == "central")

@@ -88,7 +88,7 @@ class Clock:
         if not self._started_W[self._index]:
             self._started_W[self._index] = perf_counter() - self._wall_before
 
-    def advance_to(self, wall_t: float) -> None:
+    def advance_wall_time_to(self, wall_t: float) -> None:
         """Increase the wall time to at least `wall_t` seconds.
 
         After a restart, metrics may have been written to a table after the loaded state was saved. The increase prevents that the wall time
@@ -99,7 +99,7 @@ class Clock:
         if self._started_W[self._index]:
             self._started_W[self._index] -= missing
 
-    def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
+    def load_unshared_state(self, state: Mapping[str, float], num_envs: int) -> None:
         """Load a result of `state_dict`, except the number of frames, which is in shared memory.
 
         Entries that are missing in `state` count as 0.
@@ -115,7 +115,7 @@ class Clock:
         self.t += 1
         self._frames_W[self._index] = self.frame
 
-    def due(self, every: int, ahead: int = 0) -> bool:
+    def is_multiple_crossed(self, every: int, ahead: int = 0) -> bool:
         """Return whether the frame count reached or passed a multiple of `every` in the last vector step.
 
         Args: ahead: number of frames before each multiple of `every` at which the result is True instead.

@@ -68,7 +68,7 @@ class Demonstrations:
         return self.obs_K[rows], self.first_K[rows], None, ActOut(self.action_K[rows], unknown_K), step
 
 
-class Recorded(NamedTuple):
+class RecordedStep(NamedTuple):
     """A recorded transition of one env."""
 
     obs: np.ndarray
@@ -79,7 +79,7 @@ class Recorded(NamedTuple):
     next_obs: np.ndarray
 
 
-def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
+def join_episodes(episodes: Iterable[list[RecordedStep]]) -> Demonstrations:
     """Return the Demonstrations that consist of the given episodes.
 
     An episode counts as truncated if its last step is not terminated.
@@ -107,8 +107,8 @@ class EpisodeRecorder:
 
     def __init__(self, num_envs: int, bounded: bool = False) -> None:
         self.bounded = bounded
-        self.episodes: list[list[Recorded]] = []
-        self._open: list[list[Recorded]] = [[] for _ in range(num_envs)]
+        self.episodes: list[list[RecordedStep]] = []
+        self._open: list[list[RecordedStep]] = [[] for _ in range(num_envs)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, kept_N: np.ndarray) -> None:
         """Add a step of the vector env.
@@ -120,7 +120,7 @@ class EpisodeRecorder:
             action_N = np.clip(action_N, -1.0, 1.0).astype(np.float32)
         for n in np.flatnonzero(step.valid_N & kept_N):
             flags = bool(step.terminated_N[n]), bool(step.truncated_N[n])
-            row = Recorded(obs_N[n], action_N[n], float(step.reward_N[n]), *flags, step.last_obs_N[n])
+            row = RecordedStep(obs_N[n], action_N[n], float(step.reward_N[n]), *flags, step.last_obs_N[n])
             self._open[n].append(row)
             if any(flags):
                 self.episodes.append(self._open[n])

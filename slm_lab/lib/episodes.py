@@ -13,8 +13,8 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 EPISODES = 100
 """Maximum number of finished episodes in an EpisodeWindow."""
 RECENT_SHARE, MIN_EPISODES, MAX_AGE = 0.05, 20, 0.2
-"""Definition of the current return (`EpisodeWindow.current`). The current return is the mean over the episodes that ended in the last
-fraction RECENT_SHARE of the frames, or over the last MIN_EPISODES episodes if these are more episodes. Episodes that ended at the same
+"""Definition of the current return (`EpisodeWindow.current_return`). The current return is the mean over the episodes that ended in the
+last fraction RECENT_SHARE of the frames, or over the last MIN_EPISODES episodes if these are more episodes. Episodes that ended at the same
 frame as the oldest of these episodes are included. At most EPISODES episodes are used, and only episodes that ended in the last fraction
 MAX_AGE of the frames."""
 _RING = 256
@@ -45,7 +45,7 @@ class CurrentReturn(NamedTuple):
         return CurrentReturn(float(np.mean(returns)), error, len(returns))
 
     @staticmethod
-    def of_training(returns: np.ndarray) -> CurrentReturn | None:
+    def from_training_returns(returns: np.ndarray) -> CurrentReturn | None:
         """Return the mean of training returns in chronological order, as an estimate of the return of the current policy.
 
         Returns None if there are no returns. The standard error takes into account that the policy changes during training.
@@ -81,7 +81,7 @@ class EpisodeWindow:
         self._count_W = np.zeros(1, np.int64)
         """Number of episodes that each process has finished."""
         self._mark_WX = np.zeros((1, 2))
-        """Number of episodes of all processes, and sum of their returns, when each process last called `new`."""
+        """Number of episodes of all processes, and sum of their returns, when each process last called `count_new_episodes`."""
         self._ring_WRX = np.zeros((1, _RING, 3))
 
     def shared_arrays(self) -> Named:
@@ -113,12 +113,13 @@ class EpisodeWindow:
         self._exchange()
         return list(map(float, self._entries()[:, _RETURN]))
 
-    def current(self, frame: int) -> CurrentReturn | None:
+    def current_return(self, frame: int) -> CurrentReturn | None:
         """Return the current return at the global frame `frame`, or None if no episode ended recently enough.
 
         See RECENT_SHARE for the definition of the current return.
 
-        If the store is in another process, episodes of other processes are included up to the last use of `returns` or `new`.
+        If the store is in another process, episodes of other processes are included up to the last use of `returns` or
+        `count_new_episodes`.
         """
         entries = self._entries()
         if not len(entries):
@@ -126,14 +127,14 @@ class EpisodeWindow:
         frames = entries[:, _FRAME]
         # include all episodes that ended at the frame of the oldest one: a subset would not be a random sample of the envs
         begin = min((1.0 - RECENT_SHARE) * frame, frames[-MIN_EPISODES:][0] - 1)
-        return CurrentReturn.of_training(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
+        return CurrentReturn.from_training_returns(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
 
     @property
     def own_returns(self) -> list[float]:
         """Returns of the last EPISODES episodes of this process."""
         return list(map(float, self._last_entries(self._index)[1][:, _RETURN]))
 
-    def new(self, *, count_again: bool = False) -> tuple[int, float | None]:
+    def count_new_episodes(self, *, count_again: bool = False) -> tuple[int, float | None]:
         """Return the number and the mean return of the episodes of all processes since this process last called this method.
 
         The mean return is None if there are no such episodes.

@@ -44,7 +44,7 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
 
 
-def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+def verify_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file without its key "crc32". Raises ValueError if the checksum does not match the content."""
     plain = {key: value for key, value in content.items() if key != "crc32"}
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
@@ -61,7 +61,7 @@ def nonfinite_to_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def not_writable(folder: Path) -> str | None:
+def unwritable_reason(folder: Path) -> str | None:
     """Return the reason why no file can be created in an existing folder, or None if files can be created."""
     if os.access(folder, os.W_OK | os.X_OK):
         return None

@@ -21,8 +21,11 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
     Args: root: mount point of the control groups. groups: file that lists the control groups of this process.
     """
     count: float = len(os.sched_getaffinity(0)) if has_feature("affinity") else os.cpu_count() or 1
-    for folder in _folders(root, groups, "cpu"):
-        quota = _numbers(folder / "cpu.max") or (*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us"))
+    for folder in _cgroup_folders(root, groups, "cpu"):
+        quota = _read_integers(folder / "cpu.max") or (
+            *_read_integers(folder / "cpu.cfs_quota_us"),
+            *_read_integers(folder / "cpu.cfs_period_us"),
+        )
         if len(quota) == 2 and min(quota) > 0:
             count = min(count, quota[0] / quota[1])
     return max(1, math.ceil(count))
@@ -34,13 +37,13 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
     with suppress(OSError, ValueError):
         if has_feature("sysconf"):
             size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for folder in _folders(root, groups, "memory"):
+    for folder in _cgroup_folders(root, groups, "memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
-            size = min([size, *_numbers(folder / name)])
+            size = min([size, *_read_integers(folder / name)])
     return size
 
 
-def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
+def _cgroup_folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of all parent groups, each of which may set a limit.
 
     In a container, `groups` may list a path of the host, and the root of the control groups is the container's own group.
@@ -65,7 +68,7 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
                         yield mount / folder
 
 
-def _numbers(file: Path) -> tuple[int, ...]:
+def _read_integers(file: Path) -> tuple[int, ...]:
     """Return the integers in a file, or an empty tuple if the file contains "max" (no limit) or is missing."""
     try:
         return tuple(int(word) for word in file.read_text().split())
@@ -73,7 +76,7 @@ def _numbers(file: Path) -> tuple[int, ...]:
         return ()
 
 
-def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def processor_description(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return a description of the processor: the vendor, model and instructions of the first core on Linux, else platform.processor()."""
     with suppress(OSError):
         if has_feature("proc"):
@@ -83,5 +86,5 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 def processor_name() -> str:
     """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor", or "" if the system does not report a name."""
-    lines = (line.partition(":") for line in processor().splitlines())
+    lines = (line.partition(":") for line in processor_description().splitlines())
     return next((name.strip() for key, _, name in lines if key.strip() == "model name"), platform.processor())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def draw_valid(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def draw_valid_actions(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw uniformly random valid actions, int64 [N, D]. An action has D components, of which component i has nvec[i] choices."""
     key_NA = np.where(valid_NA, rng.random(valid_NA.shape), -1.0)
     action_ND: np.ndarray = np.stack([part.argmax(axis=1) for part in _components(key_NA, nvec)], axis=1)
@@ -15,7 +15,7 @@ def draw_valid(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, rng: np.r
 
 
 def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the log-probabilities of the actions that `draw_valid` draws, float32 [N].
+    """Return the log-probabilities of the actions that `draw_valid_actions` draws, float32 [N].
 
     All valid actions of an env have the same probability.
     """
@@ -24,7 +24,7 @@ def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.n
     return logp_N.astype(np.float32)
 
 
-def has_action(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
+def has_valid_action(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return whether each env has a valid action, bool [N]: at least one valid choice for every action component."""
     if len(nvec) == 1:
         return np.asarray(valid_NA.any(axis=1))

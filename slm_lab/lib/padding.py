@@ -11,7 +11,7 @@ import numpy as np
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 
 
-def padded(values_K: np.ndarray, form: ObservationSpace | ActionSpace) -> np.ndarray:
+def pad_rows(values_K: np.ndarray, form: ObservationSpace | ActionSpace) -> np.ndarray:
     """Pad the observations or actions [K, …] of K agents with zeros to the common shape [K, *form.shape] of all agents."""
     if values_K.shape[1:] == form.shape:
         return values_K.astype(form.dtype, copy=False)
@@ -21,8 +21,8 @@ def padded(values_K: np.ndarray, form: ObservationSpace | ActionSpace) -> np.nda
     return result
 
 
-def without_padding(values_K: np.ndarray, own: ObservationSpace | ActionSpace) -> np.ndarray:
-    """Return observations or actions [K, *own.shape] without the zeros that `padded` added.
+def remove_padding(values_K: np.ndarray, own: ObservationSpace | ActionSpace) -> np.ndarray:
+    """Return observations or actions [K, *own.shape] without the zeros that `pad_rows` added.
 
     Args: own: space of the agents to which the values belong.
     """

@@ -26,7 +26,7 @@ from slm_lab.lib.system import has_feature
 
 
 @contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
+def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Context in which environment variables have the given values. The previous values are restored at the end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -46,7 +46,7 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 
 @contextmanager
-def hidden_main() -> Iterator[None]:
+def hide_main_module() -> Iterator[None]:
     """Context in which multiprocessing starts child processes that do not run the user's script again.
 
     With the start methods spawn and forkserver, child processes import the parent's module `__main__`. The child processes of this package
@@ -88,7 +88,7 @@ class ThisProcess:
 THIS_PROCESS = ThisProcess()
 
 
-def start_method() -> Method:
+def choose_start_method() -> Method:
     """Return the start method of multiprocessing for the next child process. If the method is forkserver, start the fork server."""
     return THIS_PROCESS.choose_start_method()
 
@@ -98,7 +98,7 @@ _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.5
 
 
-def lead_group(owner: int) -> None:
+def start_process_group(owner: int) -> None:
     """Make this process the leader of a new process group, which is killed soon after the death of `owner`.
 
     A Ctrl-C in the terminal does not reach the group. The owner must call `kill_group` when this process has ended.
@@ -108,10 +108,10 @@ def lead_group(owner: int) -> None:
     if not has_feature("groups"):
         return
     os.setpgid(0, 0)
-    threading.Thread(target=_follow, args=(owner,), daemon=True, name="follow-owner").start()
+    threading.Thread(target=_kill_group_after_owner, args=(owner,), daemon=True, name="follow-owner").start()
 
 
-def _follow(owner: int) -> None:
+def _kill_group_after_owner(owner: int) -> None:
     """Wait until the process `owner` has died, and then kill the process group of this process.
 
     The parent of this process may be the fork server instead of `owner`.
@@ -157,7 +157,7 @@ class ProcessState:
         return cls(dict(os.environ), umask, cores, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.environ, self.umask, self.cores, self.priority)
+        return _unpickle_and_restore, (self.environ, self.umask, self.cores, self.priority)
 
     def restore(self) -> None:
         """Apply the environment variables, umask, cores and priority to the current process."""
@@ -171,7 +171,7 @@ class ProcessState:
                 os.setpriority(os.PRIO_PROCESS, 0, self.priority)
 
 
-def _restored(*fields: Any) -> ProcessState:
+def _unpickle_and_restore(*fields: Any) -> ProcessState:
     state = ProcessState(*fields)
     state.restore()
     return state
@@ -255,11 +255,11 @@ def discard_stop_signals() -> None:
     Programs that this process runs react to STOP_SIGNALS by default.
     """
     for number in STOP_SIGNALS:
-        signal.signal(number, _discard)
+        signal.signal(number, _ignore_signal)
         if has_feature("signals"):
             signal.siginterrupt(number, False)
     if has_feature("signals"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _discard(number: int, frame: object) -> None: ...
+def _ignore_signal(number: int, frame: object) -> None: ...

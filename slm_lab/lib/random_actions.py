@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from slm_lab.lib.masks import draw_valid, uniform_logp
+from slm_lab.lib.masks import draw_valid_actions, uniform_logp
 from slm_lab.lib.records import ActionSpace
 
 
-def draw_uniform(
+def draw_uniform_actions(
     action: ActionSpace, count: int, rng: np.random.Generator, valid_NA: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw `count` uniformly random actions, in the form that ActionSpace describes.
@@ -22,10 +22,10 @@ def draw_uniform(
     Returns: the actions [N] or [N, dim], and the log-probabilities of the actions, float32 [N].
     """
     if action.kind == "hybrid":
-        drawn = [draw_uniform(part, count, rng, valid_NA if part.nvec else None) for part in action.parts]
+        drawn = [draw_uniform_actions(part, count, rng, valid_NA if part.nvec else None) for part in action.parts]
         return np.concatenate([one for one, _ in drawn], axis=1, dtype=np.float32), np.sum([logp_N for _, logp_N in drawn], axis=0)
     if valid_NA is not None:
-        action_ND = draw_valid(valid_NA, action.nvec, rng)
+        action_ND = draw_valid_actions(valid_NA, action.nvec, rng)
         return action_ND[:, 0] if action.kind == "discrete" else action_ND, uniform_logp(valid_NA, action.nvec)
     if action.kind == "continuous":
         shape = (count, action.dim)

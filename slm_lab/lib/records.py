@@ -149,7 +149,7 @@ class ObservationSpace:
         """Whether the observation is an image, or contains an image."""
         return any(len(part.shape) == 3 for part in self.parts or (self,))
 
-    def seen_by(self, critic: bool) -> ObservationSpace:
+    def space_for(self, critic: bool) -> ObservationSpace:
         """Return the space of the part of an observation that the critic or the actor reads.
 
         This part consists of the leading columns of the observation, and does not include the action mask.
@@ -164,12 +164,12 @@ class ObservationSpace:
         return self if size is None else replace(self, shape=(size,), critic_begin=None, mask=None)
 
     @property
-    def for_critic_only(self) -> bool:
+    def has_critic_only_entries(self) -> bool:
         """Whether observations contain entries that only the critic reads."""
         return self.critic_begin is not None or any(part.use == "critic" for part in self.parts)
 
     @property
-    def packed_floats(self) -> int:
+    def packed_float_count(self) -> int:
         """Number of float32 values in a packed observation. The float32 values are at the start of the observation."""
         return max((part.end for part in self.parts if part.dtype == "float32"), default=0) // 4
 
@@ -204,11 +204,11 @@ class EnvInfo:
         """Number of frames in one step of the vector env, which is the number of envs, regardless of the number of agents per env."""
         return self.num_envs // max(1, len(self.agents))
 
-    def of_envs(self, count: int) -> EnvInfo:
+    def with_num_envs(self, count: int) -> EnvInfo:
         """Return a copy of this EnvInfo for `count` envs."""
         return replace(self, num_envs=count * max(1, len(self.agents)))
 
-    def rows_of(self, names: Collection[str]) -> np.ndarray:
+    def agent_rows(self, names: Collection[str]) -> np.ndarray:
         """Return the indices of the rows that belong to the named agents, in ascending order, int64 [K]."""
         chosen = np.array([i for i, agent in enumerate(self.agents) if agent in names], np.int64)
         rows: np.ndarray = (np.arange(self.frames)[:, None] * len(self.agents) + chosen).ravel()

@@ -70,13 +70,13 @@ class Division(NamedTuple):
         """Number of processes that store a range of the vector."""
         return len(self.bounds) - 1
 
-    def range(self, process: int) -> slice:
+    def process_range(self, process: int) -> slice:
         """Return the range of the vector that a process stores, or an empty slice for a process that stores no range."""
         ends = (*self.bounds, *[self.bounds[-1]] * 2)
         return slice(*ends[min(process, self.processes) :][:2])
 
 
-def divided(size: int, starts: Sequence[int] = (0,)) -> Division:
+def divide_vector(size: int, starts: Sequence[int] = (0,)) -> Division:
     """Divide a vector into ranges of about the same size. The number of ranges depends only on `size`.
 
     Args: size: number of elements of the vector. starts: indices of the first elements of the optimizer groups, in ascending order. The
@@ -102,10 +102,10 @@ class SharedArray(NamedTuple):
     begin: int = 0
     """Index of the array's first element in the parameter vector."""
 
-    def part(self, process: int) -> slice:
+    def process_slice(self, process: int) -> slice:
         """Return the slice of this array that a process of a parameter server stores. The array must have a `division`."""
         assert self.division is not None
-        whole = self.division.range(process)
+        whole = self.division.process_range(process)
         return slice(max(whole.start - self.begin, 0), max(whole.stop - self.begin, 0))
 
 
@@ -212,13 +212,13 @@ def is_shared(store: Store | None) -> bool:
     return store is not None and store.workers > 1
 
 
-def prefixed(parts: Mapping[str, Shareable]) -> Named:
+def prefixed_arrays(parts: Mapping[str, Shareable]) -> Named:
     """Return the shared arrays of several parts by name. Each name begins with the name of the part, as in "critics/params"."""
     return {f"{prefix}/{name}": array for prefix, part in parts.items() for name, array in part.shared_arrays().items()}
 
 
 def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -> None:
-    """Attach each part to its arrays in `arrays`, whose names begin with the prefixes that `prefixed` added."""
+    """Attach each part to its arrays in `arrays`, whose names begin with the prefixes that `prefixed_arrays` added."""
     for prefix, part in parts.items():
         part.attach(
             store.at(prefix, part),
@@ -230,7 +230,7 @@ class SharedArrays:
     """Store whose arrays are in memory that all processes of a trial share. Each process has its own SharedArrays object.
 
     Args:
-        fd: descriptor of the anonymous file that `shared_file` returned.
+        fd: descriptor of the anonymous file that `create_shared_file` returned.
         fresh: whether to write the initial values of arrays, which are the same in every process. If `fresh` is False, the arrays keep
             their values.
     """
@@ -252,7 +252,7 @@ class SharedArrays:
         return self
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        attach_parts(parts, self, self.allocate(prefixed(parts)))
+        attach_parts(parts, self, self.allocate(prefixed_arrays(parts)))
 
     def allocate(self, named: Named) -> dict[str, np.ndarray]:
         """Map the named arrays into shared memory. Every process calls this method once, with the same names and shapes.
@@ -268,7 +268,7 @@ class SharedArrays:
             size = int(np.prod(shape, dtype=np.int64)) * named[name].values.dtype.itemsize
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
         with self._record_lock("allocate"):  # two processes that grow the file at the same time could truncate each other's part
-            _grow(self.fd, end)
+            _grow_file(self.fd, end)
         memory = mmap.mmap(self.fd, end)  # closing a descriptor of the file would release this process's locks, so the file stays mapped
         for name, shape in shapes.items():
             values = named[name].values
@@ -279,11 +279,11 @@ class SharedArrays:
         return dict(self.arrays)
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        with self.updating() if lock == "update" else self.exclusive(lock):
+        with self.updating() if lock == "update" else self.hold_lock(lock):
             return section(*args)
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        with self.exclusive(lock, wait=False) as mine:
+        with self.hold_lock(lock, wait=False) as mine:
             return section(*args) if mine else None
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
@@ -304,14 +304,14 @@ class SharedArrays:
     def publish(self) -> None: ...
 
     @contextmanager
-    def exclusive(self, lock: SectionLock, *, wait: bool = True) -> Iterator[bool]:
+    def hold_lock(self, lock: SectionLock, *, wait: bool = True) -> Iterator[bool]:
         """Return a context that holds a lock. With `wait=False`, yield False instead of waiting if another process holds the lock."""
-        with self._writes(), self._record_lock(lock, wait=wait) as mine:
+        with self._block_snapshots(), self._record_lock(lock, wait=wait) as mine:
             yield mine
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        with self._writes(), self._record_lock("update") if self.locked else nullcontext():
+        with self._block_snapshots(), self._record_lock("update") if self.locked else nullcontext():
             yield
 
     @contextmanager
@@ -350,7 +350,7 @@ class SharedArrays:
             np.copyto(array, saved[name])
 
     @contextmanager
-    def _writes(self) -> Iterator[None]:
+    def _block_snapshots(self) -> Iterator[None]:
         """Return a context in which no other process takes a snapshot.
 
         If a process is waiting to take a snapshot, the context begins afterwards.
@@ -383,7 +383,7 @@ class SharedArrays:
             fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, _LOCK_BYTES[lock])
 
 
-def shared_file() -> int:
+def create_shared_file() -> int:
     """Create an anonymous file for the memory of `SharedArrays`, and return the file's descriptor."""
     if has_feature("memfd"):
         return os.memfd_create("slm_lab")
@@ -391,7 +391,7 @@ def shared_file() -> int:
         return os.dup(file.fileno())
 
 
-def _grow(fd: int, size: int) -> None:
+def _grow_file(fd: int, size: int) -> None:
     now = os.fstat(fd).st_size
     if now >= size:
         return

@@ -42,11 +42,11 @@ class Feature(NamedTuple):
     symbols: frozenset[str]
 
 
-def _attributes(module: object, *names: str) -> Callable[[], bool]:
+def _has_attributes(module: object, *names: str) -> Callable[[], bool]:
     return lambda: all(hasattr(module, name) for name in names)
 
 
-def _permitted(name: str, *args: object) -> bool:
+def _is_call_permitted(name: str, *args: object) -> bool:
     """Return whether the function os.`name`, which returns a file descriptor, exists and can be called.
 
     (A sandbox or an old kernel may refuse the call.)
@@ -64,21 +64,21 @@ _LINUX, _POSIX = "Linux", "Linux, macOS"
 FEATURES: dict[Name, Feature] = {
     "memfd": Feature(
         _LINUX,
-        lambda: _permitted("memfd_create", "slm_lab"),
+        lambda: _is_call_permitted("memfd_create", "slm_lab"),
         "memory that processes share: arrays, heartbeats, output of child processes",
         "an unlinked file in the temporary folder",
         frozenset({"os.memfd_create"}),
     ),
     "fallocate": Feature(
         _LINUX,
-        _attributes(os, "posix_fallocate"),
+        _has_attributes(os, "posix_fallocate"),
         "reservation of shared memory before it is used, so that a lack of memory is reported as an error",
         "the file is only extended: without enough memory a process is killed by SIGBUS later",
         frozenset({"os.posix_fallocate"}),
     ),
     "pidfd": Feature(
         _LINUX,
-        lambda: _permitted("pidfd_open", os.getpid()),
+        lambda: _is_call_permitted("pidfd_open", os.getpid()),
         "detection of the end of a process that is not a child of this process",
         "the pipe that multiprocessing opens to each child; a child checks every 0.5 s whether its parent is alive",
         frozenset({"os.pidfd_open"}),
@@ -92,7 +92,7 @@ FEATURES: dict[Name, Feature] = {
     ),
     "affinity": Feature(
         _LINUX,
-        _attributes(os, "sched_getaffinity", "sched_setaffinity"),
+        _has_attributes(os, "sched_getaffinity", "sched_setaffinity"),
         "the cores that this process may use, which its child processes inherit",
         "all cores of the machine",
         frozenset({"os.sched_getaffinity", "os.sched_setaffinity"}),
@@ -114,7 +114,7 @@ FEATURES: dict[Name, Feature] = {
     ),
     "groups": Feature(
         _POSIX,
-        _attributes(os, "setpgid", "killpg"),
+        _has_attributes(os, "setpgid", "killpg"),
         "child processes, each the leader of a process group that is killed with it",
         "only `meta.max_session` 1 without `meta.distributed`, and `meta.sampler.serial_mode`; otherwise an error before training. "
         'With `backend: "async"` the processes of envs form no groups',
@@ -122,14 +122,14 @@ FEATURES: dict[Name, Feature] = {
     ),
     "fork": Feature(
         _POSIX,
-        _attributes(os, "fork", "register_at_fork"),
+        _has_attributes(os, "fork", "register_at_fork"),
         "the processes of `meta.track` continue in the background; a copy of a process that an env makes by mistake is ended",
         "no processes of `meta.track`, see fcntl; no copies",
         frozenset({"os.fork", "os.register_at_fork"}),
     ),
     "signals": Feature(
         _POSIX,
-        _attributes(signal, "pthread_sigmask", "pthread_kill", "siginterrupt", "SIGURG"),
+        _has_attributes(signal, "pthread_sigmask", "pthread_kill", "siginterrupt", "SIGURG"),
         "delay of Ctrl-C while a process starts; interruption of an env that blocks",
         "no delay; an env that blocks is only reported",
         frozenset(
@@ -139,14 +139,14 @@ FEATURES: dict[Name, Feature] = {
     ),
     "priority": Feature(
         _POSIX,
-        _attributes(os, "getpriority", "setpriority", "nice"),
+        _has_attributes(os, "getpriority", "setpriority", "nice"),
         "asynchronous rollout workers run at a lower priority than the learner",
         "equal priorities",
         frozenset({"os.getpriority", "os.setpriority", "os.nice", "os.PRIO_PROCESS"}),
     ),
     "sysconf": Feature(
         _POSIX,
-        _attributes(os, "sysconf", "statvfs"),
+        _has_attributes(os, "sysconf", "statvfs"),
         "the memory of the machine; distinction of a read-only file system from a lack of permission",
         "memory counts as unlimited; the message says no permission",
         frozenset({"os.sysconf", "os.statvfs", "os.ST_RDONLY"}),
@@ -164,16 +164,16 @@ LINUX_ONLY = frozenset(name for name, feature in FEATURES.items() if feature.sys
 
 def has_feature(name: Name) -> bool:
     """Return whether the current system has a feature, and the environment variable SLM_LAB_PORTABLE does not deny the feature."""
-    return name not in _denied() and FEATURES[name].exists()
+    return name not in _denied_features() and FEATURES[name].exists()
 
 
-def _denied() -> frozenset[str]:
+def _denied_features() -> frozenset[str]:
     value = os.environ.get(VARIABLE, "")
     return LINUX_ONLY if value == "1" else frozenset(value.split(","))
 
 
-def unknown_feature() -> str | None:
+def invalid_variable_message() -> str | None:
     """Return an error message if the environment variable SLM_LAB_PORTABLE has an invalid value, otherwise None."""
-    unknown = sorted(_denied() - FEATURES.keys() - {"", "0"})
+    unknown = sorted(_denied_features() - FEATURES.keys() - {"", "0"})
     allowed = f"1, or some of {', '.join(FEATURES)}, separated by commas"
     return f"{VARIABLE}: unknown feature {unknown[0]!r}; allowed: {allowed}" if unknown else None

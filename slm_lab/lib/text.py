@@ -45,7 +45,7 @@ def error_line(error: BaseException) -> str:
     return first_line(str(error)) or type(error).__name__
 
 
-def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
+def format_table(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
     """Format a table with aligned columns, and return its lines.
 
     A table that is wider than `width` is divided into blocks of columns, one below the other. Each block begins with the first `keys`
@@ -58,7 +58,7 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
         return _rows(columns)
     widest = max(map(_width, columns[keys:]), default=0)
     letters = max(_LEAST, min(_NAME // keys, (width - widest) // keys - 2))
-    first = [_shortened(column, letters) for column in columns[:keys]]
+    first = [_shorten_column(column, letters) for column in columns[:keys]]
     left = width - sum(_width(column) + 2 for column in first)
     blocks = [[*first]]
     for column in columns[keys:]:
@@ -69,7 +69,7 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
     return [line for number, block in enumerate(blocks) for line in [*([""] if number else []), *_rows(block)]]
 
 
-def _shortened(column: Sequence[str], letters: int) -> list[str]:
+def _shorten_column(column: Sequence[str], letters: int) -> list[str]:
     """Return the shortened cells of a column. If different cells would become equal, return the cells unchanged."""
     short = [shorten(cell, letters) for cell in column]
     return short if len(set(short)) == len(set(column)) else list(column)
@@ -84,7 +84,7 @@ def _rows(columns: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
 
 
-def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
+def wrap_paragraph(text: str, width: int = WIDTH, indent: str = "  ") -> str:
     """Wrap a paragraph to lines of at most `width` characters, and indent all lines except the first.
 
     Words and paths are not divided, so that a long word can exceed `width`.

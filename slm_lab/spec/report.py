@@ -31,12 +31,12 @@ NET: KeyPath = ("agent", "net")
 CRITIC_NET: KeyPath = ("agent", "critic_net")
 
 
-def without_v4_index(path: KeyPath) -> KeyPath:
+def remove_v4_index(path: KeyPath) -> KeyPath:
     """Remove the list index after `agent` or `env`, which are lists in SLM Lab v4, from a path: agent[0].net becomes agent.net."""
     return (path[0], *path[2:]) if path[:1] in (("agent",), ("env",)) and path[1:2] in ((0,), ("0",)) else path
 
 
-def with_name(path: KeyPath) -> KeyPath:
+def type_to_name_key(path: KeyPath) -> KeyPath:
     """Replace the key `type` of a net by the current key `name` in a path: agent.net.type becomes agent.net.name."""
     return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
@@ -56,11 +56,11 @@ def value_at(raw: Any, path: KeyPath) -> Any:
     return raw
 
 
-def flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_leaves(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted path and the value of each leaf of nested dicts. An empty dict counts as a leaf."""
     for key, value in body.items():
         if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten_leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -74,7 +74,7 @@ def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def show(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Format a value as JSON, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:77] + "…"
@@ -82,11 +82,11 @@ def show(value: Any) -> str:
 
 def nearest_hint(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the hint `; did you mean 'x'?` with the word of `words` that is most similar to `word`, or "" if no word is similar."""
-    known = closest(word, words, cutoff)
+    known = closest_word(word, words, cutoff)
     return "" if known is None else f"; did you mean '{known}'?"
 
 
-def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
+def closest_word(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the word of `words` that is most similar to `word`, or None if no word is similar. Case is ignored."""
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
@@ -141,22 +141,22 @@ class Report:
         self._origin: dict[KeyPath, KeyPath] = {}
         self._set: list[KeyPath] = []
 
-    def comes_from_set(self, path: KeyPath) -> None:
+    def mark_set_argument(self, path: KeyPath) -> None:
         """Record that a --set argument gave the current value at `path` and all values below this path."""
-        self._set.append(self.origin(path))
+        self._set.append(self.original_path(path))
 
-    def moved(self, now: KeyPath, was: KeyPath) -> None:
+    def record_move(self, now: KeyPath, was: KeyPath) -> None:
         """Record that the value at the path `now` was moved from the path `was`, which may be the result of an earlier move."""
-        self._origin[now] = self.origin(was)
+        self._origin[now] = self.original_path(was)
 
-    def origin(self, path: KeyPath) -> KeyPath:
+    def original_path(self, path: KeyPath) -> KeyPath:
         """Return the path that the value now at `path` has in the user's file."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
                 return self._origin[path[:end]] + path[end:]
         return path
 
-    def child(self) -> Report:
+    def empty_copy(self) -> Report:
         """Return a report on the same file, without problems and notes, which can be merged into this report later."""
         child = Report()
         child._origin, child._set, child.for_slm_lab = self._origin, self._set, self.for_slm_lab
@@ -169,33 +169,35 @@ class Report:
         problem is then a consequence of the first.
         """
         known = [problem.path for problem in self.problems]
-        self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]
+        self.problems += [
+            p for p in found.problems if p not in self.problems and not any(is_same_or_nested(p.path, path) for path in known)
+        ]
         self.notes += [note for note in found.notes if note not in self.notes]
         self.differences += [topic for topic in found.differences if topic not in self.differences]
 
-    def fail(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
+    def add_problem(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem with the key at `path`, unless the report already contains the same problem."""
-        location = self.origin(path)
-        problem = Problem(show_path(location), mark_if_set(message, location, self._set), code)
+        location = self.original_path(path)
+        problem = Problem(show_path(location), append_set_marker(message, location, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def ineffective(self, path: KeyPath, message: str) -> None:
+    def note_ineffective_key(self, path: KeyPath, message: str) -> None:
         """Add a note that the key at `path` has no effect (SLM Lab ignores such keys too).
 
         If a --set argument gave the key, add a problem instead of the note.
         """
-        if self.is_set(path):
-            self.fail(path, message.replace("; ignored", ""))
+        if self.is_from_set_argument(path):
+            self.add_problem(path, message.replace("; ignored", ""))
         else:
             self.note(path, message)
 
-    def is_set(self, path: KeyPath) -> bool:
+    def is_from_set_argument(self, path: KeyPath) -> bool:
         """Return whether a --set argument gave the value at `path`."""
-        location = self.origin(path)
+        location = self.original_path(path)
         return any(_at_or_below(location, given) for given in self._set)
 
-    def differs(self, path: KeyPath, topic: str, message: str) -> None:
+    def note_difference(self, path: KeyPath, topic: str, message: str) -> None:
         """If the spec was written for SLM Lab, add a note that the key at `path` has another meaning in SLM Lab.
 
         Args: topic: short description of the difference.
@@ -207,27 +209,27 @@ class Report:
 
     def note(self, path: KeyPath, message: str) -> None:
         """Add a note on the key at `path`, unless the report already contains the same note."""
-        text = f"{show_path(self.origin(path))}: {message}"
+        text = f"{show_path(self.original_path(path))}: {message}"
         if text not in self.notes:
             self.notes.append(text)
 
 
-def mark_if_set(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
+def append_set_marker(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
     """Return `message`, with "(from --set)" appended if `location` is at or below one of the paths `sets` of --set arguments."""
     is_set = any(_at_or_below(location, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
 
 def _at_or_below(location: KeyPath, given: KeyPath) -> bool:
-    return _as_text(location[: len(given)]) == _as_text(given)
+    return indices_to_text(location[: len(given)]) == indices_to_text(given)
 
 
-def _as_text(path: KeyPath) -> KeyPath:
+def indices_to_text(path: KeyPath) -> KeyPath:
     """Convert the list indices of a path to strings, so that the paths `a[0]` and `a.0` compare equal."""
     return tuple(map(str, path))
 
 
-def _related(one: str, other: str) -> bool:
+def is_same_or_nested(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
     return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
 
@@ -237,9 +239,9 @@ def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, sou
 
     Args: source: text before the path in the messages of problems.
     """
-    path = without_v4_index(path)
+    path = remove_v4_index(path)
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
-    report.comes_from_set(new)
+    report.mark_set_argument(new)
     report.replaced.pop(path, None)
     node: Any = raw
     for depth, key in enumerate(path):
@@ -247,7 +249,7 @@ def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, sou
         if isinstance(node, list):
             index = int(key) if str(key).isdecimal() and len(str(key)) < 10 else -1
             if not 0 <= index < len(node):
-                report.fail(path[: depth + 1], f"index out of range: the list has {len(node)} items ({source}{show_path(path)})")
+                report.add_problem(path[: depth + 1], f"index out of range: the list has {len(node)} items ({source}{show_path(path)})")
                 return
             node[index], node = (value if last else node[index]), node[index]
         elif isinstance(node, dict):
@@ -260,5 +262,5 @@ def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, sou
                 node[key] = {}
             node = node[key]
         else:
-            report.fail(path[:depth], f"is {show(node)}, which has no keys ({source}{show_path(path)})")
+            report.add_problem(path[:depth], f"is {format_json(node)}, which has no keys ({source}{show_path(path)})")
             return

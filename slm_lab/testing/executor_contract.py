@@ -48,7 +48,7 @@ class _FakeContext(Context):
     def send(self, kind: str, *content: Any) -> None:
         self._inbox.append(Message(self._task, kind, content))
 
-    def print_to(self, path: Path) -> None: ...
+    def redirect_output(self, path: Path) -> None: ...
 
     def run(self) -> None:
         """Call the target of the task, and report the death of the task when the target has returned or raised an exception."""
@@ -114,7 +114,7 @@ def fail(context: Context) -> None:
 
 def write(context: Context, path: Path) -> None:
     """Target of a task that prints a line to a file and then waits for an order."""
-    context.print_to(path)
+    context.redirect_output(path)
     print("a line")  # noqa: T201
     context.receive()
 
@@ -137,7 +137,7 @@ def listen(context: Context) -> None:
 class ExecutorContract:
     """Tests that an executor must pass. A subclass defines `executor`, a pytest fixture that returns the executor.
 
-    Attributes: prints: whether the executor supports `Context.print_to`, which writes the output of a task to a file.
+    Attributes: prints: whether the executor supports `Context.redirect_output`, which writes the output of a task to a file.
     """
 
     prints = True
@@ -182,7 +182,7 @@ class ExecutorContract:
         task = executor.start("one", listen)
         self.until(executor, len)
         for size in (10, 10**6):
-            shared = executor.share(np.ones(size, np.int8))
+            shared = executor.put_shared(np.ones(size, np.int8))
             self.until(executor, lambda events: task.signal(shared))  # noqa: B023
             (message,) = _messages(self.until(executor, len))
             assert message.content == (size,)
@@ -191,7 +191,7 @@ class ExecutorContract:
         tasks = [executor.start(name, echo, name) for name in ("one", "two")]
         self.until(executor, lambda events: len(events) == 2)
         for size in (10, 10**6):
-            shared = executor.share({"ones": np.ones(size, np.int8)})
+            shared = executor.put_shared({"ones": np.ones(size, np.int8)})
             for task in tasks:
                 task.send(shared)
             events = self.until(executor, lambda events: len(events) == 2)

@@ -42,7 +42,7 @@ class SpecContract:
         Training with the spec should take 1,000 to 10,000 frames, make several updates and write several rows of the training table.
         """
 
-    def _trained(self, tmp_path_factory: Any) -> TrialResult:
+    def _trained_result(self, tmp_path_factory: Any) -> TrialResult:
         """Return the result of an uninterrupted run, which takes place once for all tests of a class."""
         if "_straight" not in vars(type(self)):
             type(self)._straight = slm_lab.Trial(self.spec(), tmp_path_factory.mktemp("trained")).run()
@@ -50,7 +50,7 @@ class SpecContract:
         return self._straight
 
     def test_it_trains_and_every_number_is_finite(self, tmp_path_factory: Any) -> None:
-        table = _rows(self._trained(tmp_path_factory).paths.root)
+        table = _training_rows(self._trained_result(tmp_path_factory).paths.root)
         assert len(table) >= 2, "meta.log_frequency is too large for a test"
         assert [row["frame"] for row in table] == sorted(row["frame"] for row in table)
         assert any(row.get("opt_step", 0) > 0 for row in table), "no update was made"
@@ -64,8 +64,8 @@ class SpecContract:
         assert not missing
 
     def test_equal_seeds_give_equal_rows_and_weights(self, tmp_path: Path, tmp_path_factory: Any) -> None:
-        one, other = self._trained(tmp_path_factory).paths, slm_lab.Trial(self.spec(), tmp_path).run().paths
-        assert _rows(one.root) == _rows(other.root)
+        one, other = self._trained_result(tmp_path_factory).paths, slm_lab.Trial(self.spec(), tmp_path).run().paths
+        assert _training_rows(one.root) == _training_rows(other.root)
         weights = [load_bundle(paths.checkpoint(0, "last"))["policies"][0]["weights"] for paths in (one, other)]
         assert weights[0].keys() == weights[1].keys()
         assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
@@ -75,7 +75,7 @@ class SpecContract:
         seed = spec.meta.random_seed + 1
         changed = spec.with_meta(random_seed=seed)
         other = slm_lab.Trial(changed, tmp_path).run().paths
-        assert _rows(self._trained(tmp_path_factory).paths.root) != _rows(other.root)
+        assert _training_rows(self._trained_result(tmp_path_factory).paths.root) != _training_rows(other.root)
 
     def test_a_run_that_is_stopped_and_continued_equals_one_without_a_break(self, tmp_path: Path, tmp_path_factory: Any) -> None:
         spec, stop = self.spec(), Stop()
@@ -84,7 +84,7 @@ class SpecContract:
             def on_step(self, episodes: list[Episode]) -> None:
                 stop.requested = stop.requested or 2 * self.context.clock.frame >= spec.env.max_frame
 
-        straight, data = self._trained(tmp_path_factory).paths, tmp_path / "stopped"  # a fixture may write to tmp_path
+        straight, data = self._trained_result(tmp_path_factory).paths, tmp_path / "stopped"  # a fixture may write to tmp_path
         try:
             slm_lab.Trial(spec, data, observers=[Half], stop=stop).run()
         except Interrupted:
@@ -94,20 +94,20 @@ class SpecContract:
         (folder,) = data.iterdir()
         slm_lab.Trial.resume(folder).run()
         if self.exact:
-            assert _rows(folder) == _rows(straight.root)
+            assert _training_rows(folder) == _training_rows(straight.root)
         else:
-            assert _rows(folder)[-1]["frame"] == _rows(straight.root)[-1]["frame"]
+            assert _training_rows(folder)[-1]["frame"] == _training_rows(straight.root)[-1]["frame"]
             assert load_bundle(straight.checkpoint(0, "last"))["lost"], "set `exact`: nothing is lost when a run is continued"
 
     def test_the_trained_agent_acts_without_its_environment(self, tmp_path_factory: Any) -> None:
-        agent = self._trained(tmp_path_factory).agent()
+        agent = self._trained_result(tmp_path_factory).agent()
         agent.observation_space.seed(0)
         for deterministic in (False, True):
             action, _ = agent.act(agent.observation_space.sample(), deterministic=deterministic)
             assert agent.action_space.contains(action)
 
 
-def _rows(folder: Path) -> list[dict[str, float]]:
+def _training_rows(folder: Path) -> list[dict[str, float]]:
     """Return the rows of a run's training table, without columns that depend on the machine's speed and without undefined values."""
     table = slm_lab.load_run(folder).train.select_dtypes(include=np.number)
     rows = table.drop(columns=[name for name in _MEASURED if name in table]).to_dict("records")

@@ -9,7 +9,7 @@ import numpy as np
 
 from slm_lab.env.make import make_env
 from slm_lab.env.vec import Env
-from slm_lab.lib.demonstrations import Demonstrations, EpisodeRecorder, joined
+from slm_lab.lib.demonstrations import Demonstrations, EpisodeRecorder, join_episodes
 from slm_lab.spec.models.env import EnvSpec
 
 
@@ -24,7 +24,7 @@ def played(name: str, act: Callable[[np.ndarray], np.ndarray], episodes: int, **
         recorder.add(obs_N, action_N, step, all_N)
         obs_N = step.obs_N
     env.close()
-    return joined(recorder.episodes[:episodes]), env
+    return join_episodes(recorder.episodes[:episodes]), env
 
 
 def balance(obs_N: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slm_lab.agent.ops.returns import gae
-from slm_lab.agent.rollout.rollout import AgentsBatchReplay, Rollout
+from slm_lab.agent.rollout.rollout import MultiAgentBatchReplay, Rollout
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
 
 N, STATE = 3, 2
@@ -19,9 +19,9 @@ def value_of(obs: np.ndarray) -> np.ndarray:
     return np.asarray(np.sin(obs[..., 0]), np.float32)
 
 
-def collected(steps: int, share: float, seed: int, length: int = 12) -> tuple[AgentsBatchReplay, list[list[dict[str, float]]]]:
+def collected(steps: int, share: float, seed: int, length: int = 12) -> tuple[MultiAgentBatchReplay, list[list[dict[str, float]]]]:
     """Store random steps, in which each row has a transition with probability `share`; return also the transitions of each row."""
-    rng, memory = np.random.default_rng(seed), AgentsBatchReplay(INFO, length, STATE)
+    rng, memory = np.random.default_rng(seed), MultiAgentBatchReplay(INFO, length, STATE)
     obs_N, first_N = rng.standard_normal((N, 1)).astype(np.float32), np.ones(N, np.bool_)
     state_N = np.zeros((N, STATE), np.float32)
     rows: list[list[dict[str, float]]] = [[] for _ in range(N)]
@@ -91,7 +91,7 @@ def test_a_second_rollout_has_no_rows_of_the_first() -> None:
 
 def test_the_middle_of_a_rollout_is_saved() -> None:
     one, _ = collected(7, 0.6, 3)
-    other = AgentsBatchReplay(INFO, 12, STATE)
+    other = MultiAgentBatchReplay(INFO, 12, STATE)
     other.load_state_dict(one.state_dict())
     rng = np.random.default_rng(1)
     for _ in range(5):
@@ -115,7 +115,7 @@ def test_copied_columns_have_no_data_of_earlier_rollouts() -> None:
     after_TN = np.arange(used.t + 1)[:, None] > used.count_N
     used.slabs["first"][: used.t + 1][after_TN] = True
     used.slabs["terminated"][: used.t][after_TN[1:]] = True
-    dataset = AgentsBatchReplay(INFO, 12, STATE)
+    dataset = MultiAgentBatchReplay(INFO, 12, STATE)
     dataset.copy_columns(0, used, slice(None))
     assert len(set(used.count_N.tolist())) > 1
     rollout = dataset.rollout()

@@ -70,7 +70,7 @@ def test_one_pass_learns_as_two_do(algorithm: dict[str, Any], next_step: bool, m
     for passes in (1, 2):
         agent = gathered(algorithm, "OnPolicyBatchReplay", next_step)
         if passes == 2:
-            monkeypatch.setattr("slm_lab.agent.algorithm.actor_critic.one_pass", lambda *_, **__: None)
+            monkeypatch.setattr("slm_lab.agent.algorithm.actor_critic.single_pass_outputs", lambda *_, **__: None)
         agent.update()
         weights.append(agent.algorithm.trainer.flat.param.clone())
     assert torch.allclose(weights[0], weights[1], atol=1e-6)
@@ -202,7 +202,7 @@ def test_evaluation_explores_as_the_schedule_ends(name: str, fixed: bool) -> Non
         schedule = {"name": name, "start_val": start, "end_val": end, "start_step": 0, "end_step": 1000}
         algorithm = {**PPO, "action_policy": "epsilon_greedy", "explore_var_spec": schedule}
         agent = agent_of(spec(algorithm), info(3))
-        act = agent.evaluator()  # before any act
+        act = agent.action_function()  # before any act
         chosen = {tuple(act(obs, np.ones(3, bool))) for _ in range(50)}
         assert (len(chosen) > 1) == ((start if fixed else end) == 1.0)
         assert agent.explore_var == start
@@ -237,11 +237,11 @@ def test_log_std_init_has_no_effect_without_a_normal_distribution(caplog: pytest
 
 def test_evaluator_carries_its_own_state() -> None:
     agent = agent_of(spec(PPO, RNN), info(3))
-    act = agent.evaluator()
+    act = agent.action_function()
     obs = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     outs = [act(obs, np.zeros(3, bool)) for _ in range(5)]
     assert all(out.shape == (3,) for out in outs)
-    first, again = agent.evaluator(), agent.evaluator()
+    first, again = agent.action_function(), agent.action_function()
     assert np.array_equal(first(obs, np.ones(3, bool)), again(obs, np.ones(3, bool)))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
+from slm_lab.agent.rollout.minibatch import RolloutBatch, SequenceInputs, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.net import MLPNetSpec, RecurrentNetSpec
@@ -42,7 +42,7 @@ def _fill_states(net: ActorCriticNet, rollout: Rollout) -> None:
 def test_next_values_feed_forward() -> None:
     """Defect 11 and 12: a truncated row is bootstrapped from its own last observation, not the next episode's first."""
     net, rollout, _ = make(MLP_SPEC)
-    values = critic_outputs(net, rollout, 1)
+    values = compute_critic_outputs(net, rollout, 1)
     cut = {
         (int(t), int(n)): obs for t, n, obs in zip(rollout.truncations.t_K, rollout.truncations.n_K, rollout.truncations.obs_K, strict=True)
     }
@@ -58,7 +58,7 @@ def test_next_values_feed_forward() -> None:
 @pytest.mark.parametrize("seq_len", [5, 6, 18, 40])
 def test_recurrent_values_do_not_depend_on_the_cut(seq_len: int) -> None:
     net, rollout, _ = make(RNN_SPEC)
-    values = critic_outputs(net, rollout, seq_len)
+    values = compute_critic_outputs(net, rollout, seq_len)
     with torch.no_grad():
         _, whole, _ = net.unroll(rollout.obs_TN, rollout.first_TN, rollout.state_NS)
         assert torch.allclose(values.output_TN, whole[:-1], atol=1e-6)
@@ -69,10 +69,10 @@ def test_recurrent_values_do_not_depend_on_the_cut(seq_len: int) -> None:
             assert float(values.next_output_TN[t, n]) == pytest.approx(float(alone), abs=1e-6)
 
 
-def batch_of(rollout: Rollout, net: ActorCriticNet, seq_len: int) -> Batch:
-    values = critic_outputs(net, rollout, seq_len)
+def batch_of(rollout: Rollout, net: ActorCriticNet, seq_len: int) -> RolloutBatch:
+    values = compute_critic_outputs(net, rollout, seq_len)
     labels = torch.arange(rollout.reward_TN.numel(), dtype=torch.float32).view_as(rollout.reward_TN)
-    return Batch(rollout, values, labels, rollout.reward_TN, seq_len)
+    return RolloutBatch(rollout, values, labels, rollout.reward_TN, seq_len)
 
 
 @pytest.mark.parametrize(("spec", "seq_len"), [(MLP_SPEC, 1), (RNN_SPEC, 5), (RNN_SPEC, 6), (RNN_SPEC, 40)])
@@ -82,13 +82,13 @@ def test_every_epoch_sees_each_valid_transition_once(spec: MLPNetSpec | Recurren
     valid = torch.arange(rollout.reward_TN.numel()).view_as(rollout.reward_TN)[rollout.valid_TN].tolist()
     assert len(valid) < rollout.reward_TN.numel()  # there were dummy rows
     assert sorted(next(batch.microbatches())[0].advantage_B.tolist()) == valid
-    minibatches = list(batch.epochs(2, 16, np.random.default_rng(0)))
+    minibatches = list(batch.epoch_minibatches(2, 16, np.random.default_rng(0)))
     half = len(minibatches) // 2
     epochs = [[x for m in part for x in m.advantage_B.tolist()] for part in (minibatches[:half], minibatches[half:])]
     assert sorted(epochs[0]) == sorted(epochs[1]) == valid
     if seq_len < 18:
         assert epochs[0] != epochs[1]
-    again = list(batch.epochs(2, 16, np.random.default_rng(0)))
+    again = list(batch.epoch_minibatches(2, 16, np.random.default_rng(0)))
     assert all(torch.equal(a.advantage_B, b.advantage_B) for a, b in zip(minibatches, again, strict=True))
 
 
@@ -97,8 +97,8 @@ def test_rows_stay_together(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int) -
     """Each transition's own observation, action, old value and target are beside its label, and forward runs on them."""
     net, rollout, _ = make(spec, next_step=True)
     batch = batch_of(rollout, net, seq_len)
-    values = critic_outputs(net, rollout, seq_len)
-    for minibatch in batch.epochs(1, 16, np.random.default_rng(1)):
+    values = compute_critic_outputs(net, rollout, seq_len)
+    for minibatch in batch.epoch_minibatches(1, 16, np.random.default_rng(1)):
         index = minibatch.advantage_B.long()
         t, n = index // 3, index % 3
         assert torch.equal(minibatch.action_B, rollout.action_TN[t, n])
@@ -111,18 +111,18 @@ def test_rows_stay_together(spec: MLPNetSpec | RecurrentNetSpec, seq_len: int) -
 
 def test_minibatch_sizes_are_even() -> None:
     net, rollout, _ = make(MLP_SPEC)  # 54 transitions
-    sizes = [len(m.advantage_B) for m in batch_of(rollout, net, 1).epochs(1, 16, np.random.default_rng(0))]
+    sizes = [len(m.advantage_B) for m in batch_of(rollout, net, 1).epoch_minibatches(1, 16, np.random.default_rng(0))]
     assert sum(sizes) == 54
     assert max(sizes) - min(sizes) <= 1
     assert len(sizes) == 3
-    assert [len(m.advantage_B) for m in batch_of(rollout, net, 1).epochs(1, 1000, np.random.default_rng(0))] == [54]
+    assert [len(m.advantage_B) for m in batch_of(rollout, net, 1).epoch_minibatches(1, 1000, np.random.default_rng(0))] == [54]
 
 
 def test_sequences_carry_their_state() -> None:
     net, rollout, _ = make(RNN_SPEC)
     whole, weight = next(batch_of(rollout, net, 6).microbatches())
     assert weight == 1.0
-    assert isinstance(whole.inputs, Sequences)
+    assert isinstance(whole.inputs, SequenceInputs)
     assert whole.inputs.obs_LM.shape[:2] == (6, 9)
     assert torch.equal(whole.inputs.state_MS[:3], rollout.state_NS)
 
@@ -149,4 +149,4 @@ def test_sequences_of_nothing_are_dropped() -> None:
     rollout.valid_TN[6:12, 1] = False
     batch = batch_of(rollout, net, 6)
     assert batch.size == 9 - 1
-    assert all(len(m.action_B) for m in batch.epochs(2, 1, np.random.default_rng(0)))
+    assert all(len(m.action_B) for m in batch.epoch_minibatches(2, 1, np.random.default_rng(0)))

@@ -272,7 +272,7 @@ def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool
     for change in ("own forward", "another class", "layer", "parameter", "tied", "layer less"):
         agent, _ = agent_to_change("ActorCritic")
         trainer, net = agent._trainers[0], agent.algorithm.net
-        agent.check_rarely(rarely)
+        agent.set_rare_checks(rarely)
 
         def valid_updates(limit: int, trainer: Any = trainer, net: Any = net) -> int:
             """Do so many updates at the most; return how many the fast pass was valid in before it was not."""
@@ -295,14 +295,14 @@ def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool
         CHANGES[change](net, user_parts(net)[0])
         count = valid_updates(100)
         assert 0 < count < flat.UPDATES_BETWEEN_CHECKS if rarely else count == 0
-        agent.check_rarely(False)
+        agent.set_rare_checks(False)
         assert valid_updates(1) == 0
 
 
 def test_parameters_that_are_frozen_or_replaced_while_checks_are_rare() -> None:
     agent, _ = agent_to_change("ActorCritic")
     trainer = agent._trainers[0]
-    agent.check_rarely(True)
+    agent.set_rare_checks(True)
     trainer.begin_update(0)
     trainer.end_update()
     first = trainer.flat.params[0]

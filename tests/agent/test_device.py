@@ -23,7 +23,7 @@ from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.models.net import MLPNetSpec
 from slm_lab.spec.report import SpecError
 from tests.agent.helpers import ToyEnv, agent_of, changed, drive, drive_on, info, reloaded, steps_of
@@ -246,7 +246,7 @@ def test_parameters_begin_at_multiples_of_16_bytes() -> None:
     assert [p.data_ptr() % 16 for p in flat.params] == [0] * 6
     assert all(p.grad is not None and p.grad.data_ptr() % 16 == 0 for p in flat.params)
     assert len(flat.param) > flat.size == sum(p.numel() for p in plain.parameters())
-    assert torch.equal(flat.clone()[0], torch.cat([p.detach().flatten() for p in plain.parameters()]))
+    assert torch.equal(flat.copy_vectors()[0], torch.cat([p.detach().flatten() for p in plain.parameters()]))
     gaps = torch.ones(len(flat.param), dtype=torch.bool)
     gaps[flat.param_indices] = False
     x = torch.randn(4, 3)
@@ -271,7 +271,7 @@ def test_shared_arrays_have_no_gaps(name: str, optimizer: str, monkeypatch: pyte
         return agent_of(case.spec(2, net | {"optim_spec": {"name": optimizer, "lr": 0.01}}), case.info())
 
     def trained() -> dict[str, np.ndarray]:
-        agent, file = worker(), shared_file()
+        agent, file = worker(), create_shared_file()
         try:
             store = SharedArrays(file, 0, 1, synced=False)
             store.attach({"agent": agent})

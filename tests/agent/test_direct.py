@@ -8,8 +8,8 @@ import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes import direct, direct_layers
-from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass
-from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, NUMPY_PRODUCT_ROWS, NUMPY_PRODUCT_SIZE, DirectLayer
+from slm_lab.agent.net.passes.direct import CriticsPass, DirectPass, GraphFreeSequence
+from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, NUMPY_PRODUCT_ROWS, NUMPY_PRODUCT_SIZE, GraphFreeLinear
 from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import array, ignore_float_errors
 from slm_lab.agent.ops.autograd import GraphPass
@@ -30,7 +30,7 @@ def build(rows: int = 150, critic: bool = True, **keys: Any) -> tuple[ActorCriti
     torch.manual_seed(2)
     net = ActorCriticNet(MLPNetSpec.model_validate({"name": "MLPNet", "hid_layers": [160, 144], **keys}), VECTOR, 3, critic=critic)
     flat = FlatParams(net)
-    net.use_direct(flat)
+    net.enable_graph_free_pass(flat)
     return net, flat, torch.randn(rows, 5)
 
 
@@ -87,8 +87,8 @@ def test_which_products_are_small() -> None:
     def rows(*sizes: int) -> int:
         net = torch.nn.Sequential(torch.nn.Linear(*sizes))
         flat = FlatParams(net)
-        mlp = DirectChain.from_modules(list(net), MatmulMode())
-        assert isinstance(mlp.layers[0], DirectLayer)
+        mlp = GraphFreeSequence.from_modules(list(net), MatmulMode())
+        assert isinstance(mlp.layers[0], GraphFreeLinear)
         return mlp.layers[0].numpy_rows if flat.size else 0
 
     assert rows(64, 64) == NUMPY_PRODUCT_SIZE // 64**2
@@ -174,7 +174,7 @@ def both_passes(
 ) -> tuple[CriticsPass, GraphPass]:
     """Return the pass without a graph, and the one through the modules."""
     graph = critics.forward_pass(obs, actions, **how)
-    critics.use_direct(flat)
+    critics.enable_graph_free_pass(flat)
     direct_pass = critics.forward_pass(obs, actions, **how)
     critics.direct = direct.FastPass()
     assert isinstance(graph, GraphPass)
@@ -235,7 +235,7 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
         pairs.append((critics.train(training), flat))
     (critics, flat), (others, other) = pairs
     assert len(flat.buffer)
-    critics.use_direct(flat)
+    critics.enable_graph_free_pass(flat)
     for rows in (21, 8, 1, 21, 8, 21):
         obs, actions = 3.0 + torch.randn(rows, 5), torch.randn(rows, 2) if action is CONTINUOUS else None
         found, expected = critics.forward_pass(obs, actions), others.forward_pass(obs, actions)
@@ -258,7 +258,7 @@ def test_batch_renorm_is_that_of_autograd(action: ActionSpace, training: bool) -
 def test_batch_statistics_belong_to_one_pass() -> None:
     critics = build_critics(arc(*RENORM), VECTOR, DISCRETE)
     flat, obs, other = FlatParams(critics), torch.randn(4, 5), torch.randn(4, 5)
-    critics.use_direct(flat)
+    critics.enable_graph_free_pass(flat)
     start, grads = flat.buffer.clone(), []
     for between in (False, True):  # a pass in evaluation mode leaves the batch statistics
         flat.buffer.copy_(start)
@@ -306,7 +306,7 @@ def test_recurrent_nets_and_nets_that_are_not_flattened_take_a_graph() -> None:
     plain = ActorCriticNet(MLPNetSpec(name="MLPNet"), VECTOR, 3)
     recurrent = ActorCriticNet(RecurrentNetSpec(name="RecurrentNet"), VECTOR, 3)
     for net, vector in ((plain, FlatParams(torch.nn.Linear(2, 2))), (recurrent, FlatParams(recurrent))):
-        net.use_direct(vector)
+        net.enable_graph_free_pass(vector)
         assert net.direct.fast is None
 
 
@@ -327,8 +327,8 @@ def test_products_in_bfloat16_are_near() -> None:
     """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
     net, flat, obs = build(dtype="bfloat16")
     (mlp, _) = net.direct.fast or (None, None)
-    assert [isinstance(layer, DirectLayer) and layer.matmul_mode.bfloat16 for layer in mlp.layers] == [True, True, False]
-    assert [isinstance(layer, DirectLayer) and layer.numpy_rows > 0 for layer in mlp.layers] == [False, False, True]
+    assert [isinstance(layer, GraphFreeLinear) and layer.matmul_mode.bfloat16 for layer in mlp.layers] == [True, True, False]
+    assert [isinstance(layer, GraphFreeLinear) and layer.numpy_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:
         body.matmul_mode = MatmulMode()
     expected, grad_out = net.actor(obs), torch.randn(150, 3)

@@ -77,9 +77,9 @@ def by_hand(algorithm: DistributionalQLearning, batch: Transitions, double: bool
     A, losses = 3, []
     for b in range(4):
         row, after = batch.obs_B[b : b + 1], batch.next_obs_B[b : b + 1]
-        atoms = net.actor_head.atoms(net.actor_body(row)).view(A, -1)[batch.action_B[b]]
+        atoms = net.actor_head.distribution_params(net.actor_body(row)).view(A, -1)[batch.action_B[b]]
         with torch.no_grad():
-            next_AZ = target.actor_head.atoms(target.actor_body(after)).view(A, -1)
+            next_AZ = target.actor_head.distribution_params(target.actor_body(after)).view(A, -1)
             chooser = net if double else target
             best = int(chooser.critic(after)[0].argmax())
         reward, discount = batch.reward_B[b], 0.9 * (1.0 - batch.terminated_B[b])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.distributional_sac import DistributionalSAC
-from slm_lab.agent.ops.projection import lower_distribution
+from slm_lab.agent.ops.projection import lowest_mean_distribution
 from tests.agent.helpers import CONTINUOUS, MLP, drive
 from tests.agent.test_gradients import autograd, step_gradient
 from tests.agent.test_soft_actor_critic import Scripted, build, prepared, transitions
@@ -28,7 +28,7 @@ def algorithm_of(**keys: Any) -> DistributionalSAC:
 
 def test_the_distribution_with_the_lower_mean() -> None:
     first, second = [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]
-    lower = lower_distribution(torch.tensor([first, second]), torch.tensor([-1.0, 0.0, 1.0]))
+    lower = lowest_mean_distribution(torch.tensor([first, second]), torch.tensor([-1.0, 0.0, 1.0]))
     assert lower.tolist() == [first[0], second[1]]
 
 
@@ -52,7 +52,7 @@ def test_targets_and_gradients(net: dict[str, Any], reduction: str) -> None:
     algorithm.rng = Scripted(noise, noise, noise, noise)  # type: ignore[assignment]
     _, _, target = algorithm.values_and_targets(batch)
     with torch.no_grad():
-        next_action = algorithm._sample(algorithm.net.actor(batch.next_obs_B).detach())
+        next_action = algorithm._sample_actions(algorithm.net.actor(batch.next_obs_B).detach())
         assert algorithm.target is not None
         p_CBZ = algorithm.target.net(batch.next_obs_B, torch.as_tensor(next_action.action_BD)).softmax(-1).numpy()
         cost_B = ALPHA * np.asarray(next_action.logp_B)

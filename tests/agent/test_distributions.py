@@ -104,7 +104,7 @@ def test_entropy_is_the_mean_of_minus_logp(name: str) -> None:
 def test_shapes_dtypes_and_mode(name: str) -> None:
     dist = make(name)
     p = params(dist, 7)
-    for action in (dist.sample(p, np.random.default_rng(0))[0], dist.draw(p, np.random.default_rng(0)), dist.mode(p)):
+    for action in (dist.sample(p, np.random.default_rng(0))[0], dist.sample_actions(p, np.random.default_rng(0)), dist.mode(p)):
         kind = dist.action.kind
         assert action.shape == ((7,) if kind == "discrete" else (7, dist.action.dim))
         assert action.dtype == (np.float32 if kind == "continuous" else np.int64)
@@ -118,7 +118,7 @@ def test_shapes_dtypes_and_mode(name: str) -> None:
 def test_categorical_frequencies() -> None:
     dist = make("Categorical")
     p = np.repeat(np.log([[0.1, 0.2, 0.3, 0.4]]).astype(np.float32), 20_000, axis=0)
-    counts = np.bincount(dist.draw(p, np.random.default_rng(0)), minlength=4) / 20_000
+    counts = np.bincount(dist.sample_actions(p, np.random.default_rng(0)), minlength=4) / 20_000
     assert counts.tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.015)
 
 
@@ -197,8 +197,8 @@ def test_a_log_std_that_moves_in_memory_is_read_where_it_is() -> None:
     log_std = torch.nn.Parameter(torch.zeros(2))
     dist = Normal(ActionSpace("continuous", dim=2, bounded=True), log_std)
     loc = np.zeros((1, 2), np.float32)
-    assert dist.split(loc)[1].tolist() == [[0.0, 0.0]]
+    assert dist.loc_and_log_scale(loc)[1].tolist() == [[0.0, 0.0]]
     log_std.data = torch.full((2,), -1.0)
-    assert dist.split(loc)[1].tolist() == [[-1.0, -1.0]]
+    assert dist.loc_and_log_scale(loc)[1].tolist() == [[-1.0, -1.0]]
     log_std.data.add_(0.5)
-    assert dist.split(loc)[1].tolist() == [[-0.5, -0.5]]
+    assert dist.loc_and_log_scale(loc)[1].tolist() == [[-0.5, -0.5]]

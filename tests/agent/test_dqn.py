@@ -10,7 +10,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
-from slm_lab.agent.ops.arrays import tensor
+from slm_lab.agent.ops.arrays import as_tensor
 from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, one_step_target
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.rollout.rollout import Rollout
@@ -68,7 +68,7 @@ def test_loss_weighs_by_importance_and_tells_errors(weights: list[float] | None)
     _, algorithm = q_agent("DoubleDQN", memory="PrioritizedReplay")
     batch = batch_of(algorithm, weights)
     with torch.no_grad():
-        error = tensor(algorithm._targets(batch)) - action_value(algorithm.net.critic(batch.obs_B), batch.action_B)
+        error = as_tensor(algorithm._targets(batch)) - action_value(algorithm.net.critic(batch.obs_B), batch.action_B)
     told: list[tuple[np.ndarray, torch.Tensor]] = []
     algorithm.memory.update_priorities = lambda rows, errors: told.append((rows, errors.detach()))  # type: ignore[method-assign]  # a spy
     algorithm.meter.begin()
@@ -98,10 +98,10 @@ def test_targets_take_layers_as_for_acting(name: str) -> None:
     algorithm.meter.begin()
     before = algorithm.trainer.flat.buffer.clone()
     batch = batch_of(algorithm)
-    target = tensor(algorithm._targets(batch))
+    target = as_tensor(algorithm._targets(batch))
     assert torch.equal(before, algorithm.trainer.flat.buffer)
     rows = [batch._replace(**{k: getattr(batch, k)[i : i + 1] for k in COLUMNS}) for i in range(4)]
-    one_by_one = torch.cat([tensor(algorithm._targets(row)) for row in rows])
+    one_by_one = torch.cat([as_tensor(algorithm._targets(row)) for row in rows])
     assert torch.allclose(target, one_by_one, atol=1e-6)
     assert any(module.training for module in algorithm.net.modules() if hasattr(module, "running_mean"))
 

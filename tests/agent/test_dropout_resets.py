@@ -49,7 +49,7 @@ def critics(rate: float = 0.3) -> tuple[SeparateCritics, FlatParams]:
     net = build_critics(MLPNetSpec.model_validate(keys), ObservationSpace((5,)), CONTINUOUS)
     assert isinstance(net, SeparateCritics)
     flat = FlatParams(net)
-    net.use_direct(flat)
+    net.enable_graph_free_pass(flat)
     return net, flat
 
 

@@ -126,11 +126,11 @@ def test_a_server_leaves_alone_what_is_frozen_elsewhere() -> None:
     group, grad = trainer.groups[0], torch.randn(trainer.flat.size)
     before = trainer.flat.param.clone()
     group.set_frozen((0, 3))
-    group.optimizer.step_along(grad)
+    group.optimizer.step_with_gradient(grad)
     moved = trainer.flat.param != before
     assert [bool(moved[part].any()) for part in trainer.flat._parts] == [False, True, True, False]
     group.set_frozen(())
-    group.optimizer.step_along(grad)
+    group.optimizer.step_with_gradient(grad)
     assert all(bool((trainer.flat.param != before)[part].all()) for part in trainer.flat._parts)
     del module
 
@@ -152,7 +152,7 @@ def test_data_that_were_replaced_are_trained() -> None:
     """And weights to keep are those that the module has."""
     module, trainer = trainer_of("SGD", {}, clip=None)
     module[0].weight.data = torch.full((5, 3), 0.25)
-    assert bool((trainer.flat.clone()[0][:15] == 0.25).all())
+    assert bool((trainer.flat.copy_vectors()[0][:15] == 0.25).all())
     module[0].weight.data = torch.full((5, 3), 0.5)
     module.zero_grad()
     step(module, trainer, (), 0)
@@ -166,5 +166,5 @@ def test_a_range_of_the_vector_has_the_frozen_parameters_inside_it() -> None:
     flat._serve_part(torch.zeros(12), slice(12, 24))
     assert flat.parts_in_group(0, (0, 1, 2, 3)) == [slice(0, 3), slice(3, 8), slice(8, 12)]
     assert flat.parts_in_group(0, (3,)) == []
-    flat.inspect()
+    flat.check_parameters()
     assert flat.frozen == ()

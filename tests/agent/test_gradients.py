@@ -280,7 +280,7 @@ def test_q_learning_of_several_actions(net: dict[str, Any]) -> None:
     rows = len(batch.reward_B)
     batch = batch._replace(weight_B=torch.rand(rows))
     if isinstance(batch, SequenceBatch):
-        q, after = batch.now(batch.unroll(algorithm.net)[1]), batch.after(batch.unroll(algorithm.target.net)[1])
+        q, after = batch.current_outputs(batch.unroll(algorithm.net)[1]), batch.next_outputs(batch.unroll(algorithm.target.net)[1])
     else:
         q, after = algorithm.net.critic(batch.obs_B), algorithm.target.net.critic(batch.next_obs_B)
     loss = torch.zeros(())

@@ -13,14 +13,14 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.algorithm.value_scale import PercentileScale, TargetDeviation
+from slm_lab.agent.algorithm.value_scale import PercentileScale, ValueTargetDeviation
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.net.passes.direct import DirectPass
 from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop, shared_statistics
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import session_seeds
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, shared_file
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, create_shared_file
 from slm_lab.spec.models.algorithm import EntropyAnneal
 from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import Acting, ToyEnv, changed, info
@@ -35,7 +35,7 @@ def stores() -> Iterator[Stores]:
     files: list[int] = []
 
     def make(count: int = 2, synced: bool = True, **keys: Any) -> list[SharedArrays]:
-        files.append(shared_file())
+        files.append(create_shared_file())
         return [SharedArrays(files[-1], index, count, synced=synced, **keys) for index in range(count)]
 
     yield make
@@ -200,7 +200,7 @@ def test_every_read_of_a_shared_net_is_of_the_latest(stores: Stores) -> None:
     obs_N = one.env.reset()
     reads: dict[str, Callable[[Agent], Any]] = {
         "act": lambda agent: (agent.act(obs_N), agent.policy._numpy_actor(obs_N))[1],  # type: ignore[misc]
-        "evaluator": lambda agent: (agent.evaluator(), agent.policy._numpy_actor(obs_N))[1],  # type: ignore[misc]
+        "evaluator": lambda agent: (agent.action_function(), agent.policy._numpy_actor(obs_N))[1],  # type: ignore[misc]
     }
     for name, read in reads.items():
         before = read(one.agent)
@@ -214,7 +214,7 @@ def test_weights_to_keep_are_those_that_were_evaluated(stores: Stores) -> None:
     """What others do during an evaluation is no part of what it has judged."""
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     other.update()
-    one.agent.evaluator()
+    one.agent.action_function()
     judged = {name: weight.clone() for name, weight in other.agent.weights().items()}
     other.update()
     for name, weight in one.agent.weights().items():
@@ -380,9 +380,9 @@ def test_a_session_goes_on_from_the_count_of_the_one_before(stores: Stores) -> N
     after.begin()
     assert (after.frame, after.prev_frame, after.global_frame) == (8, 8, 12)
     assert after.wall_t >= clock.wall_t - 0.01
-    after.advance_to(50.0)
+    after.advance_wall_time_to(50.0)
     assert 50.0 <= after.wall_t < 51.0
-    after.advance_to(10.0)
+    after.advance_wall_time_to(10.0)
     assert after.wall_t >= 50.0
 
 
@@ -507,7 +507,7 @@ def test_batch_statistics_that_are_not_finite_stay_out(stores: Stores) -> None:
 
 
 def test_scales_of_returns_are_global(stores: Stores) -> None:
-    one, other, alone = TargetDeviation(), TargetDeviation(), TargetDeviation()
+    one, other, alone = ValueTargetDeviation(), ValueTargetDeviation(), ValueTargetDeviation()
     sides = PercentileScale(), PercentileScale()
     for store, scale, percentile in zip(stores(), (one, other), sides, strict=True):
         store.attach({"scale": scale, "percentile": percentile})
@@ -521,7 +521,7 @@ def test_scales_of_returns_are_global(stores: Stores) -> None:
     assert one.std == alone.std > 2.0
     sides[0](torch.arange(100.0))
     sides[1](torch.full((5,), torch.inf))
-    assert sides[1].range == sides[0].range == pytest.approx(0.01 * 89.1)
+    assert sides[1].percentile_range == sides[0].percentile_range == pytest.approx(0.01 * 89.1)
 
 
 def test_the_annealing_of_the_target_entropy_ends_with_the_frames_of_all(stores: Stores) -> None:

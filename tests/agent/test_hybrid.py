@@ -17,7 +17,7 @@ from slm_lab.agent.ops.distributions import Bernoulli, Beta, MultiArgmax, MultiC
 from slm_lab.agent.ops.masks import MASKED
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.policy import Policy, build_distribution, build_policy
-from slm_lab.lib.random_actions import draw_uniform
+from slm_lab.lib.random_actions import draw_uniform_actions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.models.algorithm import PPOSpec
 from slm_lab.spec.models.net import MLPNetSpec
@@ -88,7 +88,7 @@ def test_samples_have_the_frequencies_of_each_component_and_modes_are_theirs() -
     mode = distribution.mode(one)[0]
     np.testing.assert_allclose(mode, [one[0, :3].argmax(), one[0, 3:5].argmax(), one[0, 5] > 0, one[0, 6] > 0, *one[0, 7:9]])
     np.testing.assert_array_equal(distribution.mode(torch.from_numpy(one)).numpy()[0], mode)
-    assert len(distribution.draw(p[:5], np.random.default_rng(0))) == 5
+    assert len(distribution.sample_actions(p[:5], np.random.default_rng(0))) == 5
 
 
 def _mean(component: td.Distribution) -> float:
@@ -99,7 +99,7 @@ def _mean(component: td.Distribution) -> float:
 
 def test_uniform_actions_of_all_parts_with_their_density() -> None:
     valid = np.tile(np.array([True, False, True, False, True]), (1000, 1))
-    action, logp = draw_uniform(SPACE, 1000, np.random.default_rng(0), valid)
+    action, logp = draw_uniform_actions(SPACE, 1000, np.random.default_rng(0), valid)
     assert set(action[:, 0]) == {0.0, 2.0}
     assert set(action[:, 1]) == {1.0}
     assert set(action[:, 2]) == {0.0, 1.0}
@@ -143,7 +143,7 @@ def observations(rows: int = 50) -> Tensor:
 def test_a_mask_covers_the_discrete_choices_only_and_passes_agree() -> None:
     net = ActorCriticNet(MLPNetSpec.model_validate(MLP), MASKED_OBS, 11)
     flat = FlatParams(net)
-    net.use_direct(flat)
+    net.enable_graph_free_pass(flat)
     obs = observations()
     direct, graph = net.forward_pass(obs), net(obs)
     np.testing.assert_allclose(direct.values[0], graph[0].detach(), rtol=1e-5, atol=1e-6)

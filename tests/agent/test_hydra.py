@@ -11,7 +11,7 @@ import torch
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.policy import fast_actor
+from slm_lab.agent.policy.policy import build_numpy_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import HydraMLPNetSpec
 from tests.agent.helpers import ToyEnv, agent_of, drive, info, spec
@@ -109,12 +109,12 @@ def test_tails_are_apart() -> None:
 @pytest.mark.parametrize("tails", [[], [[3]]])
 def test_fast_path_of_a_chain(shared: bool, tails: list[list[int]]) -> None:
     chain = ActorCriticNet(hydra(tails, heads=[[6, 5]], shared=shared), VECTOR, 2)
-    fast = fast_actor(chain.actor_body, chain.actor_head)
+    fast = build_numpy_actor(chain.actor_body, chain.actor_head)
     assert fast is not None
     x = torch.randn(5, 4)
     assert np.allclose(fast(x.numpy()), chain.actor(x).detach().numpy(), atol=1e-6)
     branched = ActorCriticNet(hydra(tails, shared=shared), VECTOR, 2)
-    assert fast_actor(branched.actor_body, branched.actor_head) is None
+    assert build_numpy_actor(branched.actor_body, branched.actor_head) is None
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -19,7 +19,7 @@ from slm_lab.agent.ops.masks import MASKED, ActionMask
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate, discrete_actor_loss, discrete_soft_value
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.lib.masks import draw_valid, uniform_logp
+from slm_lab.lib.masks import draw_valid_actions, uniform_logp
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import DuelingMLPNetSpec, MLPNetSpec, RecurrentNetSpec
 
@@ -87,7 +87,7 @@ def test_discrete_soft_values_and_losses_ignore_invalid_actions() -> None:
 def test_the_passes_of_a_net_agree_and_invalid_outputs_have_no_gradient(critic: bool) -> None:
     net = ActorCriticNet(MLPNetSpec.model_validate(MLP), SPACE, ACTIONS, critic=critic)
     flat = FlatParams(net)
-    net.use_direct(flat)
+    net.enable_graph_free_pass(flat)
     obs, weight = observations(), net.actor_head.linear.weight
     valid = valid_of(obs)
     only = valid.any(dim=0)  # action 0 may be invalid everywhere below
@@ -191,7 +191,7 @@ def test_each_component_of_a_multi_discrete_action_has_its_mask() -> None:
 
 def test_uniform_valid_actions_by_hand() -> None:
     valid = np.array([[1, 0, 1, 0, 1, 0, 0], [0, 1, 0, 1, 1, 1, 1]], bool)
-    drawn = np.stack([draw_valid(valid, (3, 4), np.random.default_rng(seed)) for seed in range(400)])
+    drawn = np.stack([draw_valid_actions(valid, (3, 4), np.random.default_rng(seed)) for seed in range(400)])
     assert set(map(tuple, drawn[:, 0].tolist())) == {(0, 1), (2, 1)}
     assert set(map(tuple, drawn[:, 1].tolist())) == {(1, 0), (1, 1), (1, 2), (1, 3)}
     np.testing.assert_allclose(uniform_logp(valid, (3, 4)), -np.log([2, 4]), rtol=1e-6)

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from slm_lab.agent import build, torch_settings
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.build import check_arithmetic
+from slm_lab.agent.build import check_matmul_settings
 from slm_lab.agent.net.body import Body, build_body
 from slm_lab.agent.net.q_nets import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
-from slm_lab.agent.torch_settings import ONEDNN_MIN_SIZE, has_bfloat16, onednn_min_size, prefers_onednn, resolve_matmul
-from slm_lab.lib.limits import processor
+from slm_lab.agent.torch_settings import ONEDNN_MIN_SIZE, has_bfloat16, onednn_min_size, prefers_onednn, resolve_matmul_library
+from slm_lab.lib.limits import processor_description
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
@@ -38,14 +38,14 @@ SAC = {"name": "SoftActorCritic", "training_frequency": 3, "training_start_step"
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Sizes of the products that oneDNN computes."""
     sizes: list[tuple[int, ...]] = []
-    real = linear._onednn
+    real = linear._onednn_linear
 
     def counted(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.dim() == 2:
             sizes.append((len(x), x.shape[1], len(weight)))
         return real(x, weight, bias)
 
-    monkeypatch.setattr(linear, "_onednn", counted)
+    monkeypatch.setattr(linear, "_onednn_linear", counted)
     monkeypatch.setattr(torch_settings, "onednn_min_size", lambda *_: LEAST)
     return sizes
 
@@ -79,10 +79,10 @@ def test_the_choice_by_processor(
     described = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: X"
     assert prefers_onednn(described, capability) == onednn
     assert onednn_min_size(described, capability) == least
-    monkeypatch.setattr(torch_settings, "processor", lambda: described)
+    monkeypatch.setattr(torch_settings, "processor_description", lambda: described)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert (resolve_matmul("auto") == "onednn") == onednn
-    assert resolve_matmul("auto", "cuda:0") == "torch"
+    assert (resolve_matmul_library("auto") == "onednn") == onednn
+    assert resolve_matmul_library("auto", "cuda:0") == "torch"
 
 
 def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,13 +90,13 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_settings, "prefers_onednn", lambda *_: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert resolve_matmul("auto") == resolve_matmul("mkl") == "mkl"
+    assert resolve_matmul_library("auto") == resolve_matmul_library("mkl") == "mkl"
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    assert resolve_matmul("auto") == "torch"
+    assert resolve_matmul_library("auto") == "torch"
     for asked in ("mkl", "onednn"):
         for device in ("cpu", "cuda:0"):
             with pytest.raises(SpecError, match=f"'{asked}'.*allowed: auto$") as caught:
-                check_arithmetic(with_matmul(spec(PPO), asked), device)
+                check_matmul_settings(with_matmul(spec(PPO), asked), device)
             assert [problem.path for problem in caught.value.problems] == ["meta.matmul"]
 
 
@@ -104,8 +104,8 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_core_is_described(tmp_path: Any) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16\n\nprocessor\t: 1\nvendor_id\t: Other\n")
-    assert processor(file) == "vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16"
-    assert isinstance(processor(tmp_path / "none"), str)
+    assert processor_description(file) == "vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16"
+    assert isinstance(processor_description(tmp_path / "none"), str)
 
 
 def with_matmul(toy: Spec, asked: str) -> Spec:
@@ -332,9 +332,9 @@ def test_a_processor_without_bfloat16(
     toy = spec(SAC, MLP, "Replay")
     net = toy.agent.net.model_copy(update={"dtype": "bfloat16"})  # type: ignore[union-attr]
     toy = toy.model_copy(update={"agent": toy.agent.model_copy(update={key: net})})
-    check_arithmetic(toy, "cpu")
-    check_arithmetic(toy, "cuda:0")
-    check_arithmetic(spec(SAC, MLP, "Replay"), "cpu")
+    check_matmul_settings(toy, "cpu")
+    check_matmul_settings(toy, "cuda:0")
+    check_matmul_settings(spec(SAC, MLP, "Replay"), "cpu")
     texts = [record.getMessage() for record in caplog.records]
     assert texts == notices * [
         f"agent.{key}.dtype bfloat16: about ten times slower than float32 on this processor, which has no instructions for it"

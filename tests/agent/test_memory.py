@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_rollout_storage
 from slm_lab.lib.records import ActOut, VecStep
 from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 from slm_lab.spec.models.spec import Spec
@@ -131,8 +131,8 @@ def at_or_above(total_E: list[float], q: float) -> list[int]:
 def test_cross_entropy_keeps_the_best_episodes(q: float, next_step: bool) -> None:
     """Beside a memory that keeps all: those at or above the quantile, in the order in which they ended, each as it was."""
     env_info = info(3)
-    best = build_memory(OnPolicyCrossEntropySpec(name="OnPolicyCrossEntropy", cross_entropy=q), env_info, 6, 0)
-    every = build_memory(OnPolicyReplaySpec(name="OnPolicyReplay"), env_info, 6, 0)
+    best = build_rollout_storage(OnPolicyCrossEntropySpec(name="OnPolicyCrossEntropy", cross_entropy=q), env_info, 6, 0)
+    every = build_rollout_storage(OnPolicyReplaySpec(name="OnPolicyReplay"), env_info, 6, 0)
     env = ToyEnv(env_info, 11, next_step)
     for _ in range(3):  # a rollout's rest is gone for good
         for obs, out, step in gather(best, env):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slm_lab.agent.algorithm.dqn import QLearning
-from slm_lab.agent.ops.targets import action_value, by_component, double_q_value, max_value
+from slm_lab.agent.ops.targets import action_value, double_q_value, max_value, split_by_component
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.lib.records import ActionSpace
@@ -30,12 +30,12 @@ def multi_spec(name: str, net: dict[str, Any], memory: str = "Replay", **algorit
 
 def test_values_by_component_by_hand() -> None:
     q, other = torch.tensor([[1.0, 3.0, 5.0, 4.0, 0.0]]), torch.tensor([[7.0, -1.0, 0.5, 6.0, 8.0]])
-    padded = by_component(q, NVEC)
+    padded = split_by_component(q, NVEC)
     assert padded.tolist() == [[[1.0, 3.0, -math.inf], [5.0, 4.0, 0.0]]]
     assert max_value(padded).tolist() == [[3.0, 5.0]]
-    assert double_q_value(padded, by_component(other, NVEC)).tolist() == [[-1.0, 0.5]]
+    assert double_q_value(padded, split_by_component(other, NVEC)).tolist() == [[-1.0, 0.5]]
     assert action_value(padded, torch.tensor([[0, 2]])).tolist() == [[1.0, 0.0]]
-    assert by_component(torch.arange(4.0), (2, 2)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert split_by_component(torch.arange(4.0), (2, 2)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
 
 
 @pytest.mark.sampled(4)
@@ -54,8 +54,8 @@ def test_a_step_by_hand(name: str, net: dict[str, Any], memory: str) -> None:
     batch: Transitions | SequenceBatch = algorithm.memory.sample()
     with torch.no_grad():
         if isinstance(batch, SequenceBatch):
-            now, after = (pick(batch.unroll(algorithm.net)[1]) for pick in (batch.now, batch.after))
-            target_after = batch.after(batch.unroll(target)[1])
+            now, after = (pick(batch.unroll(algorithm.net)[1]) for pick in (batch.current_outputs, batch.next_outputs))
+            target_after = batch.next_outputs(batch.unroll(target)[1])
         else:
             now, after, target_after = algorithm.net.critic(batch.obs_B), *(n.critic(batch.next_obs_B) for n in (algorithm.net, target))
     rows = len(batch.reward_B)

@@ -98,9 +98,9 @@ def test_sequences_end_returns_at_their_segments(kind: str) -> None:
     where = {row[0]: (rows, index) for rows in history for index, row in enumerate(rows)}
     batch, M = memory.sample(), 8
     obs = batch.obs_PC.flatten(0, 1)
-    after = batch.after(obs)
+    after = batch.next_outputs(obs)
     for b in range(6 * M):
-        rows, index = where[batch.now(obs)[b].numpy().tobytes()]
+        rows, index = where[batch.current_outputs(obs)[b].numpy().tobytes()]
         taken = [rows[index]]
         while len(taken) < min(3, 6 - b // M) and not taken[-1][4]:
             taken.append(rows[index + len(taken)])

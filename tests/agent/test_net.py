@@ -11,7 +11,7 @@ from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.policy import fast_actor
+from slm_lab.agent.policy.policy import build_numpy_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, DuelingConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.report import SpecError
@@ -35,7 +35,7 @@ def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
     spec = MLPNetSpec(name="MLPNet", hid_layers=[16, 8], hid_layers_activation=activation.lower(), layer_norm=layer_norm)
     net = ActorCriticNet(spec, VECTOR, 4)
     flat = FlatParams(net)
-    fast = fast_actor(net.actor_body, net.actor_head)
+    fast = build_numpy_actor(net.actor_body, net.actor_head)
     assert fast is not None
     x = obs(VECTOR, 9)
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_fast_path_is_the_net(activation: str, layer_norm: bool) -> None:
 )
 def test_what_has_no_numpy_actor_acts_through_torch(spec: Any) -> None:
     net = ActorCriticNet(spec, VECTOR, 2)
-    assert fast_actor(net.actor_body, net.actor_head) is None
+    assert build_numpy_actor(net.actor_body, net.actor_head) is None
 
 
 def test_shared_and_separate_bodies() -> None:
@@ -160,7 +160,7 @@ ARC = {
 def test_arc_graph() -> None:
     spec = TorchArcNetSpec(name="TorchArcNet", arc=ARC)
     net = ActorCriticNet(spec, VECTOR, 2)
-    assert fast_actor(net.actor_body, net.actor_head) is None  # it branches
+    assert build_numpy_actor(net.actor_body, net.actor_head) is None  # it branches
     x = obs(VECTOR, 6)
     assert net(x)[0].shape == (6, 2)
     graph = net.actor_body.layers[0]
@@ -175,7 +175,7 @@ def test_simple_arc_acts_in_numpy() -> None:
     body = {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": {}}]}
     simple = {"modules": {"body": body}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
     net = ActorCriticNet(TorchArcNetSpec(name="TorchArcNet", arc=simple), VECTOR, 2)
-    fast = fast_actor(net.actor_body, net.actor_head)
+    fast = build_numpy_actor(net.actor_body, net.actor_head)
     assert fast is not None
     x = obs(VECTOR, 6)
     assert np.allclose(fast(x.numpy()), net.actor(x).detach().numpy(), atol=1e-6)

@@ -97,7 +97,7 @@ def test_noise_explores_and_is_absent_from_evaluation(net: str) -> None:
     assert len(set(noisy)) == 5
     assert len({*plain, *noisy}) == 6
     rng = str(policy.rng.bit_generator.state)
-    acting = agent.evaluator()
+    acting = agent.action_function()
     action_N = acting(obs_N, np.ones(3, bool))
     q_NA = np.frombuffer(plain[0], np.float32).reshape(3, 3)
     assert action_N.tolist() == q_NA.argmax(1).tolist()

@@ -37,7 +37,7 @@ def test_the_policy_returns_actions_before_tanh_and_the_envs_after_it() -> None:
     u_N = policy.act(obs_N).action_N
     assert np.abs(u_N).max() > 2
     assert np.array_equal(policy.env_action(u_N), np.tanh(u_N))
-    act = policy.evaluator(np.random.default_rng(0), deterministic=True)
+    act = policy.action_function(np.random.default_rng(0), deterministic=True)
     assert np.allclose(act(obs_N, np.ones(200, bool)), np.tanh(policy.act(obs_N, deterministic=True).action_N))
 
 

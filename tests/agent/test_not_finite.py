@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic, Temperature
-from slm_lab.agent.algorithm.value_scale import PercentileScale, TargetDeviation
+from slm_lab.agent.algorithm.value_scale import PercentileScale, ValueTargetDeviation
 from slm_lab.agent.replay.replay import SumTree
 from slm_lab.lib.records import VecStep
 from tests.agent.helpers import ToyEnv, agent_of, changed, drive
@@ -105,21 +105,21 @@ def test_reports_are_weighted_and_averaged_over_steps() -> None:
     assert (metrics.loss, metrics.entropy) == (6.0, 6.0)
 
 
-@pytest.mark.parametrize("make", [TargetDeviation, PercentileScale])
+@pytest.mark.parametrize("make", [ValueTargetDeviation, PercentileScale])
 def test_scales_go_on_where_they_were_saved(make: Callable[[], Any]) -> None:
     scale, other = make(), make()
-    scale.update(torch.randn(8)) if isinstance(scale, TargetDeviation) else scale(torch.randn(8))
+    scale.update(torch.randn(8)) if isinstance(scale, ValueTargetDeviation) else scale(torch.randn(8))
     assert scale.state_dict() != other.state_dict()
     other.load_state_dict(scale.state_dict())
     assert other.state_dict() == scale.state_dict()
 
 
-@pytest.mark.parametrize("make", [TargetDeviation, PercentileScale])
+@pytest.mark.parametrize("make", [ValueTargetDeviation, PercentileScale])
 def test_scales_ignore_returns_that_are_not_finite(make: Callable[[], Any]) -> None:
     scale = make()
 
     def update(returns: torch.Tensor) -> str:
-        scale.update(returns) if isinstance(scale, TargetDeviation) else scale(returns)
+        scale.update(returns) if isinstance(scale, ValueTargetDeviation) else scale(returns)
         return str(scale.state_dict())
 
     before = update(torch.randn(8))

@@ -12,7 +12,7 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.ops.losses import expectile_loss
-from slm_lab.agent.replay.demonstration_replay import demonstration_replay
+from slm_lab.agent.replay.demonstration_replay import build_demonstration_replay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.demonstrations import Demonstrations
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -169,7 +169,7 @@ def test_recorded_images_are_stored_whole() -> None:
     obs[1:, 0] = np.where(data.first_K[1:, None, None], obs[1:, 0], obs[:-1, 1])  # the frame before is the older of the two
     last = np.stack([np.stack([obs[end, 1], final[1]]) for end, final in zip(data.end_E, data.last_obs_E, strict=True)])
     data = replace(data, obs_K=obs, last_obs_E=last)
-    found = demonstration_replay(data, info, 8, Clock(), np.random.default_rng(0))
+    found = build_demonstration_replay(data, info, 8, Clock(), np.random.default_rng(0))
     assert found.size == 40
     stored, following = found.store.get(np.arange(40))
     np.testing.assert_array_equal(stored, data.obs_K)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.ops import objective
-from slm_lab.agent.ops.arrays import tensor
+from slm_lab.agent.ops.arrays import as_tensor
 from tests.agent.helpers import MLP, gathered
 from tests.agent.test_algorithms import ACTOR_CRITIC, ENTROPY, PPO, log_pi
 
@@ -77,9 +77,9 @@ def test_ppo(keys: dict[str, Any], closed_form: bool, monkeypatch: pytest.Monkey
         one.algorithm.memory.slabs["reward"] *= 30.0
     net, rollout, twin = other.policy.net, other.algorithm.memory.rollout(), Twin(keys)
     net.actor_numpy = net.critic_numpy = None  # plain means autograd
-    batch, _ = other.algorithm._with_advantages(rollout)
+    batch, _ = other.algorithm._batch_with_advantages(rollout)
     optimizer = torch.optim.Adam([p.detach_().requires_grad_() for p in net.parameters()], lr=0.01)
-    for part in batch.epochs(3, 7, np.random.default_rng(other.algorithm.seeds.update)):
+    for part in batch.epoch_minibatches(3, 7, np.random.default_rng(other.algorithm.seeds.update)):
         logp, entropy = log_pi(net, part.inputs, part.action_B)
         ratio, advantage = (logp - part.logp_B).exp(), twin.advantages(part.advantage_B)
         surrogate = torch.min(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).mean()
@@ -95,7 +95,7 @@ def test_ppo(keys: dict[str, Any], closed_form: bool, monkeypatch: pytest.Monkey
 
 def test_the_whole_rollout_is_standardised() -> None:
     agent = gathered({**SMALL, "normalize_advantages": "rollout"}, "OnPolicyBatchReplay")
-    batch, _ = agent.algorithm._with_advantages(agent.algorithm.memory.rollout())
+    batch, _ = agent.algorithm._batch_with_advantages(agent.algorithm.memory.rollout())
     advantage = next(batch.microbatches())[0].advantage_B
     assert float(advantage.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(advantage.std()) == pytest.approx(1.0, rel=1e-5)
@@ -136,8 +136,8 @@ def test_value_loss_of_actor_critic(closed_form: bool, monkeypatch: pytest.Monke
     rollout.reward_TN[3, 0] = 3e3  # beyond ten deviations
     past = np.random.default_rng(0).normal(size=400)
     agent.algorithm.deviation.update(torch.from_numpy(past))
-    batch = next(agent.algorithm._with_advantages(rollout).microbatches())[0]
-    value_B, target_B = tensor(batch.value_B), tensor(batch.target_B)
+    batch = next(agent.algorithm._batch_with_advantages(rollout).microbatches())[0]
+    value_B, target_B = as_tensor(batch.value_B), as_tensor(batch.target_B)
     std = float(np.append(past, target_B.numpy()).std())
     assert std > 1.0
     assert float(target_B.max()) > 10 * std
@@ -180,5 +180,5 @@ def test_gradients_are_clipped_by_the_norm_of_each_net(algorithm: dict[str, Any]
 def test_parameters_of_a_net_are_one_part_of_the_flat_vector() -> None:
     agent = gathered(ACTOR_CRITIC, "OnPolicyBatchReplay")
     flat, net = agent.algorithm.trainer.flat, agent.policy.net
-    parts = [flat.span(net.actor_parameters()), flat.span(net.critic_parameters())]
+    parts = [flat.param_slice(net.actor_parameters()), flat.param_slice(net.critic_parameters())]
     assert [parts[0].start, parts[0].stop, parts[1].stop] == [0, parts[1].start, flat.size]

@@ -49,11 +49,11 @@ def test_flat_keeps_values_and_views() -> None:
 
 def test_flat_clone_and_load() -> None:
     one, two = FlatParams(net()), FlatParams(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)))
-    two.load(*one.clone())
+    two.load(*one.copy_vectors())
     x = torch.randn(5, 3)
     assert torch.equal(one.module.eval()(x), two.module.eval()(x))
     with pytest.raises(ValueError, match="incompatible weights"):
-        FlatParams(nn.Linear(2, 2)).load(*one.clone())
+        FlatParams(nn.Linear(2, 2)).load(*one.copy_vectors())
 
 
 def test_groups_must_cover_all_parameters() -> None:
@@ -121,7 +121,7 @@ def test_every_optimizer_resumes(name: str) -> None:
         module = nn.Linear(6, 4, bias=False)
         flat = FlatParams(module)
         flat.grad.normal_()
-        params = flat.group(0) if name in SHAPED else [flat.param]
+        params = flat.group_params(0) if name in SHAPED else [flat.param]
         return make_optimizer(name, params, flat.grad, 0.01, {}), flat.param, flat.grad
 
     straight, param, grad = build()
@@ -155,7 +155,7 @@ def test_muon_is_for_hidden_weights_and_adamw_for_the_others() -> None:
     theirs = [torch.optim.Muon(matrices, lr=0.01, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")]
     theirs.append(torch.optim.AdamW(others, lr=0.01, weight_decay=0.02))
     spec = OptimSpec(name="Muon", lr=0.01, weight_decay=0.02)
-    ours = build_optimizer(spec, flat.group(0), flat.grad, "agent.net.optim_spec")
+    ours = build_optimizer(spec, flat.group_params(0), flat.grad, "agent.net.optim_spec")
     before = [p.clone() for p in net.parameters()]
     for step in range(6):
         flat.grad.normal_()
@@ -168,7 +168,7 @@ def test_muon_is_for_hidden_weights_and_adamw_for_the_others() -> None:
             optimizer.step()
         if step == 2:
             saved = reloaded(ours.state_dict())
-            ours = build_optimizer(spec, flat.group(0), flat.grad, "agent.net.optim_spec")
+            ours = build_optimizer(spec, flat.group_params(0), flat.grad, "agent.net.optim_spec")
             ours.load_state_dict(saved)
     for p, matrix in zip(hidden, matrices, strict=True):
         p.data = matrix.detach().view_as(p)
@@ -405,7 +405,7 @@ def test_absent_lr_is_torchs_default(name: str) -> None:
     kind = getattr(torch.optim, {"Lookahead": "Adam"}.get(name, name.removeprefix("Global")))
     twin = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = kind([twin])
-    assert OptimSpec(name=name).rate == optimizer.param_groups[0]["lr"]
+    assert OptimSpec(name=name).learning_rate == optimizer.param_groups[0]["lr"]
     if name in ("Muon", "Lookahead", "Adafactor"):  # steps by shapes, and by an interpolation
         return
     param, grad = torch.ones(6), torch.zeros(6)
@@ -420,5 +420,5 @@ def test_absent_lr_is_torchs_default(name: str) -> None:
 
 
 def test_lookahead_takes_the_rate_of_its_inner_optimizer() -> None:
-    assert OptimSpec.model_validate({"name": "Lookahead", "optimizer": "RMSprop"}).rate == 0.01
-    assert OptimSpec.model_validate({"name": "RMSprop", "lr": 0.3}).rate == 0.3
+    assert OptimSpec.model_validate({"name": "Lookahead", "optimizer": "RMSprop"}).learning_rate == 0.01
+    assert OptimSpec.model_validate({"name": "RMSprop", "lr": 0.3}).learning_rate == 0.3

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.algorithm.adaptive_lr import AdaptiveRate
-from slm_lab.agent.algorithm.ppo import Steps
+from slm_lab.agent.algorithm.adaptive_lr import AdaptiveLearningRate
+from slm_lab.agent.algorithm.ppo import MinibatchLogProbs
 from slm_lab.agent.algorithm.value_scale import ValueNormalizer
 from slm_lab.agent.ops import objective
 from slm_lab.lib.records import ActionSpace
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.models.algorithm import AdaptiveLR
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report, SpecError
@@ -56,16 +56,16 @@ def test_target_kl_stops_before_the_step_of_the_first_minibatch_beyond_it(closed
     plain, stopped = gathered(keys, net=FAST), gathered({**keys, "target_kl": 0.02}, net=FAST)
     before: list[torch.Tensor] = []
     divergences: list[float] = []
-    add = Steps.add
+    add = MinibatchLogProbs.add
 
-    def spy(steps: Steps, logp_B: torch.Tensor, old_logp_B: torch.Tensor) -> None:
+    def spy(steps: MinibatchLogProbs, logp_B: torch.Tensor, old_logp_B: torch.Tensor) -> None:
         log_ratio = logp_B - old_logp_B
         before.append(weights(plain))
         divergences.append(float((log_ratio.exp() - 1.0 - log_ratio).mean()))
         add(steps, logp_B, old_logp_B)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Steps, "add", spy)
+        patch.setattr(MinibatchLogProbs, "add", spy)
         plain.update()
     first = next(index for index, kl in enumerate(divergences) if index and kl > 1.5 * 0.02)
     assert 0 < first < len(divergences) - 1
@@ -91,7 +91,7 @@ def test_the_first_step_is_always_taken() -> None:
 
 
 def test_the_rate_follows_the_divergence() -> None:
-    rate = AdaptiveRate(AdaptiveLR(kl_target=0.01, factor=2.0, min_lr=2e-4, max_lr=3e-3), 1e-3)
+    rate = AdaptiveLearningRate(AdaptiveLR(kl_target=0.01, factor=2.0, min_lr=2e-4, max_lr=3e-3), 1e-3)
     found = []
     for kl in (0.021, 0.019, 0.03, 0.03, 0.03, 0.0049, 0.0, 0.0, 0.0, 0.0, float("nan"), 0.005):
         rate.adapt(kl)
@@ -103,7 +103,7 @@ def test_the_rate_follows_the_divergence() -> None:
 
 @pytest.mark.parametrize(("kl", "moved"), [(0.2, 0.1), (0.0, 0.01)])
 def test_a_rate_outside_the_bounds_never_moves_the_wrong_way(kl: float, moved: float) -> None:
-    rate = AdaptiveRate(AdaptiveLR(kl_target=0.01, min_lr=0.2, max_lr=0.005, factor=2.0), moved)
+    rate = AdaptiveLearningRate(AdaptiveLR(kl_target=0.01, min_lr=0.2, max_lr=0.005, factor=2.0), moved)
     rate.adapt(kl)
     assert float(rate.numbers[0]) == moved
 
@@ -125,10 +125,10 @@ def test_the_last_epoch_counts() -> None:
     agent = gathered({**PPO, "training_epoch": 4, "minibatch_size": 1000, "adaptive_lr": {}}, net=FAST)
     seen: list[float] = []
     agent.algorithm.rate.adapt = seen.append
-    steps: list[Steps] = []
-    add = Steps.add
+    steps: list[MinibatchLogProbs] = []
+    add = MinibatchLogProbs.add
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Steps, "add", lambda own, *rows: (steps.append(own), add(own, *rows)))
+        patch.setattr(MinibatchLogProbs, "add", lambda own, *rows: (steps.append(own), add(own, *rows)))
         metrics = agent.update()
     log_ratio = steps[-1].logps[-1] - steps[-1].old_logps[-1]
     assert seen == [pytest.approx(float((log_ratio.exp() - 1.0 - log_ratio).mean()), rel=1e-4)]
@@ -167,7 +167,7 @@ def test_the_critic_learns_normalised_returns() -> None:
             delta = rollout.reward_TN[t].numpy() + 0.99 * following[t] * ~ended - value[t]
             running = advantage[t] = delta + 0.99 * 0.9 * running * ~done
         target = advantage + value[:-1]
-        batch, _ = algorithm._with_advantages(rollout)
+        batch, _ = algorithm._batch_with_advantages(rollout)
         seen = np.append(seen, target)
         mean, std = seen.mean(), seen.std()
         minibatch = next(batch.microbatches())[0]
@@ -180,7 +180,7 @@ def test_the_critic_learns_normalised_returns() -> None:
 def test_the_loss_compares_outputs_with_normalised_targets() -> None:
     agent = rewarded({**PPO, "normalize_values": True, "training_epoch": 1, "minibatch_size": 1000}, 50.0)
     twin = deepcopy(agent)
-    minibatch = next(twin.algorithm._with_advantages(twin.algorithm.memory.rollout())[0].microbatches())[0]
+    minibatch = next(twin.algorithm._batch_with_advantages(twin.algorithm.memory.rollout())[0].microbatches())[0]
     expected = (twin.policy.net.critic(minibatch.inputs) - minibatch.target_B).square().mean()
     assert agent.update().extra["value_loss"] == pytest.approx(float(expected.detach()), rel=1e-4)
     assert 0.3 < float(expected.detach()) < 3.0
@@ -232,7 +232,7 @@ def test_means_outside_the_bounds_are_penalised(closed_form: bool, log_std: floa
     assert metrics.extra["bounds_loss"] == pytest.approx(float(penalty.detach()) / 0.3, rel=1e-4)
     flat = agent.algorithm.trainer.flat
     for parameter, grad in zip(agent.policy.net.actor_parameters(), grads, strict=True):
-        difference = (moved[1] - moved[0])[flat.span([parameter])].view_as(parameter)
+        difference = (moved[1] - moved[0])[flat.param_slice([parameter])].view_as(parameter)
         assert torch.allclose(difference, torch.zeros(()) if grad is None else grad, atol=1e-4)
 
 
@@ -266,7 +266,7 @@ def test_a_saved_state_goes_on() -> None:
 def test_sessions_share_rate_and_moments() -> None:
     """One Session alone on shared arrays learns as without; a second one continues from the same numbers."""
     net, trace = {**FAST, "optim_spec": {"name": "GlobalAdam", "lr": 0.05}}, []
-    store = SharedArrays(shared_file(), synced=True, locked=True)
+    store = SharedArrays(create_shared_file(), synced=True, locked=True)
     for shared in (False, True):
         agent = agent_of(spec(ALL, net), info(3, CONTINUOUS))
         if shared:

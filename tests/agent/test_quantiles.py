@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.quantiles import midpoints, quantile_huber_loss
+from slm_lab.agent.ops.quantiles import quantile_huber_loss, quantile_midpoints
 
 
 def by_definition(quantile_BN: Tensor, target_BM: Tensor, weight_B: Tensor) -> Tensor:
@@ -62,4 +62,4 @@ def test_its_minimum_is_the_quantiles() -> None:
     quantile_BN = torch.zeros(1, 4)
     for _ in range(300):
         quantile_BN -= 40.0 * quantile_huber_loss(quantile_BN, target_BM).grad
-    torch.testing.assert_close(quantile_BN[0] / 1000.0, midpoints(4), atol=0.01, rtol=0.0)
+    torch.testing.assert_close(quantile_BN[0] / 1000.0, quantile_midpoints(4), atol=0.01, rtol=0.0)

@@ -59,14 +59,16 @@ def step_by_step(batch: SequenceBatch, body: Any, state_MS: Tensor) -> Tensor:
 
 def actor_of(batch: SequenceBatch, net: Any, after: bool) -> Tensor:
     features = step_by_step(batch, net.actor_body, batch.state_MS).flatten(0, 1)
-    return net.actor_head((batch.after if after else batch.now)(features))
+    return net.actor_head((batch.next_outputs if after else batch.current_outputs)(features))
 
 
 def critics_of(batch: SequenceBatch, critics: Any, action: Tensor, after: bool) -> Tensor:
     found = []
     for critic in critics.critics:
         features = step_by_step(batch, critic.body, torch.zeros(len(batch.state_MS), critic.body.state_size)).flatten(0, 1)
-        found.append(critic.head(critic.joint(torch.cat(((batch.after if after else batch.now)(features), action), 1))).squeeze(1))
+        found.append(
+            critic.head(critic.joint(torch.cat(((batch.next_outputs if after else batch.current_outputs)(features), action), 1))).squeeze(1)
+        )
     return torch.stack(found)
 
 
@@ -95,7 +97,7 @@ def test_soft_targets_are_of_the_history(name: str) -> None:
     algorithm, batch = trained(name)
     with_alpha(algorithm, ALPHA)
     noise = torch.randn(len(batch.reward_B), 2)
-    algorithm.noise = lambda rows, example: noise if isinstance(example, Tensor) else noise.numpy()
+    algorithm.sample_action_noise = lambda rows, example: noise if isinstance(example, Tensor) else noise.numpy()
     _, q, target = algorithm.values_and_targets(batch)
     with torch.no_grad():
         sample = algorithm.distribution.rsample(actor_of(batch, algorithm.net, after=True), noise)

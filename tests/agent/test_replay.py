@@ -129,11 +129,11 @@ def feed(memory: Replay, env: Any, steps: int, seed: int = 5, first: bool = True
 
 def everything(memory: Replay) -> Transitions:
     """All that can be drawn, oldest first."""
-    memory._draw = lambda: (memory.seen - np.arange(memory.size, 0, -1)) % memory.capacity  # type: ignore[method-assign]
+    memory._draw_rows = lambda: (memory.seen - np.arange(memory.size, 0, -1)) % memory.capacity  # type: ignore[method-assign]
     cer, memory.use_cer = memory.use_cer, False
     batch = memory.sample()
     memory.use_cer = cer
-    del memory._draw
+    del memory._draw_rows
     return batch
 
 
@@ -249,7 +249,7 @@ def test_ready_counts_transitions(num_envs: int, frequency: int, start: int, exp
 
 def test_an_agent_that_has_learned_collects_a_batch_first() -> None:
     memory = build(info(1), start=1)
-    memory.collect_batch()
+    memory.require_full_batch()
     assert [memory.seen for _ in feed(memory, ToyEnv(info(1)), 40) if memory.ready][:2] == [8, 9]
 
 
@@ -358,7 +358,7 @@ def test_importance_weights_are_the_papers(beta: float) -> None:
     assert batch.weight_B.dtype == torch.float32
     np.testing.assert_allclose(batch.weight_B, weight / weight.max(), rtol=1e-6)
     assert float(batch.weight_B.max()) == 1.0
-    assert build(info(1))._weights(batch.row_B) is None
+    assert build(info(1))._importance_weights(batch.row_B) is None
 
 
 def test_beta_follows_its_schedule_by_frame() -> None:
@@ -375,7 +375,7 @@ def test_beta_follows_its_schedule_by_frame() -> None:
     ratio = memory.tree.get(rows)[1] / memory.tree.get(rows)[0]
     for frame, beta in ((0, 0.4), (150, 0.7), (500, 1.0)):
         clock.frame = frame
-        assert memory._weights(rows)[1] == pytest.approx(ratio**-beta, rel=1e-5)
+        assert memory._importance_weights(rows)[1] == pytest.approx(ratio**-beta, rel=1e-5)
 
 
 def test_new_transitions_get_the_greatest_priority_so_far() -> None:

@@ -79,7 +79,7 @@ def there(memory: SequenceReplay, history: History) -> list[tuple[int, int]]:
 
 
 def place(memory: SequenceReplay, n: int, start: int) -> int:
-    return int(memory._place(np.array([start]), np.array([n]))[0])
+    return int(memory._sequence_indices(np.array([start]), np.array([n]))[0])
 
 
 @pytest.mark.parametrize("next_step", [False, True])
@@ -250,11 +250,11 @@ def test_what_can_be_drawn(prioritized: bool, next_step: bool) -> None:
         if not found:
             return
         places = {place(memory, n, k) for n, k in found}
-        drawn = np.concatenate([memory._draw() for _ in range(40)])
+        drawn = np.concatenate([memory._draw_rows() for _ in range(40)])
         assert set(drawn.tolist()) <= places
         if prioritized:
             assert isinstance(memory, PrioritizedSequenceReplay)
-            assert set(np.flatnonzero(memory.tree.get(np.arange(memory.items))).tolist()) == places
+            assert set(np.flatnonzero(memory.tree.get(np.arange(memory.max_items))).tolist()) == places
 
     feed(memory, ToyEnv(info(3), 1, next_step), 60, check)
     assert memory.seen > 2 * memory.capacity
@@ -264,7 +264,7 @@ def test_uniform_draws() -> None:
     memory = build(info(2), batch_size=6_000)
     history = feed(memory, ToyEnv(info(2), 1, next_step=True), 70)
     places = [place(memory, n, k) for n, k in there(memory, history)]
-    share = np.bincount(memory._draw(), minlength=memory.items) / 6_000
+    share = np.bincount(memory._draw_rows(), minlength=memory.max_items) / 6_000
     assert share[places] == pytest.approx(1.0 / len(places), abs=0.015)
     assert share.sum() == pytest.approx(share[places].sum())
 
@@ -281,8 +281,8 @@ def test_priorities_by_hand() -> None:
     expected = np.sqrt(np.array(sizes) + 0.25)
     assert memory.tree.get(np.arange(3)) == pytest.approx(expected)
     batch = memory.sample()
-    assert np.bincount(batch.drawn, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
-    weight = (expected**-0.5 / (expected**-0.5).max())[batch.drawn]
+    assert np.bincount(batch.sampled_rows, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
+    weight = (expected**-0.5 / (expected**-0.5).max())[batch.sampled_rows]
     assert batch.weight_B.numpy() == pytest.approx(np.concatenate([weight, weight]), rel=1e-5)
     feed(memory, ToyEnv(info(1), 1), 1)
     assert memory.tree.get(np.array([3]))[0] == pytest.approx(expected.max()), "a new one has the greatest so far"
@@ -314,7 +314,7 @@ def test_combined_replay_takes_the_newest() -> None:
     memory = build(info(2), use_cer=True)
     history = feed(memory, ToyEnv(info(2), 1), 21)
     start = max(k for n, k in there(memory, history) if n == 0)
-    assert {int(memory.sample().drawn[-1]) for _ in range(20)} == {place(memory, 0, start)}
+    assert {int(memory.sample().sampled_rows[-1]) for _ in range(20)} == {place(memory, 0, start)}
 
 
 @pytest.mark.slow
@@ -331,7 +331,7 @@ def test_images_whose_frames_are_lost_are_not_drawn() -> None:
             return
         found = there(memory, history)
         assert isinstance(memory, PrioritizedSequenceReplay)
-        drawn = set(np.flatnonzero(memory.tree.get(np.arange(memory.items))).tolist())
+        drawn = set(np.flatnonzero(memory.tree.get(np.arange(memory.max_items))).tolist())
         kept = [(n, k) for n, k in found if place(memory, n, k) in drawn]
         assert memory.size == len(kept) == len(drawn)
         lost += len(found) - len(kept)
@@ -356,7 +356,7 @@ def test_contents_go_on(prioritized: bool) -> None:
     larger.load_contents(memory.contents())
     larger.load_state_dict(memory.state_dict())
     assert (larger.seen, larger.size, larger.ready) == (memory.seen, memory.size, memory.ready)
-    one, two = memory.batch(memory._draw()), larger.batch(larger._draw())
+    one, two = memory.batch(memory._draw_rows()), larger.batch(larger._draw_rows())
     for name in SequenceBatch._fields:
         assert np.array_equal(getattr(one, name), getattr(two, name)) or getattr(one, name) is None, name
     assert len(there(memory, history)) == memory.size

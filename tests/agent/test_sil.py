@@ -86,7 +86,7 @@ def held(memory: SILReplay) -> list[Row]:
     ring = memory.ring
     rows = (ring.seen - 1 - np.arange(ring.size)) % ring.capacity
     obs, _ = ring.store.get(rows)
-    return list(zip(obs, ring.columns["action"][rows], map(float, memory.returns(rows)), strict=True))
+    return list(zip(obs, ring.columns["action"][rows], map(float, memory.bootstrapped_returns(rows)), strict=True))
 
 
 @pytest.mark.sampled(3)
@@ -134,9 +134,9 @@ def test_truncated_returns_follow_v() -> None:
     memory = SILReplay(small, info(3), Clock(), np.random.default_rng(0), 0.9, lambda obs_K, state_KS: scale * first_value(obs_K))
     fill(memory, ToyEnv(info(3), 1), 200)
     rows = np.arange(40)
-    once = memory.returns(rows)
+    once = memory.bootstrapped_returns(rows)
     scale = 2.0
-    twice = memory.returns(rows)
+    twice = memory.bootstrapped_returns(rows)
     truncated = memory.ring.columns["bootstrap"] > 0
     assert 5 < truncated.sum() < 35
     assert np.array_equal(once != twice, truncated)

@@ -64,11 +64,13 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
     batch = sil.replay.sample()
     assert isinstance(batch, SequenceBatch)
     newest = range(len(rows) - ring.steps, len(rows))
-    starts = {ring._place(np.array([k]), np.array([0]))[0]: k for k in newest if k % ring.stride == 0 and k + ring.window <= len(rows)}
+    starts = {
+        ring._sequence_indices(np.array([k]), np.array([0]))[0]: k for k in newest if k % ring.stride == 0 and k + ring.window <= len(rows)
+    }
     assert ring.size == len(starts)
     policy, value, better = torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4, 8)
     weight = torch.ones(4, 8) if batch.weight_B is None else batch.weight_B.view(4, 8)
-    for m, at in enumerate(batch.drawn):
+    for m, at in enumerate(batch.sampled_rows):
         mine = rows[starts[at] : starts[at] + ring.window]
         state = torch.from_numpy(mine[0][1])[None]
         for t, (obs, _, first, action, ret) in enumerate(mine):
@@ -85,8 +87,8 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
     got = sil._imitation_step(batch)
     assert got.numpy() == pytest.approx(better.flatten().numpy(), abs=1e-4)
     assert sil.meter.end().loss == pytest.approx(float((weight * (0.7 * policy + 0.3 * value)).mean()), rel=1e-3)
-    sil.replay.update_priorities(batch.drawn, got)
-    last = {int(place): m for m, place in enumerate(batch.drawn)}
+    sil.replay.update_priorities(batch.sampled_rows, got)
+    last = {int(place): m for m, place in enumerate(batch.sampled_rows)}
     error = 0.9 * better.amax(0) + 0.1 * better.mean(0)
     expected = [(float(error[m]) + ring.epsilon) ** ring.alpha for m in last.values()]
     assert ring.tree.get(np.array(list(last))) == pytest.approx(np.array(expected), rel=1e-3)

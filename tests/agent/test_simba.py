@@ -85,7 +85,7 @@ def test_gradients_are_those_of_autograd(keys: dict[str, Any], small: bool, monk
     torch.manual_seed(1)
     net = ActorCriticNet(spec(**keys), VECTOR, 3)
     flat = FlatParams(net)
-    net.use_direct(flat)
+    net.enable_graph_free_pass(flat)
     shaken(flat)
     obs, other, grad_params, grad_value, some = torch.randn(150, 5), torch.randn(20, 5), torch.randn(150, 3), torch.randn(150), [0, 3, 149]
     outputs = net(obs)
@@ -110,7 +110,7 @@ def test_critics_and_the_gradient_of_their_actions() -> None:
     torch.manual_seed(2)
     critics = build_critics(spec(), VECTOR, CONTINUOUS)
     flat = FlatParams(critics)
-    critics.use_direct(flat)
+    critics.enable_graph_free_pass(flat)
     shaken(flat)
     obs, action, grad = torch.randn(30, 5), torch.rand(30, 2, requires_grad=True), torch.randn(2, 30)
     grad[0, ::2] = 0.0
@@ -131,7 +131,7 @@ def test_critics_and_the_gradient_of_their_actions() -> None:
 def test_action_values() -> None:
     net = QNet(spec(), VECTOR, (3,))
     flat = FlatParams(net)
-    net.use_direct(flat)
+    net.enable_graph_free_pass(flat)
     obs = torch.randn(4, 5)
     with ignore_float_errors():
         np.testing.assert_allclose(array(net.values(obs)), net(obs)[0].detach(), rtol=1e-4, atol=1e-5)

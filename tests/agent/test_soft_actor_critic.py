@@ -18,7 +18,7 @@ from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.q_nets import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.optim.trainer import Group
+from slm_lab.agent.optim.trainer import OptimizerGroup
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.models.algorithm import SoftActorCriticSpec
@@ -140,7 +140,7 @@ def test_rsample_has_the_derivative(of_state: bool) -> None:
         params[0, -1] += 9.0
     distribution = SquashedNormal(CONTINUOUS, None if free is None else free.detach())
     sample = distribution.rsample(params.detach(), noise)
-    found, grad_free = sample.gradient(grad_action, grad_logp)
+    found, grad_free = sample.parameter_gradient(grad_action, grad_logp)
     loc, log_std = params.chunk(2, dim=1) if free is None else (params, free)
     normal = torch.distributions.Normal(loc, log_std.clamp(-5.0, 2.0).exp())
     u = normal.loc + normal.scale * noise
@@ -149,7 +149,7 @@ def test_rsample_has_the_derivative(of_state: bool) -> None:
     expected = torch.autograd.grad(loss, [params] if free is None else [params, free])
     torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-5)
     arrays = distribution.rsample(params.detach().numpy(), noise.numpy())
-    grad_params, grad_log_std = arrays.gradient(grad_action.numpy(), grad_logp)
+    grad_params, grad_log_std = arrays.parameter_gradient(grad_action.numpy(), grad_logp)
     np.testing.assert_allclose(arrays.logp_B, sample.logp_B, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(grad_params, found, rtol=1e-5, atol=1e-5)
     assert grad_params.dtype == arrays.logp_B.dtype == np.float32
@@ -385,12 +385,12 @@ def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
     np.testing.assert_allclose(p, F.softmax(torch.from_numpy(reward) / 0.5, dim=0), atol=0.03)
 
 
-def temperature_of(action: ActionSpace = CONTINUOUS, max_frame: int = 1000, **keys: Any) -> tuple[Temperature, Group]:
+def temperature_of(action: ActionSpace = CONTINUOUS, max_frame: int = 1000, **keys: Any) -> tuple[Temperature, OptimizerGroup]:
     """A temperature, and the optimizer group of the actor, which sets its learning rate."""
     spec = sac_spec(**keys)
     assert isinstance(spec.agent.algorithm, SoftActorCriticSpec)
     assert spec.agent.net is not None
-    actor = Group(FlatParams(torch.nn.Linear(1, 1)), 0, spec.agent.net, "")
+    actor = OptimizerGroup(FlatParams(torch.nn.Linear(1, 1)), 0, spec.agent.net, "")
     return Temperature(spec.agent.algorithm, EnvInfo(1, OBS, action, max_frame=max_frame), actor), actor
 
 
@@ -640,7 +640,7 @@ def test_crossq_has_no_target_net_and_values_both_states_alike() -> None:
     assert algorithm.target is None
     batch = transitions(torch.rand(6, 2) - 0.5)
     batch = batch._replace(next_obs_B=batch.obs_B)
-    _, q, next_q = algorithm._values(batch, batch.action_B)
+    _, q, next_q = algorithm._current_and_next_values(batch, batch.action_B)
     torch.testing.assert_close(q, next_q)
 
 

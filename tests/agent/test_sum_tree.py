@@ -34,7 +34,7 @@ def test_find_is_a_search_in_the_running_sum(size: int, zeros: float) -> None:
     edges = np.cumsum(weights)
     masses = np.concatenate([rng.random(500) * tree.total, edges[:-1][:500], [0.0, np.nextafter(tree.total, 0.0)]])
     masses = masses[masses < tree.total]
-    found = tree.find(masses)
+    found = tree.find_by_cumulative_weight(masses)
     assert np.array_equal(found, np.searchsorted(edges, masses, side="right"))
     assert (weights[found] > 0.0).all()
 
@@ -53,7 +53,7 @@ def test_sets_against_an_array(size: int, rounds: list[list[tuple[int, int]]]) -
         assert np.array_equal(tree.get(np.arange(size)), twin)
         if twin.any():
             masses = np.arange(int(twin.sum())).astype(np.float64)  # every whole mass: each index as often as it weighs
-            assert np.array_equal(np.bincount(tree.find(masses), minlength=size), twin)
+            assert np.array_equal(np.bincount(tree.find_by_cumulative_weight(masses), minlength=size), twin)
 
 
 @quick
@@ -67,7 +67,7 @@ def test_rounding_never_finds_a_weight_of_zero(size: int, seed: int, exponent: i
     tree = SumTree(size)
     tree.set(np.arange(size), weights)
     masses = np.concatenate([rng.random(50) * tree.total, [0.0, tree.total, np.nextafter(tree.total, 0.0)]])
-    assert (weights[tree.find(masses)] > 0.0).all()
+    assert (weights[tree.find_by_cumulative_weight(masses)] > 0.0).all()
 
 
 def test_no_error_builds_up() -> None:

@@ -172,7 +172,7 @@ def test_the_tanh_gradient() -> None:
     distribution = Deterministic(CONTINUOUS)
     action, grad = distribution.mode(params), torch.randn(5, 2)
     (expected,) = torch.autograd.grad(action, params, grad)
-    torch.testing.assert_close(distribution.gradient(action.detach(), grad), expected)
+    torch.testing.assert_close(distribution.parameter_gradient(action.detach(), grad), expected)
 
 
 def test_state_has_the_target_actor() -> None:

@@ -58,7 +58,7 @@ def test_gradients(net: dict[str, Any], on: bool, monkeypatch: pytest.MonkeyPatc
     algorithm.meter.begin()
     found = step_gradient(algorithm.trainer, lambda: algorithm._critic_step(batch))
     with torch.no_grad():
-        next_action = algorithm._sample(algorithm.net.actor(batch.next_obs_B).detach())
+        next_action = algorithm._sample_actions(algorithm.net.actor(batch.next_obs_B).detach())
         assert algorithm.target is not None
         pooled = algorithm.target.net(batch.next_obs_B, torch.as_tensor(next_action.action_BD)).transpose(0, 1).reshape(ROWS, -1)
         kept = pooled.sort(1).values[:, : C * (M - DROPPED)] - ALPHA * torch.as_tensor(next_action.logp_B).unsqueeze(1)

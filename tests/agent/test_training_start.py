@@ -90,4 +90,4 @@ def test_evaluations_are_not_random() -> None:
     assert agent.acts_at_random
     with torch.no_grad():
         mode = torch.tanh(agent.algorithm.net.actor(torch.from_numpy(obs))[:, :2])
-    np.testing.assert_allclose(agent.evaluator(deterministic=True)(obs, np.ones(3, bool)), mode, atol=1e-6)
+    np.testing.assert_allclose(agent.action_function(deterministic=True)(obs, np.ones(3, bool)), mode, atol=1e-6)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.on_policy import log_ratio
 from slm_lab.agent.ops.returns import VTrace, discounted_returns, gae, vtrace
-from slm_lab.agent.rollout.minibatch import critic_outputs
+from slm_lab.agent.rollout.minibatch import compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, agent_of, gathered, spec
@@ -159,10 +159,10 @@ def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, An
     algorithm, actor = agent.algorithm, agent.policy.net
     passes: list[int] = []
     with actor.actor_head.register_forward_hook(lambda *_: passes.append(1)):
-        assert critic_outputs(actor, rollout, algorithm.seq_len).params_TNP is None
+        assert compute_critic_outputs(actor, rollout, algorithm.seq_len).params_TNP is None
     assert bool(passes) == (net is RNN)  # whose unroll has always been one
     monkeypatch.setattr("slm_lab.agent.rollout.minibatch.MICROBATCH_BYTES", 5 * 16)  # of 33 observations of 16 bytes
-    ratio_TN = log_ratio(algorithm.distribution, rollout, critic_outputs(actor, rollout, algorithm.seq_len, actor=True))
+    ratio_TN = log_ratio(algorithm.distribution, rollout, compute_critic_outputs(actor, rollout, algorithm.seq_len, actor=True))
     with torch.no_grad():
         if net is RNN:
             logits, _, _ = actor.unroll(rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.state_NS)
@@ -173,7 +173,9 @@ def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, An
     assert expected.abs().max() > 0.01
     # a transition that a sampler masks for its lag is still one that corrections pass through, by its own ratio
     masked = replace(rollout, valid_TN=torch.zeros_like(rollout.valid_TN))
-    assert torch.equal(log_ratio(algorithm.distribution, masked, critic_outputs(actor, masked, algorithm.seq_len, actor=True)), ratio_TN)
+    assert torch.equal(
+        log_ratio(algorithm.distribution, masked, compute_critic_outputs(actor, masked, algorithm.seq_len, actor=True)), ratio_TN
+    )
 
 
 def test_a_row_that_is_no_transition_spreads_nothing() -> None:

@@ -105,7 +105,7 @@ def test_check_accepts_it_for_every_env_that_can_be_made_here(made: Made) -> Non
     for env in (*HERE, *GAMES, *MINIGRID):
         spec = made("--env", env)
         assert (spec.env.name, spec.agent.algorithm.name) == (env, "PPO")
-        assert not spec.is_short
+        assert not spec.lacks_net
         images = env in (*GAMES, *MINIGRID, "CarRacing-v3")
         assert spec.agent.net is not None
         assert spec.agent.net.name == ("ConvNet" if images else "MLPNet"), env

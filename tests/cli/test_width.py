@@ -17,12 +17,12 @@ from slm_lab.experiment.report.compare import Summary
 from slm_lab.experiment.report.compare_report import settings_lines
 from slm_lab.experiment.report.metrics import Estimate, Median
 from slm_lab.experiment.report.search_report import SearchSummary
-from slm_lab.experiment.report.study_report import Row, text_lines
+from slm_lab.experiment.report.study_report import EntryResult, text_lines
 from slm_lab.experiment.report.trial_record import Importance, TrialRecord
 from slm_lab.experiment.run.search.stage import SearchTable, Totals, result_lines
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.experiment.run.trial import _summary
-from slm_lab.lib.text import WIDTH, aligned
+from slm_lab.lib.text import WIDTH, format_table
 
 LONG = "soft_actor_critic_with_a_very_long_label_"
 ESTIMATE = Estimate(-12_345_678.9, -123_456_789.1, 123_456_789.2)
@@ -42,17 +42,17 @@ def test_compare() -> None:
         )
         for i in range(3)
     ]  # fmt: skip
-    lines = aligned(settings_lines(rows), keys=2)
+    lines = format_table(settings_lines(rows), keys=2)
     assert too_wide(lines) == []
     assert sum(line.startswith("name") for line in lines) > 1, "several blocks, each with the names"
 
 
 def test_study() -> None:
     study: Any = SimpleNamespace(
-        envs=[f"Env{LONG}-v0", "B-v0"], metric="evaluation", solve=lambda env: 475.0, spec=SimpleNamespace(baseline=LONG, paired=True)
+        envs=[f"Env{LONG}-v0", "B-v0"], metric="evaluation", solve_score=lambda env: 475.0, spec=SimpleNamespace(baseline=LONG, paired=True)
     )
     numbers = dict.fromkeys(("updates_per_second", "grad_norm", "grad_norm_variance", "staleness", "lock_wait", "lag"), 12_345.6)
-    row = Row(
+    row = EntryResult(
         f"Env{LONG}-v0", f"{LONG}0", 10, 3, ESTIMATE, -123_456.7, ESTIMATE, ESTIMATE, ESTIMATE, 0.012, 7, MEDIAN, MEDIAN, 1234.5, "below",
         **cast(Any, numbers),
     )  # fmt: skip

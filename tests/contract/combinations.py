@@ -8,10 +8,10 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.models.algorithm import ALGORITHMS, Algorithm
 from slm_lab.spec.models.memory import Memory
 from slm_lab.spec.models.net import Net
-from slm_lab.spec.models.spec import Spec, members
+from slm_lab.spec.models.spec import Spec, union_members
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules.check import check_rules
-from slm_lab.spec.rules.resolve import resolve
+from slm_lab.spec.rules.resolve import resolve_spec
 
 DISCRETE, CONTINUOUS = ActionSpace("discrete", (3,), 1), ActionSpace("continuous", (), 2)
 HYBRID = ActionSpace("hybrid", (3, 2), 5, bits=1)
@@ -19,7 +19,7 @@ HYBRID = ActionSpace("hybrid", (3, 2), 5, bits=1)
 
 def names(union: Any) -> list[str]:
     """Names of the members of a union of spec models."""
-    return [model.model_fields["name"].annotation.__args__[0] for model in members(union)]
+    return [model.model_fields["name"].annotation.__args__[0] for model in union_members(union)]
 
 
 OFFLINE = ("BC", "IQL")
@@ -137,7 +137,7 @@ class Case(NamedTuple):
         spec, report = Spec.model_validate({"name": "small", "agent": agent, "env": env}), Report()
         check_rules(spec, report)
         assert not report.problems, report.problems
-        return resolve(spec, report)
+        return resolve_spec(spec, report)
 
 
 def cases() -> list[Case]:

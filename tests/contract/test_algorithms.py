@@ -14,17 +14,17 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm import base
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.policy.policy import algorithms_for
+from slm_lab.agent.policy.policy import supported_algorithm_names
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import RolloutStorage
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, EnvInfo, VecStep
 from slm_lab.lib.rng import session_seeds
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.algorithm import Algorithm
 from slm_lab.spec.models.memory import Memory
-from slm_lab.spec.models.spec import Spec, members
+from slm_lab.spec.models.spec import Spec, union_members
 from slm_lab.spec.report import SpecError
 from tests.agent.helpers import Acting, ToyEnv
 from tests.contract.combinations import ALGORITHM_NAMES, OFFLINE, SMALL, Case, cases
@@ -121,8 +121,8 @@ def assert_equal(left: Any, right: Any, path: str = "") -> None:
 
 
 def test_the_tables_have_every_entry_of_the_spec() -> None:
-    assert all(issubclass(model.implementation(), base.Algorithm) for model in members(Algorithm))
-    assert all(issubclass(model.implementation(), RolloutStorage if model.on_policy else Replay) for model in members(Memory))
+    assert all(issubclass(model.implementation(), base.Algorithm) for model in union_members(Algorithm))
+    assert all(issubclass(model.implementation(), RolloutStorage if model.on_policy else Replay) for model in union_members(Memory))
     assert list(SMALL) == ALGORITHM_NAMES, "a new algorithm needs small keys in combinations.py"
     assert {case.algorithm for case in CASES} | {"Random", *OFFLINE} == set(ALGORITHM_NAMES)
 
@@ -142,7 +142,7 @@ def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced:
             store.attach({"clock": clock, "agent": agent})
         return agent.state_dict(), drive(agent, Beat(case.info(2)), 60)
 
-    store = SharedArrays(shared_file(), synced=synced, locked=True)
+    store = SharedArrays(create_shared_file(), synced=synced, locked=True)
     state, trace = weights_and_trace(store, "GlobalAdam")
     plain_state, plain_trace = weights_and_trace(None, "Adam")
     for _, _, _, extra in updates(trace):
@@ -297,10 +297,10 @@ def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
         assert kind != "discrete" or case.continuous
         assert problem.path == "agent.algorithm.name"
         assert f"'{name}'" in problem.message
-        assert problem.message.partition("; allowed: ")[2] == algorithms_for(info.action)
-        assert name not in algorithms_for(info.action).split(", ")
+        assert problem.message.partition("; allowed: ")[2] == supported_algorithm_names(info.action)
+        assert name not in supported_algorithm_names(info.action).split(", ")
         return
-    assert name == "Random" or name in algorithms_for(info.action).split(", ")
+    assert name == "Random" or name in supported_algorithm_names(info.action).split(", ")
     out = agent.act(np.zeros((2, 4), np.float32))
     assert out.action_N.shape == ((2,) if kind == "discrete" else (2, 2))
     assert out.action_N.dtype == info.action.dtype

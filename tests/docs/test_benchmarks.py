@@ -9,7 +9,7 @@ import pytest
 from bench.benchmarks import SHORT_TABLES, rows_of, scores, with_short_table, with_table, writers
 from bench.studies import DOCS, LEARNING_CURVES, STUDIES, TABLES, results_of
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.load.study_file import differing, load_study
+from slm_lab.spec.load.study_file import differing_paths, load_study
 from slm_lab.spec.models.spec import SPEC_VERSION
 
 with_results = pytest.mark.skipif(not STUDIES["benchmarks"].results.exists(), reason="the source distribution has no results of benchmarks")
@@ -77,7 +77,7 @@ def test_kept_results_are_of_the_studies_as_they_are() -> None:
         wanted = {(run.entry, run.env, run.random_seed): run for run in study.runs}
         for kept in (one.content for one in results_of(study, page.results)):
             run = wanted[kept["entry"], kept["env"], kept["random_seed"]]
-            assert not differing(kept["settings"], run.settings, run.spec), f"{run.name}: make benchmarks"
+            assert not differing_paths(kept["settings"], run.settings, run.spec), f"{run.name}: make benchmarks"
             assert kept["spec_version"] == SPEC_VERSION, f"{run.name}: make benchmarks"
 
 

@@ -197,7 +197,7 @@ def _small(words: list[str]) -> list[str]:
     small = {"meta.max_session": sessions}
     envs = spec.env.num_envs if sampler is None else sampler.num_envs
     if algorithm.on_policy:
-        dataset = 0 if sampler is None else spec.dataset_columns * spec.rollout_rows
+        dataset = 0 if sampler is None else spec.rollouts_per_dataset * spec.worker_rollout_len
         frames = max(2 * max(spec.agent.rollout_len * envs, dataset), 1000)
     else:
         small["agent.algorithm.training_start_step"] = start = spec.agent.memory.batch_size

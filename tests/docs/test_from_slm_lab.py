@@ -60,7 +60,7 @@ def topics() -> set[str]:
     """The topics of all notices in slm_lab/spec/compat/differences.py and resolve.py: the second of (path, topic, message)."""
     nodes = [node for module in (differences, resolve) for node in ast.walk(ast.parse(inspect.getsource(module)))]
     yields = [node.value for node in nodes if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
-    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "differs"]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "note_difference"]
     found = [item.elts[1] for item in yields] + [call.args[1] for call in calls]
     return {node.value for node in found if isinstance(node, ast.Constant)}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from slm_lab.env import make_env
 from slm_lab.env.vec import Env
-from slm_lab.spec.compat.env_ids import POOL, pool_envs
+from slm_lab.spec.compat.env_ids import POOL, envpool_envs
 from slm_lab.spec.models.env import EnvSpec
 
 ENVS = 2
@@ -19,7 +19,7 @@ ENVS = 2
 
 def names(suite: str) -> list[str]:
     """Return the first id of each supported env of a suite."""
-    return list(dict.fromkeys(env.ids[0] for env in pool_envs().values() if env.suite == suite and not env.refusal))
+    return list(dict.fromkeys(env.ids[0] for env in envpool_envs().values() if env.suite == suite and not env.unsupported_reason))
 
 
 def stepped(name: str, steps: int) -> str:

@@ -11,7 +11,7 @@ from slm_lab.env import make_env
 from slm_lab.env.backend import EnvRequest, RawStep
 from slm_lab.env.native_backends import EnvPool, EnvPoolAgents
 from slm_lab.env.outcome import InvalidOutcome
-from slm_lab.spec.compat.env_ids import pool_envs
+from slm_lab.spec.compat.env_ids import envpool_envs
 from slm_lab.spec.models.env import EnvSpec
 from tests.packages import needs
 
@@ -218,7 +218,7 @@ def test_a_user_s_backend() -> None:
     env.close()
 
 
-GAMES = sorted({env.ids[0] for env in pool_envs().values() if env.suite == "pgx" and env.players > 1})
+GAMES = sorted({env.ids[0] for env in envpool_envs().values() if env.suite == "pgx" and env.players > 1})
 
 
 @pytest.mark.slow

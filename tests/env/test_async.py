@@ -16,7 +16,7 @@ import pytest
 
 from slm_lab.env.make import find_target
 from slm_lab.experiment.execute.local import fork_server as server
-from slm_lab.lib.process import STOP_SIGNALS, hidden_main
+from slm_lab.lib.process import STOP_SIGNALS, hide_main_module
 from slm_lab.spec.models.env import EnvSpec
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
@@ -211,7 +211,7 @@ def test_a_step_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
 
 def test_the_main_module_is_hidden_for_a_while() -> None:
     main = sys.modules["__main__"]
-    with hidden_main():
+    with hide_main_module():
         assert sys.modules["__main__"] is not main
     assert sys.modules["__main__"] is main
 

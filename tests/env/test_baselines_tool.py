@@ -43,7 +43,7 @@ def test_long_ones_have_fewer_episodes_and_failures_end_nothing(
         return Baseline(2.0, fewest) if name == "Acrobot-v1" else Baseline(None, 0)
 
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(baselines, "measure", measure)
+    monkeypatch.setattr(baselines, "measure_mean_return", measure)
     monkeypatch.setattr(baselines, "time", SimpleNamespace(process_time=lambda: clock.now))
     file = tmp_path / "baselines.json"
     baselines.main(["--only", "Acrobot-v1", "CartPole-*", "--file", str(file)])

@@ -11,7 +11,7 @@ from slm_lab.env.make import make_env
 from slm_lab.env.vec import Env
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.models.env_schedule import Rule, rule_of
+from slm_lab.spec.models.env_schedule import Rule, parse_rule
 from slm_lab.spec.report import SpecError
 from tests.env.toys import PREFIX
 
@@ -122,11 +122,11 @@ def test_rules() -> None:
     def values(rule: Rule, frames: list[int]) -> list[Any]:
         return [rule.at(frame) for frame in frames]
 
-    assert values(rule_of([[0, "a"], [10, "b"]]), [0, 9, 10, 99]) == ["a", "a", "b", "b"]
-    assert values(rule_of({"name": "linear_decay", "start_val": 0, "end_val": 1, "end_step": 10}), [0, 5, 99]) == [0, 0.5, 1]
-    by_return = rule_of({"by": "return", "start": 1, "steps": [[5, 2]]})
+    assert values(parse_rule([[0, "a"], [10, "b"]]), [0, 9, 10, 99]) == ["a", "a", "b", "b"]
+    assert values(parse_rule({"name": "linear_decay", "start_val": 0, "end_val": 1, "end_step": 10}), [0, 5, 99]) == [0, 0.5, 1]
+    by_return = parse_rule({"by": "return", "start": 1, "steps": [[5, 2]]})
     assert (by_return.values, by_return.episodes) == ((1, 2), 20)
-    assert rule_of([[0, True]]).number(True) == 1.0
+    assert parse_rule([[0, True]]).to_number(True) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env import envpool_suites, make_env
-from slm_lab.env.envpool_suites import ObservationReader, TruncationReader, fitted_action, fitted_observation
+from slm_lab.env.envpool_suites import ObservationReader, TruncationReader, correct_action_space, correct_observation_space
 from slm_lab.env.make import choose_backend, find_target
 from slm_lab.env.render import with_rendering
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.compat.env_ids import pool_envs
+from slm_lab.spec.compat.env_ids import envpool_envs
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 from tests.env.every_id import names
@@ -47,13 +47,13 @@ def test_gymnasium_s_ids_keep_their_meaning() -> None:
 
 
 def test_bounds_that_mean_none() -> None:
-    fitted = fitted_observation(spaces.Dict(a=spaces.Box(TINY, HUGE, (2,), np.float64), b=spaces.Box(-1.0, 2.0, (1,), np.float64)))
+    fitted = correct_observation_space(spaces.Dict(a=spaces.Box(TINY, HUGE, (2,), np.float64), b=spaces.Box(-1.0, 2.0, (1,), np.float64)))
     assert isinstance(fitted, spaces.Dict)
     assert (fitted["a"].low == -np.inf).all()
     assert (fitted["a"].high == np.inf).all()
     assert (fitted["b"].low[0], fitted["b"].high[0]) == (-1, 2)
     single = np.finfo(np.float32)
-    actions = fitted_action(spaces.Box(float(single.tiny), float(single.max), (3,), np.float32))
+    actions = correct_action_space(spaces.Box(float(single.tiny), float(single.max), (3,), np.float32))
     assert (actions.low == -np.inf).all()
 
 
@@ -66,7 +66,7 @@ def test_actions_below_zero_reach_vizdoom() -> None:
 
 
 def test_whole_numbers_are_choices() -> None:
-    fitted = fitted_action(spaces.Box(np.array([0, 1]), np.array([3, 9]), dtype=np.int32))
+    fitted = correct_action_space(spaces.Box(np.array([0, 1]), np.array([3, 9]), dtype=np.int32))
     assert isinstance(fitted, spaces.MultiDiscrete)
     assert (fitted.nvec.tolist(), fitted.start.tolist()) == ([4, 9], [0, 1])
     env = build("Jumanji/Tetris-v0", 2)
@@ -255,7 +255,7 @@ def test_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         with_rendering(EnvSpec(name="CheetahRun-v1", max_frame=1), "rgb_array", Frames())
 
 
-SUITES = sorted({env.suite for env in pool_envs().values()} - {"myosuite"})
+SUITES = sorted({env.suite for env in envpool_envs().values()} - {"myosuite"})
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from slm_lab.env import make_env
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
-from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.padding import pad_rows, remove_padding
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
@@ -28,13 +28,13 @@ def env_of(name: str = UNEQUAL, num_envs: int = 1, **keys: Any) -> Env:
 
 def test_padding_by_hand() -> None:
     wide, narrow = ActionSpace("continuous", dim=2), ActionSpace("discrete", (3,))
-    assert padded(np.array([1, 2]), wide).tolist() == [[1.0, 0.0], [2.0, 0.0]]
-    assert padded(np.array([1, 2]), wide).dtype == np.float32
-    back = without_padding(np.array([[1.0, 0.0], [2.0, 0.0]], np.float32), narrow)
+    assert pad_rows(np.array([1, 2]), wide).tolist() == [[1.0, 0.0], [2.0, 0.0]]
+    assert pad_rows(np.array([1, 2]), wide).dtype == np.float32
+    back = remove_padding(np.array([[1.0, 0.0], [2.0, 0.0]], np.float32), narrow)
     assert (back.tolist(), back.dtype) == ([1, 2], np.int64)
-    seen = padded(np.ones((2, 1), np.float32), ObservationSpace((3,)))
+    seen = pad_rows(np.ones((2, 1), np.float32), ObservationSpace((3,)))
     assert seen.tolist() == [[1, 0, 0]] * 2
-    assert without_padding(seen, ObservationSpace((1,))).tolist() == [[1], [1]]
+    assert remove_padding(seen, ObservationSpace((1,))).tolist() == [[1], [1]]
 
 
 def test_observations_and_actions_by_hand() -> None:
@@ -100,8 +100,8 @@ def _assert_alike(name: str, **keys: Any) -> None:
 
     def same(obs_N: np.ndarray, twin_N: np.ndarray) -> None:
         for number, group in enumerate(env.info.groups):
-            rows = env.info.rows_of(group.agents)
-            own, other = without_padding(obs_N[rows], group.observation), twin_N[rows]
+            rows = env.info.agent_rows(group.agents)
+            own, other = remove_padding(obs_N[rows], group.observation), twin_N[rows]
             if number == 0 and masked:
                 other = other[:, [0, 1, 3, 4, 5]]
             np.testing.assert_array_equal(own, other if number or masked else other[:, :2])

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env.layout import box_layout, channels_axis, is_stacked
-from slm_lab.env.spaces import laid_out, observation_codec, same_form, space_from_dict, space_to_dict
+from slm_lab.env.spaces import entry_layouts, observation_codec, same_form, space_from_dict, space_to_dict
 from tests.env.test_step import build
 
 STACK = [{"name": "FrameStackObservation", "stack_size": 4}]
@@ -100,7 +100,7 @@ def test_a_dict_has_the_images_that_the_spec_asks_for() -> None:
     assert [(part.name, part.shape, part.divisor) for part in parts] == [("board", (2, 7, 7), 2.0), ("pair", (15,), 1.0)]
     camera = spaces.Dict({"board": box(0, 2, (7, 7, 2)), "camera": box(0, 255, (9, 9, 3))})
     assert [part.shape for part in observation_codec(camera, "image")[0].parts] == [(98,), (3, 9, 9)]
-    assert [layout is not None and layout.is_image for _, _, layout in laid_out(camera, "vector")] == [False, False]
+    assert [layout is not None and layout.is_image for _, _, layout in entry_layouts(camera, "vector")] == [False, False]
 
 
 def test_vectors_of_small_integers_are_divided_by_their_own_bounds() -> None:

@@ -36,8 +36,8 @@ def test_the_mask_comes_last_and_entries_for_the_critic_before_it() -> None:
     assert list(found.space.spaces) == ["a", "z", "extra", "action_mask"]
     known = found.observation
     assert (known.shape, known.critic_begin, known.mask) == ((8,), 4, (5, 8))
-    assert known.seen_by(critic=False).shape == (4,)
-    assert known.seen_by(critic=True).shape == (5,)
+    assert known.space_for(critic=False).shape == (4,)
+    assert known.space_for(critic=True).shape == (5,)
     row = {"action_mask": np.array([[0, 1, 1]], np.int8), "extra": np.array([[0.5]]), "a": np.array([1]), "z": np.array([[0.1, 0.2]])}
     np.testing.assert_allclose(found.encode(row), [[0, 1, 0.1, 0.2, 0.5, 0, 1, 1]], rtol=1e-6)
     del row["extra"]  # a trained agent acts without it
@@ -55,7 +55,7 @@ def test_beside_an_image_the_mask_is_one_byte_per_action() -> None:
     uses = {part.name: part.use for part in known.parts}
     assert uses == {"i": "all", "z": "critic", "action_mask": "mask"}
     for critic, names in ((False, ["i"]), (True, ["i", "z"])):
-        seen = known.seen_by(critic)
+        seen = known.space_for(critic)
         assert [part.name for part in seen.parts] == names
         entries = unpack(torch.from_numpy(packed), seen.parts, normalize=False)
         np.testing.assert_allclose(entries[-1].flatten()[:1], [0.1 if critic else 7])

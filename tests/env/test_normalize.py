@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slm_lab.env import make_normalizers
 from slm_lab.env.normalize import Moments, Normalizers, RewardNormalizer, RunningStats
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 from tests.env.by_hand import play
@@ -194,7 +194,7 @@ def test_samples_that_are_not_finite_change_no_statistics(bad: float) -> None:
     expected = RunningStats((2,))
     expected.update(batch[[0, 2]])
     alone, shared, merged = RunningStats((2,)), RunningStats((2,)), RunningStats((2,))
-    SharedArrays(shared_file()).attach({"stats": shared})
+    SharedArrays(create_shared_file()).attach({"stats": shared})
     for stats in (alone, shared):
         with np.errstate(all="raise"):
             assert not stats.update(batch)
@@ -239,7 +239,7 @@ def test_an_env_that_fails_once_leaves_finite_statistics(monkeypatch: pytest.Mon
 
 def shared_pair(**keys: Any) -> list[Any]:
     """Two envs whose normalisers share one file, as two processes would."""
-    fd, envs = shared_file(), [build(PREFIX + "Toy-v0", seed=seed, **keys) for seed in (1, 2)]
+    fd, envs = create_shared_file(), [build(PREFIX + "Toy-v0", seed=seed, **keys) for seed in (1, 2)]
     for index, env in enumerate(envs):
         SharedArrays(fd, index, 2).attach({"normalizers": env.normalizers})
     return envs
@@ -268,7 +268,7 @@ def test_shared_statistics_equal_those_of_one_that_saw_both() -> None:
 
 
 def test_a_process_that_joins_later_normalises_by_what_the_others_saw() -> None:
-    fd, keys = shared_file(), {"normalize_obs": True}
+    fd, keys = create_shared_file(), {"normalize_obs": True}
     first = build(PREFIX + "Toy-v0", **keys)
     SharedArrays(fd, 0, 2).attach({"normalizers": first.normalizers})
     play(first, random_actions(20, 3, 3))

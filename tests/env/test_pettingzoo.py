@@ -194,7 +194,7 @@ def test_the_state_is_for_the_critic(has_state: bool) -> None:
     state = [0, drawn] if has_state else [0, 0, drawn, 1, 0, drawn, 2, 0, drawn]
     assert obs.tolist() == [[index, 0, drawn, *state] for index in range(3)]
     known = env.info.observation
-    assert (known.critic_begin, known.seen_by(critic=False).shape) == (3, (3,))
+    assert (known.critic_begin, known.space_for(critic=False).shape) == (3, (3,))
     assert env.info.agents == ("a", "b", "c")
     assert (env.info.num_envs, env.info.frames) == (3, 1)
     env.close()

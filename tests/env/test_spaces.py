@@ -26,7 +26,7 @@ from slm_lab.env.spaces import (
     space_from_dict,
     space_to_dict,
 )
-from slm_lab.lib.random_actions import draw_uniform
+from slm_lab.lib.random_actions import draw_uniform_actions
 from slm_lab.lib.records import ActionSpace
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
@@ -131,7 +131,7 @@ def test_codecs_of_the_info_equal_those_of_the_env(name: str, num_envs: int) -> 
 def test_any_action_of_the_agent_is_one_of_the_env(space: spaces.Space[Any], count: int, seed: int) -> None:
     known, decode = action_codec(space)
     rng = np.random.default_rng(seed)
-    action, _ = draw_uniform(known, count, rng)
+    action, _ = draw_uniform_actions(known, count, rng)
     assert action.dtype == known.dtype
     assert action.shape == (count, *known.shape)
     if known.kind == "continuous":
@@ -224,8 +224,8 @@ def test_entries_are_packed_where_one_is_an_image() -> None:
     np.testing.assert_array_equal(got["hand/1/map"], batch["hand"][1]["map"][:, None])
     np.testing.assert_array_equal(got["door"], np.eye(3, dtype=np.float32)[batch["door"] - 1])
     np.testing.assert_array_equal(got["depth"], batch["depth"].astype(np.float32))
-    assert known.packed_floats == 4 + 3 + 64
-    assert max(part.end for part in known.parts if part.dtype == "float32") == 4 * known.packed_floats
+    assert known.packed_float_count == 4 + 3 + 64
+    assert max(part.end for part in known.parts if part.dtype == "float32") == 4 * known.packed_float_count
     np.testing.assert_array_equal(encode(batch_of_one(samples[1]))[0], encoded[1])
     again = space_from_dict(json.loads(json.dumps(space_to_dict(PACKED))))
     assert again == PACKED
@@ -319,7 +319,7 @@ def test_packed_observations_of_an_env(backend: str) -> None:
     """With floats normalised, and images as they are."""
     env = build(PREFIX + "Spaced-v0", 2, backend=backend, observation=PACKED, normalize_obs=True)
     plain = build(PREFIX + "Spaced-v0", 2, observation=PACKED)
-    floats = 4 * env.info.observation.packed_floats
+    floats = 4 * env.info.observation.packed_float_count
     seen = [plain.reset()]
     env.reset()
     for _ in range(12):

@@ -14,7 +14,7 @@ import pytest
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.baseline import Baseline
-from slm_lab.lib.store import shared_file
+from slm_lab.lib.store import create_shared_file
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command
 
@@ -50,7 +50,7 @@ def make_spec() -> Callable[..., Spec]:
 @pytest.fixture
 def fd() -> Iterator[int]:
     """A file for shared arrays."""
-    file = shared_file()
+    file = create_shared_file()
     yield file
     os.close(file)
 

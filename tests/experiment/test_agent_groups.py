@@ -16,10 +16,10 @@ from slm_lab.env import pettingzoo_backend
 from slm_lab.env.board_players import Player
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
 from slm_lab.experiment.deploy.export import export_training
-from slm_lab.experiment.files.find import Choice, find_training
+from slm_lab.experiment.files.find import TrainingChoice, find_training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.run.build_report import build_report
+from slm_lab.experiment.run.build_report import describe_build
 from slm_lab.experiment.run.new_spec import write_new_spec
 from slm_lab.spec.load.files import SPEC_FOLDER
 from slm_lab.spec.report import SpecError
@@ -158,7 +158,7 @@ def test_a_loaded_policy_has_the_spaces_of_its_agents(paths: RunPaths) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_is_exported(policy: str, paths: RunPaths, tmp_path: Path) -> None:
     """The export compares the file with the agent."""
-    training = find_training(paths.root, None, paths.root.parent, Choice(policy=policy))
+    training = find_training(paths.root, None, paths.root.parent, TrainingChoice(policy=policy))
     _, agent = export_training(training, out=tmp_path / f"{policy}.onnx", which="last")
     assert agent.saved["policy"] == policy
     assert (tmp_path / f"{policy}.onnx").stat().st_size > 0
@@ -181,7 +181,7 @@ def test_each_agent_is_played_by_its_policy(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize("against", ["random", "tests.experiment.test_agent_groups:First"])
 def test_games_against_another_player(against: str, paths: RunPaths) -> None:
-    training = find_training(paths.root, None, paths.root.parent, Choice(policy="inner"))
+    training = find_training(paths.root, None, paths.root.parent, TrainingChoice(policy="inner"))
     games = enjoy(training, EnjoyOptions(which="last", episodes=3, against=against), Plan()).games
     assert games is not None
     assert len(games.scores) == 3
@@ -235,7 +235,7 @@ def test_what_needs_equal_spaces_is_refused_by_its_path(meta: dict[str, Any]) ->
 
 def test_the_report_of_a_build_describes_each_kind_of_agents() -> None:
     session = built(unequal())
-    assert build_report(session).startswith("observation: a, c: vector of 2 numbers; b: vector of 3 numbers, MLPNet; ")
+    assert describe_build(session).startswith("observation: a, c: vector of 2 numbers; b: vector of 3 numbers, MLPNet; ")
     session.close()
 
 

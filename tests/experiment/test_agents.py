@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab import Session, load_spec
-from slm_lab.experiment.collect.turns import Turns
+from slm_lab.experiment.collect.turns import TurnTransitionBuilder
 from slm_lab.experiment.training.self_play import Rating, Snapshot, estimate_elo, game_score
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -42,13 +42,15 @@ def out_of(left: int, right: int) -> ActOut:
 
 def test_a_reward_belongs_to_the_last_move_before_it() -> None:
     """left moves, right moves (left receives 0.5), left moves and wins: right's only transition ends with −1."""
-    turns, first_N = Turns(2, 0), np.array([True, True])
+    turns, first_N = TurnTransitionBuilder(2, 0), np.array([True, True])
     obs = [np.full((2, 1), float(t), np.float32) for t in range(3)]
 
-    *_, none = turns.advance(obs[0], first_N, None, out_of(1, 0), vec_step([0.0, 0.0], [False, True], obs=1.0), acted(rows=[True, False]))
+    *_, none = turns.finish_transitions(
+        obs[0], first_N, None, out_of(1, 0), vec_step([0.0, 0.0], [False, True], obs=1.0), acted(rows=[True, False])
+    )
     assert not none.valid_N.any()
 
-    seen, first, _, out, step = turns.advance(
+    seen, first, _, out, step = turns.finish_transitions(
         obs[1], ~first_N, None, out_of(0, 2), vec_step([0.5, 0.0], [True, False], obs=2.0), acted(rows=[False, True])
     )
     assert step.valid_N.tolist() == [True, False]
@@ -56,7 +58,7 @@ def test_a_reward_belongs_to_the_last_move_before_it() -> None:
     assert not step.terminated_N.any()
 
     last = vec_step([1.0, -1.0], [False, True], ended=[True, True], obs=3.0)
-    seen, _, _, out, step = turns.advance(obs[2], ~first_N, None, out_of(1, 0), last, acted(rows=[True, False]))
+    seen, _, _, out, step = turns.finish_transitions(obs[2], ~first_N, None, out_of(1, 0), last, acted(rows=[True, False]))
     assert step.valid_N.tolist() == step.terminated_N.tolist() == [True, True]
     assert step.reward_N.tolist() == [1.0, -1.0]
     assert seen[:, 0].tolist() == [2.0, 1.0]
@@ -66,7 +68,7 @@ def test_a_reward_belongs_to_the_last_move_before_it() -> None:
 
 def test_an_episode_begins_with_the_first_move_of_an_agent() -> None:
     """right waits for a step before its first move, and for two in the next episode; its second move begins nothing."""
-    turns, obs_N = Turns(2, 0), np.zeros((2, 1), np.float32)
+    turns, obs_N = TurnTransitionBuilder(2, 0), np.zeros((2, 1), np.float32)
     firsts = []
     moves = [
         (True, [True, False], [False, True], False),
@@ -78,27 +80,27 @@ def test_an_episode_begins_with_the_first_move_of_an_agent() -> None:
     ]
     for begins, acting, next_acting, over in moves:
         step = vec_step([0.0, 0.0], next_acting, ended=[over, over])
-        _, first_N, *_, ended = turns.advance(obs_N, np.full(2, begins), None, out_of(0, 0), step, acted(rows=acting))
+        _, first_N, *_, ended = turns.finish_transitions(obs_N, np.full(2, begins), None, out_of(0, 0), step, acted(rows=acting))
         firsts += [bool(first_N[1])] if ended.valid_N[1] else []
     assert firsts == [True, False, True]
 
 
 def test_rewards_before_the_first_move_and_dummy_rows_belong_to_no_transition() -> None:
-    turns = Turns(2, 0)
+    turns = TurnTransitionBuilder(2, 0)
     obs_N, first_N = np.zeros((2, 1), np.float32), np.array([True, True])
-    *_, step = turns.advance(
+    *_, step = turns.finish_transitions(
         obs_N, first_N, None, out_of(1, 1), vec_step([0.0, 5.0], [True, True], valid=[True, False]), acted(rows=[True, True])
     )
     assert step.valid_N.tolist() == [True, False]
-    *_, step = turns.advance(obs_N, first_N, None, out_of(1, 1), vec_step([1.0, 2.0], [True, True]), acted(rows=[False, True]))
+    *_, step = turns.finish_transitions(obs_N, first_N, None, out_of(1, 1), vec_step([1.0, 2.0], [True, True]), acted(rows=[False, True]))
     assert (step.valid_N.tolist(), step.reward_N[1]) == ([False, True], 2.0)
 
 
 def test_rows_of_agents() -> None:
     info = EnvInfo(6, ObservationSpace((1,)), ActionSpace("discrete", (2,)), agents=("a", "b", "c"))
     assert info.frames == 2
-    assert info.rows_of(("b",)).tolist() == [1, 4]
-    assert info.rows_of(("c", "a")).tolist() == [0, 2, 3, 5]
+    assert info.agent_rows(("b",)).tolist() == [1, 4]
+    assert info.agent_rows(("c", "a")).tolist() == [0, 2, 3, 5]
 
 
 def rows(body: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
@@ -314,7 +316,7 @@ def test_prioritized_opponents_are_those_that_the_policy_loses_against() -> None
     assert self_play is not None
     for score in (0.0, 0.5, 1.0):
         self_play.pool.append(Snapshot(len(self_play.pool), 0, session.agent.policy, score=score))
-    drawn = np.bincount([self_play._drawn() for _ in range(2000)], minlength=3) / 2000
+    drawn = np.bincount([self_play._draw_opponent() for _ in range(2000)], minlength=3) / 2000
     assert drawn == pytest.approx([0.799, 0.2, 0.001], abs=0.04)
     session.close()
 
@@ -324,13 +326,13 @@ def test_a_snapshot_that_left_the_pool_finishes_its_games() -> None:
     self_play = session.parts.self_play
     assert self_play is not None
     self_play.take_snapshot_if_due()
-    self_play.choose(np.ones(4, np.bool_))
+    self_play.choose_opponents(np.ones(4, np.bool_))
     session.clock.tick(300)
     self_play.take_snapshot_if_due()
     assert ([one.index for one in self_play.pool], [one.index for one in self_play.retired]) == ([1], [0])
     assert self_play.opponent_E.tolist() == [0, 0]
-    self_play.choose(np.array([True, True, False, False]))
+    self_play.choose_opponents(np.array([True, True, False, False]))
     assert (self_play.opponent_E.tolist(), len(self_play.retired)) == ([1, 0], 1)
-    self_play.choose(np.array([False, False, True, True]))
+    self_play.choose_opponents(np.array([False, False, True, True]))
     assert (self_play.opponent_E.tolist(), self_play.retired) == ([1, 1], [])
     session.close()

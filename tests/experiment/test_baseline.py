@@ -13,7 +13,15 @@ import pytest
 
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report import baseline
-from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, cache_folder, known_baseline, measure, measure_baseline
+from slm_lab.experiment.report.baseline import (
+    SHIPPED,
+    Baseline,
+    baseline_key,
+    cache_folder,
+    known_baseline,
+    measure_baseline,
+    measure_mean_return,
+)
 from slm_lab.spec.models.env import EnvSpec
 
 
@@ -37,12 +45,12 @@ def test_shipped_ones_are_plausible() -> None:
 
 def test_shipped_one_is_used_and_is_what_is_measured() -> None:
     spec = env("CartPole-v1", num_envs=3, normalize_reward=True, clip_reward=0.1, backend="sync")
-    known, measured = known_baseline(spec), measure(spec)
+    known, measured = known_baseline(spec), measure_mean_return(spec)
     assert measured.episodes == 100
     assert measured.mean_return == pytest.approx(known.mean_return, abs=5)
     assert not cache_folder().exists()
-    assert measure(spec, ended=lambda: True).episodes == 0
-    assert 20 <= measure(spec, ended=lambda: True, fewest=20).episodes < 100
+    assert measure_mean_return(spec, ended=lambda: True).episodes == 0
+    assert 20 <= measure_mean_return(spec, ended=lambda: True, fewest=20).episodes < 100
 
 
 def test_key_holds_what_a_random_return_depends_on() -> None:
@@ -73,7 +81,7 @@ def test_another_is_measured_once_and_kept(caplog: pytest.LogCaptureFixture) -> 
 def test_short_and_long_episodes_count_alike() -> None:
     gym.register("Uneven-v0", Uneven)
     try:
-        assert measure(env("Uneven-v0", backend="sync")) == (pytest.approx(13), 100)
+        assert measure_mean_return(env("Uneven-v0", backend="sync")) == (pytest.approx(13), 100)
     finally:
         del gym.registry["Uneven-v0"]
 
@@ -133,7 +141,7 @@ def test_none_and_a_notice_where_it_cannot_be_measured(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(baseline, "measure" if isinstance(error, Exception) else "_in_thread", fail)
+    monkeypatch.setattr(baseline, "measure_mean_return" if isinstance(error, Exception) else "_measure_in_thread", fail)
     assert measure_baseline(env("CartPole-v1", max_t=5)) is None
     assert caplog.messages[-1].startswith(says)
     assert not cache_folder().exists()

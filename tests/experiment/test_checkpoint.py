@@ -202,5 +202,5 @@ def test_which_weights_are_the_best() -> None:
         return {"current_return": value, "current_epi": episodes, "mode": mode}
 
     kept = [saved(0.0, 1, "eval"), saved(9.0, 4), saved(2.0, 5), None, saved(-1.0, 1, "eval"), saved(1.0, 5)]
-    assert sorted(kept, key=state.rank) == [kept[index] for index in (3, 1, 5, 2, 4, 0)]
-    assert {state.rank(one) for one in (saved(None, 0), saved(np.nan, 5), {})} == {state.rank(None)}
+    assert sorted(kept, key=state.weights_sort_key) == [kept[index] for index in (3, 1, 5, 2, 4, 0)]
+    assert {state.weights_sort_key(one) for one in (saved(None, 0), saved(np.nan, 5), {})} == {state.weights_sort_key(None)}

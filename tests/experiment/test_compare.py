@@ -20,12 +20,20 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import SeedResult, Setting, comparable_metric, differing_keys, read_settings, summarize
-from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison, comparison_graphs, estimate_text, settings_lines
+from slm_lab.experiment.report.compare_report import (
+    AXES,
+    METRICS,
+    compare,
+    comparison_graphs,
+    estimate_text,
+    settings_lines,
+    write_comparison,
+)
 from slm_lab.experiment.report.metrics import Estimate, Median, estimate
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.training.observers.base import COLUMNS
-from slm_lab.lib.text import aligned
+from slm_lab.lib.text import format_table
 from slm_lab.spec.load.loader import dump_spec, load_spec
 
 Rows = Sequence[float | str]
@@ -101,7 +109,7 @@ def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
     assert summary.opt_steps_per_second == pytest.approx(5)  # 30 steps in 6 s
     assert summary.grad_norm == pytest.approx(3)
     for column, places in (("global_frame", [100, 200, 300]), ("opt_step", [10, 20, 30]), ("wall_t", [2, 4, 6])):
-        assert setting.aligned("total_reward", column).frame.tolist() == places
+        assert setting.aligned_curves("total_reward", column).frame.tolist() == places
 
 
 def test_a_distributed_run_is_one_sample(tmp_path: Path) -> None:
@@ -166,7 +174,7 @@ def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
         ("a3c", 2, 4, "2 seeds of 2 sessions"),
         ("a2c", 3, 3, "3 seeds"),
     ]
-    aligned = settings[0].aligned("total_reward", "frame")
+    aligned = settings[0].aligned_curves("total_reward", "frame")
     assert aligned.frame.tolist() == [200, 250, 400, 450]
     assert aligned.value_SF.tolist() == [[0, 0, 10, 30], [10, 10, 20, 40]]
     assert summarize(settings[0], None).final_return == pytest.approx((35, 0, 35 + 63.53))
@@ -254,7 +262,7 @@ def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> 
     assert (none.solved, none.steps_to_threshold, none.seconds_to_threshold) == (0, never, never)
     assert (one.solved, one.steps_to_threshold) == (1, never)  # one of three, which is no median of all
     assert (all_of_them.solved, all_of_them.steps_to_threshold) == (2, (300, None, None, False))  # 200, 300, never
-    assert "1 of 3  ∞" in aligned(settings_lines([one]))[1]
+    assert "1 of 3  ∞" in format_table(settings_lines([one]))[1]
     compare([str(run)], solve=-200.0, out=tmp_path / "out")
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["steps_to_threshold"] is None
     assert all_of_them.final_return is not None
@@ -487,7 +495,7 @@ def test_runs_without_the_column_are_compared_by_the_mean_that_all_have(tmp_path
     assert comparable_metric("training_return", settings[:1]) == ("training_return", "")
     assert comparable_metric("return_new", settings) == ("return_new", "")
     assert comparable_metric("current_return", settings[:1]) == ("current_return", "")
-    found = comparison([str(new), str(old)], labels=["new", "old"], out=tmp_path / "out")
+    found = write_comparison([str(new), str(old)], labels=["new", "old"], out=tmp_path / "out")
     assert found.content["metric"] == "total_reward"
     assert found.content["metric_reason"] == reason
     assert [row["final_return"] for row in found.content["settings"]] == [4, 2]
@@ -512,7 +520,7 @@ def test_evaluations_are_not_compared_with_training_episodes(tmp_path: Path) -> 
     words, labels = [str(evaluated), str(other)], ["A", "B"]
     settings = read_settings(words, labels)
     assert comparable_metric("current_return", settings[:1]) == ("current_return", "")
-    found = comparison(words, labels=labels, out=tmp_path / "out")
+    found = write_comparison(words, labels=labels, out=tmp_path / "out")
     assert [row["final_return"] for row in found.content["settings"]] == [3, 5]
     assert [pair["difference"] for pair in found.content["pairs"]] == [2]
     reason = "Current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
@@ -520,7 +528,7 @@ def test_evaluations_are_not_compared_with_training_episodes(tmp_path: Path) -> 
     assert found.content["metric_reason"].startswith(reason)
     assert reason in " ".join(found.text.split())
     assert reason in (tmp_path / "out/compare.html").read_text().partition("<h2>")[0]
-    assert comparison(words, metric="total_reward", out=tmp_path / "out").content["metric_reason"] is None
+    assert write_comparison(words, metric="total_reward", out=tmp_path / "out").content["metric_reason"] is None
 
 
 def test_evaluations_with_and_without_sampled_actions_are_not_compared(tmp_path: Path) -> None:

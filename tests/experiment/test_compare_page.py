@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from slm_lab import cli
-from slm_lab.experiment.files.find import Choice
+from slm_lab.experiment.files.find import TrainingChoice
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.baseline import SHIPPED
 from slm_lab.experiment.report.compare import read_settings
 from slm_lab.experiment.report.compare_report import compare
-from slm_lab.lib.text import aligned
+from slm_lab.lib.text import format_table
 from tests.experiment.study.toys import write_made_up
 from tests.experiment.test_compare import make_run
 
@@ -66,7 +66,7 @@ def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:
     text = in_two_envs(tmp_path, dict.fromkeys(ENVS, names))["text"]
     lines = [line for line in text.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 80
-    table = aligned([["name", *"abc"], ["x", "1" * 40, "2" * 40, "3"]])
+    table = format_table([["name", *"abc"], ["x", "1" * 40, "2" * 40, "3"]])
     assert [line.split() for line in table] == [["name", "a"], ["x", "1" * 40], [], ["name", "b", "c"], ["x", "2" * 40, "3"]]
 
 
@@ -92,10 +92,10 @@ def test_a_search_is_compared_by_its_best_trial(tmp_path: Path, caplog: pytest.L
     (best,) = read_settings([str(root)])
     assert (best.runs[0].trial, best.runs[0].settings()["agent.net.lr"], len(best.seeds)) == (1, 0.2, 2)
     assert caplog.messages[0] == f"{root}: comparing trial 1 of the search"
-    (chosen,) = read_settings([str(root)], choice=Choice(trial=2))
+    (chosen,) = read_settings([str(root)], choice=TrainingChoice(trial=2))
     assert chosen.runs[0].trial == 2
     with pytest.raises(UserError, match="trial 7"):
-        read_settings([str(root)], choice=Choice(trial=7))
+        read_settings([str(root)], choice=TrainingChoice(trial=7))
 
 
 def make_study(folder: Path, baseline: str | None = None) -> Path:
@@ -116,7 +116,7 @@ def test_a_study_is_compared_with_all_entries_or_one(tmp_path: Path, capsys: pyt
         ("slow", (0.0, 500.0), 3),
         ("fast", (0.0, 500.0), 3),
     ], "in the order of the study"
-    (fast,) = read_settings([str(study)], choice=Choice(entry="fast", seed=1))
+    (fast,) = read_settings([str(study)], choice=TrainingChoice(entry="fast", seed=1))
     assert fast.scores().tolist() == [479.0]
     first, _ = read_settings([str(make_study(tmp_path / "other", baseline="fast"))])
     assert first.name == "fast", "the baseline is what the others are compared with"

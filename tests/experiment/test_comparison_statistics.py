@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from slm_lab.experiment.report.metrics import difference, estimate
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.statistics import (
-    aggregate,
+    adjust_holm,
+    bootstrap_statistic,
     confidence_sequence,
-    decided_after,
-    holm,
+    first_decisive_count,
     interquartile_mean,
     optimality_gap,
     performance_profile,
@@ -38,7 +38,7 @@ def test_aggregates_by_hand() -> None:
     assert interquartile_mean(np.array([8.0, 1, 2, 3, 4, 5, 6, 100])) == (3 + 4 + 5 + 6) / 4
     assert interquartile_mean(np.array([7.0, 1, 2, 3, 4, 5, 100])) == (2 + 3 + 4 + 5 + 7) / 5
     assert optimality_gap(np.array([0.5, 2.0])) == 0.25
-    assert aggregate([np.array([3.0]), np.array([5.0])], interquartile_mean) == (4.0, None, None)
+    assert bootstrap_statistic([np.array([3.0]), np.array([5.0])], interquartile_mean) == (4.0, None, None)
 
 
 def test_the_probability_of_improvement_by_hand() -> None:
@@ -63,13 +63,13 @@ def test_the_bootstrap_of_three_values_against_all_its_samples() -> None:
     """27 equally likely samples of three seeds: the percentiles of their interquartile means (here: means)."""
     values = np.array([1.0, 2.0, 6.0])
     every = [np.mean(sample) for sample in itertools.product(values, repeat=3)]
-    one = aggregate([values], interquartile_mean, replicates=50_000)
+    one = bootstrap_statistic([values], interquartile_mean, replicates=50_000)
     assert (one.low, one.high) == pytest.approx(tuple(np.quantile(every, (0.025, 0.975), method="inverted_cdf")), abs=0.34)
 
 
 def test_the_bootstrap_draws_each_env_separately() -> None:
     """Envs whose seeds agree have no uncertainty, however far the envs are apart; drawn together they would have."""
-    one = aggregate([np.array([0.0, 0.0]), np.array([1.0, 1.0])], lambda values: np.asarray(values.mean(axis=-1)))
+    one = bootstrap_statistic([np.array([0.0, 0.0]), np.array([1.0, 1.0])], lambda values: np.asarray(values.mean(axis=-1)))
     assert one == (0.5, 0.5, 0.5)
 
 
@@ -109,8 +109,8 @@ def test_tails_of_students_t(t: float, freedom: float, p: float) -> None:
 
 def test_p_values() -> None:
     """Holm by hand: 0.01 · 3, then max(0.03, 0.02 · 2), then max(0.04, 0.03)."""
-    assert holm([0.03, None, 0.01, 0.02]) == pytest.approx([0.04, None, 0.03, 0.04])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert adjust_holm([0.03, None, 0.01, 0.02]) == pytest.approx([0.04, None, 0.03, 0.04])
+    assert adjust_holm([0.6, 0.7]) == [1.0, 1.0]
     assert welch_test([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0]) == pytest.approx(0.07903604042521092), "scipy.stats.ttest_ind"
     assert welch_test([1.0, 1.0], [2.0, 2.0]) is None
     assert welch_test([1.0], [2.0, 3.0]) is None
@@ -125,7 +125,7 @@ RETURNS = st.lists(st.floats(LOW, HIGH), min_size=2, max_size=6)
 @example([0.0, 0.0], [0.0, 1.24e-143])
 @given(RETURNS, RETURNS)
 def test_no_interval_leaves_the_range(own: list[float], others: list[float]) -> None:
-    for one in (estimate(own, (LOW, HIGH)), aggregate([np.array(own)], interquartile_mean, replicates=100)):
+    for one in (estimate(own, (LOW, HIGH)), bootstrap_statistic([np.array(own)], interquartile_mean, replicates=100)):
         assert one is not None
         assert one.low is not None
         assert one.high is not None
@@ -241,10 +241,10 @@ def test_decisions_by_hand() -> None:
     wealth = [math.comb(2 * n, n) / 2**n for n in range(1, 10)]
     first = next(n for n, value in enumerate(wealth, 1) if value >= 20)
     intervals = confidence_sequence([500.0] * 9, 500.0)
-    assert decided_after(intervals) == first == 7
+    assert first_decisive_count(intervals) == first == 7
     assert intervals == [(low, high) for low, high in intervals if high == 500.0]
-    assert decided_after(confidence_sequence([-500.0] * 9, 500.0)) == 7
-    assert decided_after(confidence_sequence([10.0, -10.0] * 8, 500.0)) is None
+    assert first_decisive_count(confidence_sequence([-500.0] * 9, 500.0)) == 7
+    assert first_decisive_count(confidence_sequence([10.0, -10.0] * 8, 500.0)) is None
 
 
 def test_the_interval_does_not_depend_on_the_order() -> None:

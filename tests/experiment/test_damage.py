@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from slm_lab.experiment.deploy.load import load_agent
-from slm_lab.experiment.execute.local.user_code import cause
+from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.paths import RunPaths, new_run
@@ -28,7 +28,7 @@ from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.run.experiment import check_writable
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
-from slm_lab.lib.files import not_writable, with_checksum, without_checksum
+from slm_lab.lib.files import unwritable_reason, verify_checksum, with_checksum
 from slm_lab.spec.models.spec import Spec
 from tests.resume.runs import differing
 
@@ -158,24 +158,24 @@ def test_no_flipped_bit_of_a_search_is_used(tmp_path: Path) -> None:
 
 def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not as a lack of permission, and without a traceback."""
-    assert not_writable(tmp_path) is None
+    assert unwritable_reason(tmp_path) is None
     read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
     monkeypatch.setattr(os, "access", lambda *arguments: False)
-    assert not_writable(tmp_path) == "no permission"
+    assert unwritable_reason(tmp_path) == "no permission"
     monkeypatch.setattr(os, "statvfs", lambda path: read_only)
-    assert not_writable(tmp_path) == "read-only file system"
+    assert unwritable_reason(tmp_path) == "read-only file system"
     with pytest.raises(UserError, match=rf"{tmp_path}: read-only file system in"):
         check_writable(tmp_path)
-    assert "read-only file system" in cause(OSError(errno.EROFS, "Read-only file system"))
-    assert "Traceback" not in cause(OSError(errno.EROFS, "Read-only file system"))
+    assert "read-only file system" in describe_failure(OSError(errno.EROFS, "Read-only file system"))
+    assert "Traceback" not in describe_failure(OSError(errno.EROFS, "Read-only file system"))
 
 
 def test_json_without_a_checksum_is_read_as_it_is() -> None:
     content = {"a": [1.5, None], "b": {"c": float("nan")}, "é": "ü"}
     assert (
-        str(without_checksum(content))
-        == str(without_checksum(json.loads(json.dumps(with_checksum(content), ensure_ascii=False))))
+        str(verify_checksum(content))
+        == str(verify_checksum(json.loads(json.dumps(with_checksum(content), ensure_ascii=False))))
         == str(content)
     )
     with pytest.raises(ValueError, match="checksum"):
-        without_checksum({**with_checksum(content), "a": [1.25, None]})
+        verify_checksum({**with_checksum(content), "a": [1.25, None]})

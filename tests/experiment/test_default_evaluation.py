@@ -15,7 +15,7 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.analyze import analyze_trial, return_text
-from slm_lab.experiment.report.compare import seeds_of
+from slm_lab.experiment.report.compare import seed_results
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.run.search.search import Search
 from slm_lab.experiment.run.trial import Trial, _summary
@@ -182,7 +182,7 @@ def test_an_old_evaluation_is_not_the_current_return(make_spec: MakeSpec, run_pa
 
 def test_compare_takes_the_last_evaluation_and_draws_training(make_spec: MakeSpec, tmp_path: Path, no_baseline: None) -> None:
     result = Trial(make_spec(meta={"eval_episodes": 2}), tmp_path).run()
-    (seed,) = seeds_of(Run(result.paths))
+    (seed,) = seed_results(Run(result.paths))
     evaluations, train = rows(result.paths.session_df(0, "eval")), rows(result.paths.session_df(0))
     assert seed.final_return() == pytest.approx(float(evaluations[-1]["current_return"]))
     np.testing.assert_allclose(seed.curve("current_return", "frame").value, [float(row["current_return"]) for row in train])
@@ -196,7 +196,7 @@ def test_a_search_makes_none_by_default(make_spec: MakeSpec, tmp_path: Path) -> 
         body["small"]["meta"]["eval_episodes"] = given
         search = Search(load_spec(body, "small"), Plan(data_dir=tmp_path))
         assert search.trial_spec({"agent.algorithm.gamma": 0.95}).meta.eval_episodes == expected
-        best = search.space.apply({"agent.algorithm.gamma": 0.95})
+        best = search.space.trial_spec({"agent.algorithm.gamma": 0.95})
         assert best.meta.eval_episodes == given, "the spec of the best trial, which is trained for longer"
         assert search.state.metric == "current_return"
 

@@ -14,7 +14,14 @@ from slm_lab import cli
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report.row_difference import compare_rows
 from slm_lab.experiment.report.run import load_run
-from slm_lab.experiment.report.run_difference import RunDifference, difference_json, difference_text, needed_seeds, run_difference, verdict
+from slm_lab.experiment.report.run_difference import (
+    RunDifference,
+    difference_json,
+    difference_sentence,
+    difference_text,
+    needed_seeds,
+    run_difference,
+)
 
 COLUMNS = ("frame", "wall_t", "opt_step", "current_return", "loss")
 
@@ -113,7 +120,7 @@ def test_a_difference_of_pairs(tmp_path: Path) -> None:
     assert one is not None
     half = 4.303 * 1.0 / 3**0.5
     assert (result.returns.paired, one.value, one.low, one.high) == (True, -3.0, pytest.approx(-3 - half), pytest.approx(-3 + half))
-    assert verdict(result.returns).startswith("Difference shown with 3 seeds: A − B = −3 (95 %:")
+    assert difference_sentence(result.returns).startswith("Difference shown with 3 seeds: A − B = −3 (95 %:")
 
 
 def test_an_evaluation_is_not_compared_with_training_episodes(tmp_path: Path) -> None:
@@ -131,8 +138,8 @@ def test_an_evaluation_is_not_compared_with_training_episodes(tmp_path: Path) ->
 def test_other_seeds_are_no_pairs(tmp_path: Path) -> None:
     result = found(made(tmp_path / "a", [[10], [50], [90]]), made(tmp_path / "b", [[12], [54], [93]], meta={"random_seed": 9}))
     assert result.returns is not None
-    assert (result.returns.paired, result.returns.shown) == (False, False)
-    text = verdict(result.returns)
+    assert (result.returns.paired, result.returns.difference_shown) == (False, False)
+    text = difference_sentence(result.returns)
     assert text.startswith("No difference shown with 3 seeds: A − B = −3 (95 %:")
     assert text.endswith("more than 1,000 seeds would be needed to show one of this size")
 
@@ -169,8 +176,8 @@ def test_without_an_interval_or_a_difference(tmp_path: Path) -> None:
     assert (needed_seeds([1.0], [2.0, 3.0], paired=False), needed_seeds([1.0, 2.0], [2.0, 1.0], paired=True)) == (None, None)
     result = found(made(tmp_path / "a", [[10]]), made(tmp_path / "b", [[12]]))
     assert result.returns is not None
-    assert result.returns.shown is None
-    assert "without an interval" in verdict(result.returns)
+    assert result.returns.difference_shown is None
+    assert "without an interval" in difference_sentence(result.returns)
 
 
 def test_runs_of_several_envs_and_lengths(tmp_path: Path) -> None:

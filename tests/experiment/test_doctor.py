@@ -18,7 +18,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor
-from slm_lab.experiment.report.doctor import Finding, as_text, examine, set_option
+from slm_lab.experiment.report.doctor import Finding, as_text, change_option, examine
 from slm_lab.experiment.report.report_data import diagnosis
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -240,7 +240,7 @@ def test_a_rule_fires_beyond_its_threshold_only(rule: str, tmp_path: Path) -> No
     body = copy.deepcopy(BODIES[kind])
     if kind == "appo":
         del body["env"]["num_envs"]  # follows from the number of workers
-    load_spec({NAMES[kind]: body}, NAMES[kind], [str(set_option(found)).removeprefix("--set ")])  # raises if the change is invalid
+    load_spec({NAMES[kind]: body}, NAMES[kind], [str(change_option(found)).removeprefix("--set ")])  # raises if the change is invalid
 
 
 def test_returns_below_the_atoms(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.agent.torch_settings import cpu_name, resolve_matmul
+from slm_lab.agent.torch_settings import cpu_name, resolve_matmul_library
 from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, Event, Progress, Row, SessionEnded
 from slm_lab.experiment.execute.executor import Context, Resources
@@ -22,7 +22,7 @@ from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import SessionTask
-from slm_lab.experiment.training.resolve import completed
+from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
@@ -57,7 +57,9 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
 
         ends = run(SessionsJob(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [SessionEnded(0, "done")]
-        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1, "cpu": cpu_name(), "eval_episodes": 0}]
+        assert opened == [
+            {"backend": "native", "matmul": resolve_matmul_library("auto"), "threads": 1, "cpu": cpu_name(), "eval_episodes": 0}
+        ]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]
         tables[name] = rows(paths.session_df(0))
@@ -104,7 +106,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
         ends, paths = [], None
         for index in range(job.spec.meta.max_session):
             session = Session(job.spec, index, job.plan, trial=job.trial, context=SessionContext(job.stop)).build()
-            paths = paths or job.open_run(session.parts.choices)
+            paths = paths or job.open_run(session.parts.chosen_settings)
             session.run(LocalSink(paths, job.trial, job.emit))
             ends.append(SessionEnded(index, "done"))
         return ends
@@ -172,10 +174,10 @@ def test_a_run_has_50_rows_unless_the_spec_says_otherwise(make_spec: MakeSpec, f
     """Also a trial of a search, whose spec is complete but for that."""
     body = dump_spec(make_spec(env={"max_frame": frames}))["small"]
     body["meta"] = {} if given is None else {"log_frequency": given}
-    assert completed(load_spec({"small": body}, "small")).meta.log_frequency == expected
+    assert complete_spec(load_spec({"small": body}, "small")).meta.log_frequency == expected
     search = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
     space = SearchSpace(load_spec({"small": {**body, "search": search}}, "small"))
-    trial = completed(space.apply({space.keys[0]: 0.95}))
+    trial = complete_spec(space.trial_spec({space.keys[0]: 0.95}))
     assert trial.meta.log_frequency == expected
     assert load_spec(dump_spec(trial), "small") == trial, "the saved spec names it"
     if frames == 1000:

@@ -20,7 +20,7 @@ from slm_lab.env import render
 from slm_lab.env.make import make_env
 from slm_lab.env.render import with_rendering
 from slm_lab.experiment.deploy import enjoy as module
-from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, format_summary
 from slm_lab.experiment.files.find import Training, find_run
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
@@ -180,9 +180,9 @@ def test_the_interval_is_within_the_possible_returns(tmp_path: Path) -> None:
     """Of CartPole 0 to 500; unknown for another time limit."""
     training = Training(trained(tmp_path, {"name": "CartPole-v1"}))
     played = enjoy(training, EnjoyOptions(episodes=2), Plan())
-    assert "[0, 500]" in summary(played._replace(returns=[100.0, 400.0]))
+    assert "[0, 500]" in format_summary(played._replace(returns=[100.0, 400.0]))
     limited = enjoy(training, EnjoyOptions(episodes=2, sets=["env.max_t=600"]), Plan())
-    assert "[-1655.9, 2155.9]" in summary(limited._replace(returns=[100.0, 400.0]))
+    assert "[-1655.9, 2155.9]" in format_summary(limited._replace(returns=[100.0, 400.0]))
 
 
 def test_the_checkpoint_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

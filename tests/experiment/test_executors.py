@@ -13,7 +13,7 @@ from slm_lab.experiment.execute.local.fork_server import server_in_use
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.lib.process import environment
+from slm_lab.lib.process import temporary_environment
 from slm_lab.testing import ExecutorContract, FakeExecutor
 from tests.experiment.cluster.conftest import RAY, Nodes
 
@@ -37,12 +37,12 @@ class TestFakeExecutor(ExecutorContract):
 def cluster() -> Iterator[None]:
     """A Ray cluster with two cores on this machine."""
     pytest.importorskip("ray")
-    from slm_lab.experiment.execute.ray.connect import connected
+    from slm_lab.experiment.execute.ray.connect import connect_cluster
 
-    with environment(RAY):
+    with temporary_environment(RAY):
         nodes = Nodes(1, 2)
         try:
-            with connected(nodes.address, None):
+            with connect_cluster(nodes.address, None):
                 yield
         finally:
             nodes.close()

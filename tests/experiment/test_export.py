@@ -316,13 +316,13 @@ def test_a_file_that_acts_differently_is_not_written(
     paths = trained(tmp_path, {"name": "Pendulum-v1"})
     old = paths.checkpoint(0, "best").with_suffix(".onnx")
     old.write_text("older")
-    act = ExportedPolicy._act
+    act = ExportedPolicy._actions
 
     def other(self: ExportedPolicy, features_BF: Tensor, mask_BP: Tensor | None) -> tuple[Tensor, Tensor]:
         action, params = act(self, features_BF, mask_BP)
         return (action + 0.01, params) if what == "action" else (action, params * 1.01) if what == "params" else (action[:1], params)
 
-    monkeypatch.setattr(ExportedPolicy, "_act", other)
+    monkeypatch.setattr(ExportedPolicy, "_actions", other)
     assert ("acts differently" in refused(paths, capsys)) or what == "batch"
     assert old.read_text() == "older"
 

@@ -16,10 +16,10 @@ from slm_lab import load_agent, load_spec
 from slm_lab.env.agent_spaces import agent_spaces
 from slm_lab.env.board_players import OnePlyConnectFour
 from slm_lab.env.boards import BOARD_GAMES
-from slm_lab.experiment.deploy.enjoy import EnjoyOptions, Played, enjoy, summary
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, EnjoyResult, enjoy, format_summary
 from slm_lab.experiment.deploy.human import play_human
 from slm_lab.experiment.deploy.register import export
-from slm_lab.experiment.files.find import Choice, find_training
+from slm_lab.experiment.files.find import TrainingChoice, find_training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.training.self_play import team_score
@@ -58,9 +58,9 @@ def duels(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     return trained(tmp_path_factory.mktemp("duels"), duel(frames=400))
 
 
-def played(paths: RunPaths, policy: str | None = None, **options: Any) -> Played:
+def played(paths: RunPaths, policy: str | None = None, **options: Any) -> EnjoyResult:
     return enjoy(
-        find_training(paths.root, None, paths.root.parent, Choice(policy=policy)),
+        find_training(paths.root, None, paths.root.parent, TrainingChoice(policy=policy)),
         EnjoyOptions(**{"which": "last", "episodes": 4, **options}),
         PLAN,
     )
@@ -78,7 +78,7 @@ def test_each_agent_is_played_by_its_policy(policies: RunPaths) -> None:
     assert result.games is not None
     assert [returns.sum() for returns in result.games.returns] == [0.0] * 4
     assert result.games.policy_of == {"left": "good", "right": "evil"}
-    lines = summary(result).splitlines()
+    lines = format_summary(result).splitlines()
     assert [line.split(":")[0].strip() for line in lines[2:]] == ["4 episodes", "left (policy good)", "right (policy evil)"]
 
 
@@ -96,7 +96,7 @@ def test_games_against_another_player(duels: RunPaths, against: str) -> None:
     assert len(result.games.scores) == 6
     assert set(result.games.scores) <= {0.0, 1.0}
     won = result.games.scores.count(1.0)
-    assert f"6 episodes against {result.games.opponent}: won {won}, drawn 0, lost {6 - won}" in summary(result)
+    assert f"6 episodes against {result.games.opponent}: won {won}, drawn 0, lost {6 - won}" in format_summary(result)
 
 
 def test_a_perfect_player_never_loses(tictactoe: RunPaths) -> None:
@@ -167,9 +167,9 @@ def test_boards_in_plain_text(net: str) -> None:
     game = BOARD_GAMES["ConnectFour-v1"]
     assert game.fits(info)
     assert not BOARD_GAMES["TicTacToe-v1"].fits(info)
-    drawn = game.draw(info.observation, obs_N[0], "X", "O").splitlines()
+    drawn = game.board_text(info.observation, obs_N[0], "X", "O").splitlines()
     assert [drawn[0], *drawn[-2:]] == ["   1 2 3 4 5 6 7", "   X . . . . . .", "   X O O O . . ."]
-    assert game.valid(info.observation, obs_N[0]) == list("234567")
+    assert game.valid_moves(info.observation, obs_N[0]) == list("234567")
 
 
 @pytest.mark.parametrize("net", ["MLPNet", "ConvNet"])

@@ -31,8 +31,8 @@ from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.session.session_process import shared_arrays
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.experiment.session.session_process import make_shared_arrays
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -42,7 +42,7 @@ HOLDER = """
 import sys, time
 from slm_lab.lib.store import SharedArrays
 store = SharedArrays(int(sys.argv[1]), 1, 2, synced=True, locked=True)
-with store.exclusive("statistics"), store.updating():
+with store.hold_lock("statistics"), store.updating():
     print("inside", flush=True)
     time.sleep(600)
 """
@@ -275,11 +275,11 @@ def test_a_dead_process_holds_no_lock(fd: int) -> None:
     store = SharedArrays(fd, 0, 2, synced=True, locked=True)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "inside\n"
-        with store.exclusive("update", wait=False) as mine:
+        with store.hold_lock("update", wait=False) as mine:
             assert not mine
         holder.kill()
     begin = time.monotonic()
-    with store.updating(), store.exclusive("statistics"):
+    with store.updating(), store.hold_lock("statistics"):
         assert time.monotonic() < begin + 1
 
 
@@ -371,12 +371,12 @@ def flat(session: Session) -> torch.Tensor:
 
 
 def sharing(spec: Spec, fd: int, index: int = 0) -> Session:
-    return Session(spec, index, context=SessionContext(store=shared_arrays(spec, fd, index)))
+    return Session(spec, index, context=SessionContext(store=make_shared_arrays(spec, fd, index)))
 
 
 def restarted(spec: Spec, fd: int, paths: RunPaths | None = None, sink: LocalSink | None = None) -> Session:
     """Session 0 in the process that takes over from one that died."""
-    store = shared_arrays(spec, fd, 0, fresh=False)
+    store = make_shared_arrays(spec, fd, 0, fresh=False)
     return Session(spec, 0, sink=sink, context=SessionContext(store=store, restart=1, resumed=paths))
 
 
@@ -452,7 +452,7 @@ def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
     """With meta.save_replay; else the new process collects its own."""
     for kept in (True, False):
         paths = new_run(tmp_path, "small")
-        fd, spec = shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
+        fd, spec = create_shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
         old = sharing(spec, fd)
         old.run(LocalSink(paths))
         new = restarted(spec, fd, paths, sink=LocalSink(paths)).build()

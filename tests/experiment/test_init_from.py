@@ -15,8 +15,8 @@ from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.session.session_process import shared_arrays
-from slm_lab.lib.store import shared_file
+from slm_lab.experiment.session.session_process import make_shared_arrays
+from slm_lab.lib.store import create_shared_file
 from tests.experiment.test_agents import two_policies
 from tests.resume.runs import NET, bundle, small, train
 
@@ -125,7 +125,7 @@ def test_which_policy(policies: RunPaths) -> None:
 def test_every_session_of_one_net(source: RunPaths) -> None:
     """The shared weights start from the run, too."""
     spec = small("PPO", "CartPole-v1", net=NET, meta={"init_from": str(source.root), "distributed": "shared", "max_session": 2})
-    store = shared_arrays(spec, shared_file())
+    store = make_shared_arrays(spec, create_shared_file())
     session = Session(spec, context=SessionContext(store=store)).build()
     session.close()
     assert all(same(bundle(source, which="best")["weights"], session.agent.weights()).values())

@@ -12,7 +12,7 @@ import pytest
 from slm_lab.env.spaces import observation_codec
 from slm_lab.experiment.run.build_report import observation_text
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.training.resolve import completed
+from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.report import SpecError
 from tests.env.test_layout import CUE
@@ -40,7 +40,7 @@ Keys = dict[str, Any]
 def built(env: Keys, net: Keys | None, algorithm: Keys = PPO) -> closing[Session]:
     agent = {"algorithm": algorithm, **({} if net is None else {"net": net})}
     body = {"s": {"agent": agent, "env": {"max_frame": 16, **env}, "meta": {"random_seed": 0}}}
-    return closing(Session(completed(load_spec(body, "s"))).build())
+    return closing(Session(complete_spec(load_spec(body, "s"))).build())
 
 
 @pytest.mark.sampled(2)
@@ -100,7 +100,7 @@ def test_critics_of_another_kind_read_the_same_observation() -> None:
         assert session.parts.info.observation.shape == (768,)
     agent = {"algorithm": algorithm, "net": MLP, "critic_net": CONV}
     body = {"s": {"agent": agent, "env": {"max_frame": 16, "name": CUE, "form": "planes"}, "meta": {"random_seed": 0}}}
-    with closing(Session(completed(load_spec(body, "s"))).build()) as session:
+    with closing(Session(complete_spec(load_spec(body, "s"))).build()) as session:
         assert session.parts.info.observation.shape == (12, 8, 8)
     body["s"]["agent"]["net"], body["s"]["agent"]["critic_net"] = {**MLP, "input": "vector"}, {**MLP, "input": "image"}
     with pytest.raises(SpecError) as caught:

@@ -409,13 +409,13 @@ def test_damaged_safetensors(tmp_path: Path) -> None:
 )
 def test_crafted_entries(entry: Any) -> None:
     with pytest.raises(TensorFileError, match="tensor 'w' is invalid"):
-        tensor_file._tensor("w", entry, memoryview(b"\0" * 24))
+        tensor_file._read_tensor("w", entry, memoryview(b"\0" * 24))
 
 
 def test_paths_of_a_model(own: Path) -> None:
     model = find_model("swing", own)
     assert isinstance(model, ModelPaths)
-    assert (model.spec_name, model.policy, model.holds_trials) == ("small", own / "models/swing/policy.onnx", False)
+    assert (model.spec_name, model.policy, model.has_several_trials) == ("small", own / "models/swing/policy.onnx", False)
     assert find_model("latest", own) is None
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from slm_lab.experiment.events import Mode, Row, RowValues
-from slm_lab.experiment.execute.local.interrupt import Blocked
-from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
-from slm_lab.experiment.files.bundle import rank
+from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, describe_failure
+from slm_lab.experiment.files.bundle import weights_sort_key
 from slm_lab.experiment.training.observers.base import COLUMNS, CURRENT_COLUMNS, EPISODE_COLUMNS, SHARED_COLUMNS, Observer, hooks
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevCheckError, DevChecks, ProgressReporter, SaveTimer
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder, RowBuilder
@@ -76,7 +76,7 @@ def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_th
     # an episode per frame, whose return is its frame: the last 5 % of 1,000 frames
     late = rows_of(1000, 1, 1000, *map(float, range(1, 1001)))[0]
     assert (late["current_return"], late["current_epi"]) == (np.mean(range(951, 1001)), 50)
-    expected = CurrentReturn.of_training(np.arange(951.0, 1001.0))
+    expected = CurrentReturn.from_training_returns(np.arange(951.0, 1001.0))
     assert late["current_return_se"] == pytest.approx(expected.error if expected else None)
     # the last 20, of which the last 5 % has 10
     assert rows_of(200, 1, 200, *map(float, range(1, 201)))[0]["current_return"] == np.mean(range(181, 201))
@@ -86,8 +86,8 @@ def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_th
     window = EpisodeWindow()
     for frame in (1000, 2000):
         window.record(list(range(30)), frame)
-    assert [window.current(frame) for frame in (2000, 2400)] == [CurrentReturn.of_training(np.arange(30.0))] * 2
-    assert window.current(2500) is None
+    assert [window.current_return(frame) for frame in (2000, 2400)] == [CurrentReturn.from_training_returns(np.arange(30.0))] * 2
+    assert window.current_return(2500) is None
     # at most 100
     assert rows_of(3000, 1, 3000, *map(float, range(1, 3001)))[0]["current_epi"] == 100
 
@@ -244,8 +244,8 @@ def test_weights_of_self_play_are_the_newest_and_ranked_by_their_rating() -> Non
     saved.observer.save_best()
     (best,) = saved.of("best")
     assert (best["weights"], best["elo"]) == (2.0, 250.0)
-    assert rank(best) == (3, 250.0) < rank({**current(-1.0), "mode": "train", "elo": 260.0})
-    assert rank({**current(0.5), "mode": "train", "elo": math.nan}) == (1, 0.5), "no snapshot was rated"
+    assert weights_sort_key(best) == (3, 250.0) < weights_sort_key({**current(-1.0), "mode": "train", "elo": 260.0})
+    assert weights_sort_key({**current(0.5), "mode": "train", "elo": math.nan}) == (1, 0.5), "no snapshot was rated"
 
 
 def test_numbered_checkpoints_are_named_by_the_multiple_that_was_crossed() -> None:
@@ -327,11 +327,11 @@ def test_dev_lists_its_checks(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_error_that_explains_itself_needs_no_traceback() -> None:
-    assert cause(DevCheckError("no weight changed in 3 updates")) == "no weight changed in 3 updates"
-    assert cause(Blocked("the env's close() did not return")) == "the env's close() did not return"
-    assert cause(WorkerFailed("worker 1 raised")) == "worker 1 raised"
-    assert cause(OSError(errno.ENOSPC, "No space")) == "the disk of the data folder is full (No space)"
-    assert cause(ValueError("else")).startswith(("Traceback", "ValueError"))
+    assert describe_failure(DevCheckError("no weight changed in 3 updates")) == "no weight changed in 3 updates"
+    assert describe_failure(UserCodeBlocked("the env's close() did not return")) == "the env's close() did not return"
+    assert describe_failure(WorkerFailed("worker 1 raised")) == "worker 1 raised"
+    assert describe_failure(OSError(errno.ENOSPC, "No space")) == "the disk of the data folder is full (No space)"
+    assert describe_failure(ValueError("else")).startswith(("Traceback", "ValueError"))
 
 
 def test_dev_watches_the_target_net() -> None:
@@ -420,7 +420,7 @@ def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
     recorder.forget_episodes()
     recorder.on_step(episodes(7.0))
     assert recorder.window.returns == [7.0]
-    assert recorder.window.new() == (1, 7.0)
+    assert recorder.window.count_new_episodes() == (1, 7.0)
 
 
 @pytest.mark.parametrize("evaluates", [True, False])

@@ -16,7 +16,7 @@ from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import Episode
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from tests.experiment.test_observers import ScheduledValues
 
 STEP, EPISODE, JUMP, END, ROWS = 10, 90, 50_000, 80_000, 1000
@@ -40,13 +40,13 @@ class Worker:
             window=self.window,
         )
         if not fresh:  # as a Session does that takes over from one that died, without a checkpoint
-            self.clock.resume_shared({}, 1)
+            self.clock.load_unshared_state({}, 1)
             self.recorder.resume([{name: str(value) for name, value in row.items()} for row in rows])
 
 
 def trial(workers: int, killed_at: int | None = None) -> dict[int, Table]:
     """Workers step in turn; an episode ends every EPISODE global frames, in whichever worker steps then."""
-    fd = shared_file()
+    fd = create_shared_file()
     rows: list[list[RowValues]] = [[] for _ in range(workers)]
     made = [Worker(fd, index, workers, rows[index]) for index in range(workers)]
     for step in range(END // STEP):

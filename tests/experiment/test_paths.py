@@ -8,7 +8,7 @@ import pytest
 
 from slm_lab.experiment.files import paths as paths_module
 from slm_lab.experiment.files.find import find_run
-from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, run_paths_in, runs_of_spec, time_in
+from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, parse_folder_time, run_paths_in, runs_of_spec
 from slm_lab.experiment.plan import UserError
 
 
@@ -41,7 +41,7 @@ def test_the_folder_of_a_single_confirmation_holds_trials(tmp_path: Path) -> Non
         paths = RunPaths(root, "ppo")
         paths.info_dir.mkdir(parents=True)
         paths.session_df(0, t=3).touch()
-        assert (paths.trials(), paths.holds_trials) == ([3], expected)
+        assert (paths.trials(), paths.has_several_trials) == ([3], expected)
 
 
 def test_policies_are_told_from_sessions(tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_time_in_the_name_of_a_folder() -> None:
-    assert time_in("a_2026_b_2026_01_31_235959") == datetime(2026, 1, 31, 23, 59, 59)
+    assert parse_folder_time("a_2026_b_2026_01_31_235959") == datetime(2026, 1, 31, 23, 59, 59)
     for name in ("ppo", "2026_01_31_235959", "ppo_2026_02_31_235959", "ppo_2026_1_31_235959", "ppo_2026_01_31_235959_1"):
-        assert time_in(name) is None, name
+        assert parse_folder_time(name) is None, name
 
 
 def test_runs_are_of_that_spec_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Progress, Row, SessionEnded
 from slm_lab.experiment.report import progress as progress_module
-from slm_lab.experiment.report.progress import ProgressDisplay, estimate_number, number
+from slm_lab.experiment.report.progress import ProgressDisplay, format_number, format_with_error
 from slm_lab.experiment.report.screen import Screen, console_on
 from slm_lab.experiment.training.observers.builtin import ProgressReporter
 from slm_lab.lib.clock import Clock
@@ -176,7 +176,7 @@ def test_a_run_that_never_began_leaves_no_table() -> None:
 
 
 def test_numbers() -> None:
-    assert [number(value) for value in (None, 200_000.0, 12345.6, 0.123456, 3)] == ["-", "200000", "12346", "0.1235", "3"]
+    assert [format_number(value) for value in (None, 200_000.0, 12345.6, 0.123456, 3)] == ["-", "200000", "12346", "0.1235", "3"]
 
 
 @pytest.mark.parametrize(("no_color", "text"), [("1", "bold red\n"), ("", "\x1b[1;31mbold red\x1b[0m\n")])
@@ -196,7 +196,7 @@ def test_a_screen_that_is_gone_is_silent() -> None:
 
     screen = Screen(Gone())
     with ProgressDisplay(1, 1000, Console(file=cast(IO[str], screen), force_terminal=True)) as progress:
-        progress.say("hello")
+        progress.print_line("hello")
     assert isinstance(screen.error, BrokenPipeError)
 
 
@@ -215,7 +215,7 @@ def test_a_screen_that_is_gone_is_silent() -> None:
     ],
 )
 def test_an_estimate_has_as_many_digits_as_its_error_allows(value: float | None, error: float | None, text: str) -> None:
-    assert estimate_number(value, error) == text
+    assert format_with_error(value, error) == text
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -227,19 +227,19 @@ def test_the_log_has_what_is_printed_without_a_terminal(terminal: bool, tmp_path
         with display:
             display.begin("small: 2 sessions")
             if display is progress:
-                display.log_to(tmp_path / "log.txt")
+                display.set_log_file(tmp_path / "log.txt")
             display.update(0, 250, 500.0, ROW)
             display(Notice("it rains"))
             display(Notice("it rains"))
             display(SessionEnded(1, "failed", "out of memory\nat frame 500"))
-        display.say("return 21.5")
+        display.print_line("return 21.5")
     assert (tmp_path / "log.txt").read_text() == text.getvalue()
     assert ("\033" in file.getvalue()) == terminal
 
 
 def test_a_log_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     progress, file = shown(terminal=False)
-    progress.log_to(tmp_path / "none" / "log.txt")
-    progress.say("first")
-    progress.say("second")
+    progress.set_log_file(tmp_path / "none" / "log.txt")
+    progress.print_line("first")
+    progress.print_line("second")
     assert file.getvalue() == "first\nsecond\n"

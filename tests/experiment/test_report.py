@@ -18,11 +18,11 @@ from slm_lab.experiment.report import report_data as report_data_module
 from slm_lab.experiment.report import report_page
 from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.experiment.report.metrics import Curve
-from slm_lab.experiment.report.report_data import report_data, thin
+from slm_lab.experiment.report.report_data import report_data, thin_table
 from slm_lab.experiment.report.report_origin import changed_settings, previous_run
-from slm_lab.experiment.report.report_page import LiveReport, attempt, page, script_json, write_trial_report
+from slm_lab.experiment.report.report_page import LiveReport, page, script_json, try_write_report, write_trial_report
 from slm_lab.experiment.report.run import Run
-from slm_lab.experiment.report.seed_differences import common_level, differences, first_frame_at_level
+from slm_lab.experiment.report.seed_differences import first_frame_at_level, learned_return, seed_difference_sentences
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.test_graph import write_rows, write_shared
@@ -94,14 +94,14 @@ def test_equal_seeds_are_called_equal(paths: RunPaths) -> None:
 def test_levels_and_falls_by_hand() -> None:
     frame = np.array([10.0, 20.0, 30.0, 40.0])
     up, down = Curve(frame, np.array([0.0, 50.0, 90.0, 100.0])), Curve(frame, np.array([0.0, 80.0, 20.0, 10.0]))
-    assert common_level([up, down], 0.0) == 90
-    assert common_level([up, down], None) == 90
-    assert common_level([], None) is None
+    assert learned_return([up, down], 0.0) == 90
+    assert learned_return([up, down], None) == 90
+    assert learned_return([], None) is None
     assert (first_frame_at_level(up, 90.0), first_frame_at_level(down, 90.0), first_frame_at_level(up, None)) == (30, None, None)
     tables = {index: {"frame": frame, "current_return": one.value} for index, one in enumerate((up, down))}
-    (text,) = differences(tables, tables, {0: "a", 1: "b"}, 0.0)
+    (text,) = seed_difference_sentences(tables, tables, {0: "a", 1: "b"}, 0.0)
     assert "It fell from 80 at frame 20 to 10 at frame 40." in text
-    assert differences({0: tables[0]}, {0: tables[0]}, {0: "a"}) == []
+    assert seed_difference_sentences({0: tables[0]}, {0: tables[0]}, {0: "a"}) == []
 
 
 def test_intervals_stay_within_the_possible_returns(paths: RunPaths) -> None:
@@ -187,11 +187,11 @@ def test_a_recent_evaluation_of_each_seed_leads_and_the_curve_stays_that_of_trai
 
 def test_thinned_rows_keep_their_last_return_and_their_mean_loss() -> None:
     table = {"frame": np.arange(1.0, 11), "current_return": np.arange(10.0), "loss": np.array([1.0, 3.0, np.nan, 5.0, *np.zeros(6)])}
-    thinned = thin(table, 5)
+    thinned = thin_table(table, 5)
     assert thinned["frame"].tolist() == [2, 4, 6, 8, 10]
     assert thinned["current_return"].tolist() == [1, 3, 5, 7, 9]
     assert thinned["loss"].tolist() == [2, 5, 0, 0, 0]
-    assert thin(table, 10) is table
+    assert thin_table(table, 10) is table
 
 
 def test_a_long_run_of_many_sessions_stays_below_a_megabyte(paths: RunPaths) -> None:
@@ -352,7 +352,7 @@ def test_a_live_page_is_written_seldom_and_never_again_after_an_error(
         now += 1.0
     assert written == pytest.approx([120, 422, 724, 744], abs=0.01)
     with caplog.at_level(logging.WARNING):
-        assert attempt(lambda: _fail()) is None
+        assert try_write_report(lambda: _fail()) is None
     assert caplog.messages[-1] == "report not written: ZeroDivisionError: division by zero"
 
 
@@ -365,13 +365,13 @@ def test_a_run_writes_its_page_at_the_end_and_while_it_trains(tmp_path: Path, ma
     monkeypatch.setattr(report_page, "REFRESH", 0.0)
     monkeypatch.setattr(report_page, "_COST", 0.0)
     statuses = []
-    write_pages = report_page.write_pages
+    write_pages = report_page.write_report
 
     def noted(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
         statuses.append(data["status"])
         return write_pages(root, path, data)
 
-    monkeypatch.setattr(report_page, "write_pages", noted)
+    monkeypatch.setattr(report_page, "write_report", noted)
     result = Trial(make_spec(), tmp_path).run()
     assert statuses[-1] == "done"
     assert set(statuses[:-1]) == {"running"}

@@ -16,7 +16,7 @@ from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.experiment.report.figure import Figure, Line, Panel, ParallelCoordinates, Scale, Trials
 from slm_lab.experiment.report.metrics import Curve
 from slm_lab.experiment.report.render_html import plotly_json
-from slm_lab.experiment.report.report_page import write_pages, write_trial_report
+from slm_lab.experiment.report.report_page import write_report, write_trial_report
 from tests.browser import Browser, needs_browser
 from tests.experiment.test_report import HOSTILE, save_spec, two_seeds, write_rows
 
@@ -201,7 +201,7 @@ def test_figures_and_tables_of_a_search(browser: Browser, tmp_path: Path, scheme
     data = {"version": 1, "kind": "search", "title": "a", "folder": "a", "figures": figures, "tables_of": [ranking]}
     browser.size(1280)
     browser.scheme(scheme)
-    browser.open(write_pages(tmp_path, tmp_path / "report.html", data))
+    browser.open(write_report(tmp_path, tmp_path / "report.html", data))
     browser.run(DRAWN)
     assert browser.run("[...document.querySelectorAll('.graph')].map(one => one.data[0].type)") == ["scatter", "parcoords"]
     assert browser.run("document.querySelector('.graph').data[0].line.color") == ("#cfa6ff" if scheme == "dark" else "#440154")

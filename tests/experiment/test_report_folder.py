@@ -76,7 +76,7 @@ def study(tmp_path: Path, spec_body: SpecBody) -> StudyPaths:
     file.write_text(json.dumps({"small": spec_body(), "st": body}))
     paths = StudyPaths(tmp_path / "data" / "st_2026_01_03_120000", "st")
     paths.results.mkdir(parents=True)
-    about = {"version": 1, "source": str(file), "set": [], **load_study(file, "st").plan}
+    about = {"version": 1, "source": str(file), "set": [], **load_study(file, "st").plan_json}
     paths.study.write_text(json.dumps({"st": body, "$study": about}))
     file.unlink()  # the folder has what the page needs
     name = "A_CartPole-v1_seed0_12345678"

@@ -19,7 +19,7 @@ from slm_lab.experiment.report.metrics import Curve, align_or_interpolate
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import read_columns
-from slm_lab.experiment.report.sampler import KIND_COLOURS, Span, bottleneck, overlap, pbt_figure, spans_of, timeline_figure
+from slm_lab.experiment.report.sampler import KIND_COLOURS, Span, bottleneck, pbt_figure, read_spans, timeline_figure, training_overlap
 from slm_lab.experiment.report.trial_figures import POLICY_FRAMES
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
@@ -107,10 +107,10 @@ def test_runs_without_a_sampler_have_none_of_it(paths: RunPaths, make_spec: Make
 
 def test_spans_begin_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    assert spans_of(read_columns(path)) == []
+    assert read_spans(read_columns(path)) == []
     write_spans(path, [*TURNS, ("learner", "train", "nan", 60), ("learner", "train", 60, 59), ("learner", "train", "", 1)])
     path.write_text(path.read_text() + "worker 0,rollout,49")  # cut off
-    spans = spans_of(read_columns(path))
+    spans = read_spans(read_columns(path))
     assert len(spans) == 5
     assert spans[0] == Span("worker 0", "rollout", 0.0, 1.0)
     assert spans[2] == Span("learner", "train", 1.0, 1.5)
@@ -119,11 +119,11 @@ def test_spans_begin_at_zero(tmp_path: Path) -> None:
 
 def test_overlap_by_hand() -> None:
     train = Span("learner", "train", 1.0, 3.0)
-    assert overlap([train]) is None
-    assert overlap([Span("worker 0", "rollout", 0.0, 1.0), train]) == 0
+    assert training_overlap([train]) is None
+    assert training_overlap([Span("worker 0", "rollout", 0.0, 1.0), train]) == 0
     # workers together from 0.5 to 1.5 and from 2.5 on: 0.5 + 0.5 of 2
     both = [Span("worker 0", "rollout", 0.5, 1.2), Span("worker 1", "rollout", 1.0, 1.5), Span("worker 0", "rollout", 2.5, 4.0)]
-    assert overlap([*both, train]) == pytest.approx(0.5)
+    assert training_overlap([*both, train]) == pytest.approx(0.5)
 
 
 @pytest.mark.sampled(1)

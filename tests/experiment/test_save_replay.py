@@ -16,7 +16,7 @@ from slm_lab.experiment.files.sink import LocalSink, MemorySink
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.restore import restore
+from slm_lab.experiment.session.restore import load_session_state
 from slm_lab.experiment.session.session import Session
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -44,7 +44,7 @@ def saved(spec: Spec, folder: Path) -> tuple[Session, dict[str, Any]]:
 def resumed(spec: Spec, bundle: dict[str, Any]) -> Session:
     """A new Session that continues from a checkpoint."""
     session = Session(spec, sink=MemorySink()).build()
-    restore(session, bundle)
+    load_session_state(session, bundle)
     session.begin()
     session.learners[0].frames = 10**9
     return session

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.session.build import SessionContext
-from slm_lab.experiment.session.restore import restore, state_dict
+from slm_lab.experiment.session.restore import load_session_state, state_dict
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.builtin import DevCheckError
 from slm_lab.lib.records import Metrics
@@ -81,7 +81,7 @@ def test_it_ends_at_the_first_step_at_or_past_its_frames(make_spec: MakeSpec) ->
 def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec) -> None:
     session = Session(make_spec().with_meta(distributed="synced", max_session=4))
     assert session.run().frame == 1000
-    assert session.learners[0].policy_bundle()["global_frame"] == session.clock.frame
+    assert session.learners[0].policy_checkpoint()["global_frame"] == session.clock.frame
 
 
 def test_equal_seeds_give_equal_bytes_and_another_session_others(make_spec: MakeSpec, paths: RunPaths) -> None:
@@ -283,7 +283,7 @@ def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
     try:
         after.begin()
         assert differing(bundle, {**state_dict(after), "done": True}), "a fresh Session has another state"
-        restore(after, bundle)
+        load_session_state(after, bundle)
         after.begin()
         now = {**state_dict(after), "done": True}
         assert [path for path in differing(bundle, now) if not path.startswith(OF_THE_OTHER)] == []
@@ -344,14 +344,14 @@ def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_byte
         monkeypatch.setattr(agent.policy, "act", partial(counted, name="act", of=act))
         session.run()
         weights.append(agent.weights())
-        assert session.parts.choices["threads"] == 2
+        assert session.parts.chosen_settings["threads"] == 2
     assert numbers == {("learn", 2), ("act", 1)}
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert Session(Spec.model_validate(IMAGES), plan=Plan(jobs=1)).build().parts.choices["threads"] == 1
+    assert Session(Spec.model_validate(IMAGES), plan=Plan(jobs=1)).build().parts.chosen_settings["threads"] == 1
     three = {**IMAGES, "meta": {**IMAGES["meta"], "threads": 3}}
-    assert Session(Spec.model_validate(three)).build().parts.choices["threads"] == 3
+    assert Session(Spec.model_validate(three)).build().parts.chosen_settings["threads"] == 3
 
 
 def test_fully_connected_layers_learn_in_one_thread(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 4)
-    assert Session(make_spec()).build().parts.choices["threads"] == 1
+    assert Session(make_spec()).build().parts.chosen_settings["threads"] == 1

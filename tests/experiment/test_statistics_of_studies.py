@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
-from slm_lab.experiment.report.metrics import Curve, Estimate, Median, Reached, difference, estimate, first_reached, median_reached
-from slm_lab.experiment.report.study_report import verdict
-from slm_lab.experiment.report.study_result import thin
+from slm_lab.experiment.report.metrics import Curve, Estimate, Median, ReachedPoint, difference, estimate, first_reached, median_point
+from slm_lab.experiment.report.study_report import compare_with_published
+from slm_lab.experiment.report.study_result import merge_rows
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 DRAWS: dict[str, tuple[Draw, float]] = {
@@ -86,16 +86,16 @@ def test_medians_count_what_never_happened() -> None:
 
 
 def reached(*points: float | None) -> Median:
-    return median_reached([None if point is None else Reached(point) for point in points])
+    return median_point([None if point is None else ReachedPoint(point) for point in points])
 
 
 def test_medians_of_upper_limits_are_upper_limits() -> None:
     """If the first evaluation is above already, the point may be anything up to it: the interval begins at 0."""
-    early, late = Reached(10.0, at_most=True), Reached(30.0)
-    assert median_reached([early, early, late]) == (10.0, None, None, True)
-    assert median_reached([early, late, late]) == (30.0, None, None, False)
-    assert median_reached([early, late]) == (20.0, None, None, True)
-    assert median_reached([early, *[late] * 5]) == (30.0, 0.0, 30.0, False)
+    early, late = ReachedPoint(10.0, at_most=True), ReachedPoint(30.0)
+    assert median_point([early, early, late]) == (10.0, None, None, True)
+    assert median_point([early, late, late]) == (30.0, None, None, False)
+    assert median_point([early, late]) == (20.0, None, None, True)
+    assert median_point([early, *[late] * 5]) == (30.0, 0.0, 30.0, False)
 
 
 def test_a_threshold_is_reached_between_two_evaluations() -> None:
@@ -116,8 +116,8 @@ def test_coverage_of_the_median() -> None:
 
 def test_verdicts() -> None:
     score = estimate([90.0, 110.0, 100.0, 104.0])
-    assert [verdict(score, published) for published in (None, 101.0, 105.0, 200.0)] == ["", "≥", "≈", "below"]
-    assert verdict(estimate([90.0]), 95.0) == "below"
+    assert [compare_with_published(score, published) for published in (None, 101.0, 105.0, 200.0)] == ["", "≥", "≈", "below"]
+    assert compare_with_published(estimate([90.0]), 95.0) == "below"
 
 
 @pytest.mark.parametrize("count", [5, 99, 100, 101, 999])
@@ -126,7 +126,7 @@ def test_thinned_tables_keep_their_end_and_every_episode(count: int) -> None:
     new = rng.integers(0, 4, count).astype(float)
     returns = np.where(new > 0, rng.normal(size=count), np.nan)
     table = {"frame": np.arange(1.0, count + 1), "total_reward": rng.normal(size=count), "epi_new": new, "return_new": returns}
-    thinned = thin(table)
+    thinned = merge_rows(table)
     assert len(thinned["frame"]) == min(count, 100)
     assert (thinned["frame"][-1], thinned["total_reward"][-1]) == (count, table["total_reward"][-1])
     assert thinned["epi_new"].sum() == new.sum()

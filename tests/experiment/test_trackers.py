@@ -22,7 +22,7 @@ from slm_lab.experiment.events import Row
 from slm_lab.experiment.files import trackers
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
-from slm_lab.experiment.files.trackers import is_running, read_state, step_of, tagged, wait_for_trackers
+from slm_lab.experiment.files.trackers import is_running, read_state, tracker_step, tracker_values, wait_for_trackers
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.cluster.remote import SinkServer
 from slm_lab.experiment.track.adapters import TrackedRun
@@ -96,7 +96,7 @@ def saved(paths: RunPaths, make_spec: MakeSpec) -> RunPaths:
 
 def track(paths: RunPaths, *names: str, frames: tuple[int, ...] = (250, 500), status: Any = "done") -> None:
     sink = LocalSink(paths, track=names)
-    sink.open(0)
+    sink.open_table(0)
     for frame in frames:
         sink(Row(0, "train", {**ROW, "frame": frame, "total_reward": frame / 10}, {"alpha": 0.25}))
     sink.close(status)
@@ -105,12 +105,12 @@ def track(paths: RunPaths, *names: str, frames: tuple[int, ...] = (250, 500), st
 
 def test_values_by_tag() -> None:
     values = {**ROW, "grad_norm": None, "loss": float("nan"), "entropy": 0.6, "info_success": 1.0, "epi_new": 3}
-    assert tagged(Row(0, "train", values, {"clip_fraction": 0.1})) == {
+    assert tracker_values(Row(0, "train", values, {"clip_fraction": 0.1})) == {
         "time/wall_t": 1.5, "time/fps": 200.0, "return/total_reward": 20.0, "return/current_return": 21.0, "schedule/lr": 0.5,
         "loss/entropy": 0.6, "info/info_success": 1.0, "episode/epi_new": 3, "loss/clip_fraction": 0.1,
     }  # fmt: skip
-    assert tagged(Row(0, "eval", values)) == {"eval/total_reward": 20.0, "eval/current_return": 21.0, "eval/epi_new": 3}
-    assert [step_of(Row(0, "train", {"frame": 100, "global_frame": frame})) for frame in (400, None)] == [400, 100]
+    assert tracker_values(Row(0, "eval", values)) == {"eval/total_reward": 20.0, "eval/current_return": 21.0, "eval/epi_new": 3}
+    assert [tracker_step(Row(0, "train", {"frame": 100, "global_frame": frame})) for frame in (400, None)] == [400, 100]
 
 
 def test_rows_spec_and_metrics(saved: RunPaths, fake: Fake, calls: Callable[[], list[Any]]) -> None:
@@ -206,7 +206,7 @@ def test_waits_only_for_a_lock_that_is_taken(code: int, tries: int, monkeypatch:
     made = list[int]()
     monkeypatch.setattr(fcntl, "lockf", lockf)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    trackers.take_turn(0)
+    trackers.acquire_tracker_lock(0)
     assert len(made) == tries
 
 
@@ -300,7 +300,7 @@ def test_names_and_groups(tmp_path: Path) -> None:
     search.search_state.write_text("{}")
     (tmp_path / "study_1" / "s_study.json").write_text("{}")
     runs = [TrackedRun(RunPaths(tmp_path / "run_1", "small"), 0, 1), TrackedRun(search, 3), TrackedRun(confirmed, 3), TrackedRun(of_study)]
-    assert runs[1].of_trial == "search_1_t3", "sessions of a trial differ in their seeds alone"
+    assert runs[1].trial_name == "search_1_t3", "sessions of a trial differ in their seeds alone"
     assert [(run.group, run.name) for run in runs] == [
         ("run_1", "run_1_s1"),
         ("search_1", "search_1_t3_s0"),
@@ -357,7 +357,7 @@ def test_mlflow(given: bool, saved: RunPaths, caplog: pytest.LogCaptureFixture, 
         monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sinks = [LocalSink(saved, track=["mlflow"]) for _ in range(1 if given else 2)]
     for table, sink in enumerate(sinks):
-        sink.open(table)
+        sink.open_table(table)
     for table, sink in enumerate(sinks):
         sink(Row(table, "train", ROW))
         sink.close("failed")

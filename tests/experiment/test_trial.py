@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 import slm_lab
-from slm_lab.agent.torch_settings import resolve_matmul
+from slm_lab.agent.torch_settings import resolve_matmul_library
 from slm_lab.cli import main
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.files import bundle as state
@@ -111,7 +111,7 @@ print("metrics", Trial(spec, plan=Plan(data_dir=Path("data"), jobs=1)).run())
     assert json.loads(before.trial_metrics().read_text()).keys()
     assert load_spec(before.spec, "small").meta.max_session == 2
     (start,) = json.loads(before.spec.read_text())["small"]["meta"]["run"]
-    assert (start["backend"], start["matmul"], start["start_method"]) == ("native", resolve_matmul("auto"), server.start_method())
+    assert (start["backend"], start["matmul"], start["start_method"]) == ("native", resolve_matmul_library("auto"), server.start_method())
     assert json.loads(after.spec.read_text())["small"]["meta"]["run"][-1]["start_method"] == (
         "spawn" if method == "spawn" else server.start_method()
     )

@@ -18,7 +18,7 @@ import torch
 
 from slm_lab.experiment.execute.heartbeat import STEPPING, Heartbeat
 from slm_lab.experiment.execute.local import user_code
-from slm_lab.experiment.execute.local.user_code import cause
+from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.files.lock import RunLock, unfinished_notice
 from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
 from slm_lab.experiment.report.retro_analyze import retro_analyze
@@ -92,7 +92,7 @@ def test_a_constructor_that_ends_the_process(complete: bool, does: str, make_spe
 def test_os_exit_ends_a_copy_of_the_process() -> None:
     before = os._exit
     with user_code.os_exit_raises():
-        with pytest.raises(user_code.Exited, match=r"os\._exit\(4\)"):
+        with pytest.raises(user_code.UserCodeExited, match=r"os\._exit\(4\)"):
             os._exit(4)
         if (pid := os.fork()) == 0:
             os._exit(4)
@@ -249,9 +249,9 @@ def test_an_env_that_closes_stdout() -> None:
 def test_a_closed_descriptor_is_explained() -> None:
     with pytest.raises(OSError, match="Bad") as raised:
         os.close(10**6)
-    assert "descriptor of the process is closed" in cause(raised.value)
-    assert "Traceback" not in cause(raised.value)
-    assert "another one" in cause(OSError(errno.EIO, "another one"))
+    assert "descriptor of the process is closed" in describe_failure(raised.value)
+    assert "Traceback" not in describe_failure(raised.value)
+    assert "another one" in describe_failure(OSError(errno.EIO, "another one"))
 
 
 def test_threads_that_an_env_leaves() -> None:

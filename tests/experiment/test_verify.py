@@ -22,9 +22,9 @@ from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.run.verify.bundle_difference import differing_parts
 from slm_lab.experiment.run.verify.verify import Verification, verify
-from slm_lab.experiment.run.verify.window import exact_from
+from slm_lab.experiment.run.verify.window import last_inexact_continuation
 from slm_lab.experiment.session.resume import read_run
-from slm_lab.experiment.training.resolve import completed
+from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import SPEC_VERSION, Spec
 from tests.resume.runs import NET, small, train
@@ -66,7 +66,7 @@ FRAMES, BREAK = 330, 160
 
 def spec_of(**sections: Any) -> Spec:
     """A complete spec, as the command line saves it."""
-    return completed(small(frames=FRAMES, **sections))
+    return complete_spec(small(frames=FRAMES, **sections))
 
 
 def digests(folder: Path) -> dict[str, tuple[str, int]]:
@@ -110,9 +110,9 @@ def test_evaluation_envs_have_the_backend_that_auto_chose_for_their_number(tmp_p
     spec = spec_of(algorithm_name="PPO", env_id="CartPole-v1", env={"num_envs": 4}, meta=meta, algorithm=SHORT)
     session, paths = train(spec, tmp_path / "run")
     content = json.loads(paths.spec.read_text(encoding="utf-8"))
-    content["small"]["meta"]["run"] = [{"spec_version": SPEC_VERSION, **session.parts.choices}]
+    content["small"]["meta"]["run"] = [{"spec_version": SPEC_VERSION, **session.parts.chosen_settings}]
     paths.spec.write_text(json.dumps(content), encoding="utf-8")
-    assert [session.parts.choices[key] for key in ("backend", "eval_backend")] == ["native", "sync"]
+    assert [session.parts.chosen_settings[key] for key in ("backend", "eval_backend")] == ["native", "sync"]
     assert verified(paths, begin=0, end=state_frame(paths)).findings == []
 
 
@@ -296,8 +296,8 @@ def test_a_run_that_was_continued_inexactly(run: RunPaths) -> None:
         {"spec_version": SPEC_VERSION},
         {"spec_version": SPEC_VERSION, "continues": {"0": {"frame": BREAK, "exact": False, "lost": ["open episodes are dropped"]}}},
     ]
-    assert exact_from(starts, 0) == (BREAK, "open episodes are dropped")
-    assert exact_from(starts, 1) == (0, "")
+    assert last_inexact_continuation(starts, 0) == (BREAK, "open episodes are dropped")
+    assert last_inexact_continuation(starts, 1) == (0, "")
     content = json.loads(run.spec.read_text())
     content["small"]["meta"]["run"] = starts
     run.spec.write_text(json.dumps(content))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.store import Arrays, Division, Named, SharedArray, SharedArrays, divided, prefixed, shared_file
+from slm_lab.lib.store import Arrays, Division, Named, SharedArray, SharedArrays, create_shared_file, divide_vector, prefixed_arrays
 
 
 class Part:
@@ -26,7 +26,7 @@ class Part:
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    file = shared_file()
+    file = create_shared_file()
     yield file
     os.close(file)
 
@@ -41,7 +41,7 @@ def test_names_decide_the_layout(fd: int) -> None:
     assert other[0].weights.tolist() == [1.0, 7.0, 1.0]
     assert other[1].weights.tolist() == [2.0, 2.0, 2.0]
     assert other[1].count.tolist() == [[3], [0]]
-    assert list(prefixed({"a": one[0]})) == ["a/weights", "a/count"]
+    assert list(prefixed_arrays({"a": one[0]})) == ["a/weights", "a/count"]
 
 
 def test_a_restarted_process_finds_the_values(fd: int) -> None:
@@ -56,12 +56,12 @@ def test_a_restarted_process_finds_the_values(fd: int) -> None:
 
 
 def test_a_vector_is_divided_by_its_size_alone() -> None:
-    assert divided(0).bounds == (0, 0)
-    assert divided(2**21).bounds == (0, 2**21)
-    assert divided(2**21 + 1).bounds == (0, 2**20, 2**21 + 1)
-    assert divided(10**9).processes == 8
+    assert divide_vector(0).bounds == (0, 0)
+    assert divide_vector(2**21).bounds == (0, 2**21)
+    assert divide_vector(2**21 + 1).bounds == (0, 2**20, 2**21 + 1)
+    assert divide_vector(10**9).processes == 8
     starts = (0, 2_000_001, 5_000_007)
-    bounds = divided(7_400_000, starts).bounds
+    bounds = divide_vector(7_400_000, starts).bounds
     assert len(bounds) == 5
     assert (bounds[0], bounds[-1]) == (0, 7_400_000)
     for bound in bounds[1:-1]:  # aligned in the part that it divides
@@ -73,4 +73,4 @@ def test_a_vector_is_divided_by_its_size_alone() -> None:
 def test_the_parts_of_a_divided_array() -> None:
     """Of an array that begins inside the vector, each process has what lies in its range."""
     array = SharedArray(np.arange(10, 16), "step", Division((0, 4, 12, 20)), begin=10)
-    assert [array.values[array.part(process)].tolist() for process in range(4)] == [[], [10, 11], [12, 13, 14, 15], []]
+    assert [array.values[array.process_slice(process)].tolist() for process in range(4)] == [[], [10, 11], [12, 13, 14, 15], []]

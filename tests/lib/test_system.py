@@ -17,7 +17,7 @@ from slm_lab.experiment.execute.executor import Context, Died, Message
 from slm_lab.experiment.execute.local import fork_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import RunLock, in_use
-from slm_lab.experiment.files.trackers import check_installed
+from slm_lab.experiment.files.trackers import check_trackers_installed
 from slm_lab.lib import limits, store, system
 from slm_lab.lib.system import FEATURES, LINUX_ONLY, VARIABLE, Name, has_feature
 from slm_lab.spec.models.meta import MetaSpec
@@ -53,9 +53,11 @@ def test_the_variable_denies_features(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_value_that_is_no_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", "0", "1", "memfd,proc"):
         monkeypatch.setenv(VARIABLE, value)
-        assert system.unknown_feature() is None
+        assert system.invalid_variable_message() is None
     monkeypatch.setenv(VARIABLE, "memfd,pidfds")
-    assert (system.unknown_feature() or "").startswith("SLM_LAB_PORTABLE: unknown feature 'pidfds'; allowed: 1, or some of memfd, ")
+    assert (system.invalid_variable_message() or "").startswith(
+        "SLM_LAB_PORTABLE: unknown feature 'pidfds'; allowed: 1, or some of memfd, "
+    )
 
 
 @linux
@@ -102,7 +104,7 @@ def test_a_run_in_a_sandbox(tmp_path: Path) -> None:
 def test_shared_memory_is_an_unlinked_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deny(monkeypatch, "memfd", "fallocate")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    fd = store.shared_file()
+    fd = store.create_shared_file()
     try:
         assert os.readlink(f"/proc/self/fd/{fd}").startswith(str(tmp_path))
         assert list(tmp_path.iterdir()) == []
@@ -125,7 +127,7 @@ def test_limits_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     deny(monkeypatch, "proc", "affinity")
     assert limits.cores(tmp_path, tmp_path / "groups") == os.cpu_count()
     assert limits.memory_bytes(tmp_path, tmp_path / "groups") > 2**30
-    assert "\n" not in limits.processor()
+    assert "\n" not in limits.processor_description()
     deny(monkeypatch, "proc", "sysconf")
     assert limits.memory_bytes() == 2**63
 
@@ -172,7 +174,7 @@ child = subprocess.Popen([sys.executable, "-c", '''
 import os, time
 from slm_lab.lib import process
 process._GRACE_SECONDS = 0.0
-process.lead_group(os.getppid())
+process.start_process_group(os.getppid())
 print(os.getpid(), flush=True)
 time.sleep(60)
 '''])
@@ -210,9 +212,9 @@ def test_a_run_folder_is_not_locked_without_fcntl(monkeypatch: pytest.MonkeyPatc
 
 def test_trackers_without_fcntl(monkeypatch: pytest.MonkeyPatch) -> None:
     deny(monkeypatch, "fcntl")
-    check_installed("a", MetaSpec())
+    check_trackers_installed("a", MetaSpec())
     with pytest.raises(SpecError, match=r"meta\.track: requires Linux or macOS"):
-        check_installed("a", MetaSpec(track=["wandb"]))
+        check_trackers_installed("a", MetaSpec(track=["wandb"]))
 
 
 AS_ON_WINDOWS = """

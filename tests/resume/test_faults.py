@@ -18,7 +18,7 @@ import pytest
 
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, runs_of_spec
-from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines
+from slm_lab.experiment.session.resume import ContinuedRun, continuation_messages, read_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project
@@ -258,7 +258,7 @@ def test_keys_that_keep_the_previous_number_of_frames_are_listed(tmp_path: Path)
     body = ppo(1200).body()
     body["agent"]["net"]["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": 1200}
     spec = load_spec({"small": body}, "small", ["env.max_frame=2400"])
-    lines = resumed_lines(Resumption(RunPaths(tmp_path, "small"), spec, [], {"env.max_frame": (1200, 2400)}), None)
+    lines = continuation_messages(ContinuedRun(RunPaths(tmp_path, "small"), spec, [], {"env.max_frame": (1200, 2400)}), None)
     assert "unchanged: agent.net.lr_scheduler_spec.frame: 1200, the previous env.max_frame" in lines
     assert sum("unchanged" in line for line in lines) == 1
 

@@ -52,7 +52,7 @@ def test_activations_and_losses_can_be_made() -> None:
         assert getattr(nn, name)()(torch.zeros(2, 3)).shape == (2, 3), name
     for name in torch_check.LOSSES:
         assert getattr(nn, name)()(torch.zeros(2), torch.ones(2)).shape == (), name
-    assert [torch_check.activation(word) for word in ("relu", "leaky_relu", "SiLU", "selu", "nope")] == [
+    assert [torch_check.activation_class(word) for word in ("relu", "leaky_relu", "SiLU", "selu", "nope")] == [
         "ReLU",
         "LeakyReLU",
         "SiLU",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.compat.migrate import migrate
+from slm_lab.spec.compat.migrate import migrate_spec
 from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.report import Report
@@ -144,9 +144,9 @@ def test_a_list_of_several_agents_is_refused(specs: Specs, count: int) -> None:
 def test_migrating_twice_changes_nothing_more() -> None:
     raw = changed(PPO, {"env.name": "LunarLander-v2", "agent.algorithm.clip_val_loss": True, "meta.num_cpus": 2})
     first, second = Report(), Report()
-    migrate(raw, first)
+    migrate_spec(raw, first)
     once = changed(raw, {})
-    migrate(raw, second)
+    migrate_spec(raw, second)
     assert raw == once
     assert first.notes
     assert not second.notes

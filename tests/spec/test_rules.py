@@ -142,11 +142,11 @@ def test_separate_optimizers_wait_for_a_search(specs: Specs, key: str) -> None:
     search = {"agent": {"net": {f"{key}__choice": [True, False]}}}
     optim = {f"agent.net.{part}_optim_spec": {"name": "Adam", "lr": lr} for part, lr in (("actor", 0.1), ("critic", 0.2))}
     spec = specs.load(optim | {"agent.net.shared": key == "shared", "agent.net.use_same_optim": key != "shared", "search": search})
-    together, apart = (SearchSpace(spec).apply({f"agent.net.{key}": value}).agent.net for value in (True, False))
+    together, apart = (SearchSpace(spec).trial_spec({f"agent.net.{key}": value}).agent.net for value in (True, False))
     assert together is not None
     assert apart is not None
-    assert (together.optim_spec.rate, together.actor_optim_spec, together.critic_optim_spec) == (0.1, None, None)
-    assert (apart.actor_optim_spec.rate, apart.critic_optim_spec.rate) == (0.1, 0.2)  # type: ignore[union-attr]
+    assert (together.optim_spec.learning_rate, together.actor_optim_spec, together.critic_optim_spec) == (0.1, None, None)
+    assert (apart.actor_optim_spec.learning_rate, apart.critic_optim_spec.learning_rate) == (0.1, 0.2)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", ["SoftActorCritic", "CrossQ"])
@@ -164,7 +164,7 @@ def test_critics_of_their_own_keep_their_optimizer(specs: Specs, name: str) -> N
     }
     found = specs.load(changes).agent.net
     assert found is not None
-    assert (found.actor_optim_spec.rate, found.critic_optim_spec.rate) == (0.1, 0.2)  # type: ignore[union-attr]
+    assert (found.actor_optim_spec.learning_rate, found.critic_optim_spec.learning_rate) == (0.1, 0.2)  # type: ignore[union-attr]
 
 
 def test_exploration_of_q_learning(specs: Specs) -> None:
@@ -264,8 +264,8 @@ def test_ids_of_envpool_that_are_refused(name: str, words: str) -> None:
 def test_ids_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CheetahRun-v1", "envpool:CartPole-v1", "highway-fast-v0", "D1Basic-v1", "ConnectFour-v1", "intersection-multi-agent-v0"):
         assert env_ids.unavailable_reason(name) is None or not env_ids._installed("envpool")
-    assert env_ids.pool_id("CartPole-v1") is None
-    assert env_ids.pool_id("envpool:CartPole-v1") == "CartPole-v1"
+    assert env_ids.envpool_id("CartPole-v1") is None
+    assert env_ids.envpool_id("envpool:CartPole-v1") == "CartPole-v1"
     installed = env_ids._installed
     monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and installed(package))
     assert env_ids.unavailable_reason("CheetahRun-v1") == "CheetahRun-v1 needs the package envpool: pip install 'slm-lab[envpool]'"
@@ -308,7 +308,7 @@ def test_a_plain_id_means_the_same_env_whatever_is_installed_and_imported(monkey
     name = "MiniGrid-DoorKey-8x8-v0"
     monkeypatch.setitem(gymnasium.registry, name, gymnasium.envs.registration.EnvSpec(name, "minigrid.envs:DoorKeyEnv"))
     monkeypatch.setattr(env_ids, "_installed", lambda package: package == "minigrid")
-    assert env_ids.pool_id(name) == name
+    assert env_ids.envpool_id(name) == name
     extra = "pip install 'slm-lab[envpool]'"
     assert (
         env_ids.unavailable_reason(name) == f'{name} needs the package envpool: {extra}; the package minigrid has it too: "minigrid:{name}"'
@@ -331,7 +331,7 @@ def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_myosuite_is_refused_where_its_resets_are_the_same(version: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_ids, "_installed", lambda package: True)
     monkeypatch.setattr(env_ids, "_version_of", lambda package: version)
-    reason = env_ids.pool_envs()["myoElbowPose1D6MRandom-v0"].refusal
+    reason = env_ids.envpool_envs()["myoElbowPose1D6MRandom-v0"].unsupported_reason
     assert ("resets are the same each time" in (reason or "")) == refused
 
 

@@ -15,7 +15,7 @@ from slm_lab.spec.models.algorithm import ALGORITHMS, PPOSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report, SpecError
 from slm_lab.spec.rules.check import check_rules
-from slm_lab.spec.rules.resolve import resolve
+from slm_lab.spec.rules.resolve import resolve_spec
 from tests.spec.conftest import PPO, Specs, changed
 
 SAMPLED: dict[str, Any] = {
@@ -77,7 +77,7 @@ def test_what_contradicts(specs: Specs, changes: dict[str, Any], problem: str) -
 def test_the_references_sizes_fit_whole_rounds(specs: Specs, minibatch: int, batches: int) -> None:
     spec = specs.load(sized(minibatch, batches))
     assert spec.env.num_envs == 128
-    assert spec.dataset_columns == minibatch * batches // 32
+    assert spec.rollouts_per_dataset == minibatch * batches // 32
     assert specs.notices() == []
 
 
@@ -113,8 +113,8 @@ def proposals(problem: str) -> list[tuple[int, int]]:
 
 
 def test_async_refuses_only_what_is_not_whole_rollouts(specs: Specs) -> None:
-    assert specs.load(sized(512, 3, async_rl=True)).dataset_columns == 48
-    assert specs.load(sized(32, 1, async_rl=True)).dataset_columns == 1
+    assert specs.load(sized(512, 3, async_rl=True)).rollouts_per_dataset == 48
+    assert specs.load(sized(32, 1, async_rl=True)).rollouts_per_dataset == 1
     (problem,) = specs.messages(sized(100, 1, async_rl=True))
     assert "= 100 × 1 = 100 transitions" in problem
     assert proposals(problem) == [(96, 1)]
@@ -125,8 +125,8 @@ def test_async_refuses_only_what_is_not_whole_rollouts(specs: Specs) -> None:
 def test_the_envs_are_the_workers(specs: Specs) -> None:
     assert specs.load(SAMPLED).env.num_envs == 16
     assert specs.load(SAMPLED | {"env.num_envs": 16}).env.num_envs == 16
-    assert specs.load(DQN).dataset_columns == 16
-    assert specs.load(SAMPLED | {"agent.algorithm": {"name": "ActorCritic"}}).dataset_columns == 16
+    assert specs.load(DQN).rollouts_per_dataset == 16
+    assert specs.load(SAMPLED | {"agent.algorithm": {"name": "ActorCritic"}}).rollouts_per_dataset == 16
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_whatever_passes_the_rules_makes_whole_rounds(sampler: dict[str, Any], a
     )
     found = checked(body)
     if isinstance(found, Spec):
-        rows, columns, resolved = found.rollout_rows, found.dataset_columns, found.meta.sampler
+        rows, columns, resolved = found.worker_rollout_len, found.rollouts_per_dataset, found.meta.sampler
         assert resolved is not None
         assert columns >= 1
         assert found.env.num_envs == resolved.num_envs
@@ -258,7 +258,7 @@ def checked(body: dict[str, Any]) -> Spec | list[str]:
     """The resolved spec, or the problems."""
     spec, report = Spec.model_validate({"name": "ppo", **body}), Report()
     check_rules(spec, report)
-    return [str(problem) for problem in report.problems] or resolve(spec, report)
+    return [str(problem) for problem in report.problems] or resolve_spec(spec, report)
 
 
 def test_a_process_of_central_inference_takes_a_core_too(specs: Specs, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.load.loader import Loaded, load_spec, load_with_notices
+from slm_lab.spec.load.loader import LoadedSpecs, load_spec, load_with_notices
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, parse_search
 from slm_lab.spec.report import Report, SpecError, override, to_path
@@ -208,7 +208,7 @@ THEIRS: dict[str, Any] = {
 """Written for SLM Lab."""
 
 
-def searched(search: dict[str, Any], **changes: Any) -> Loaded:
+def searched(search: dict[str, Any], **changes: Any) -> LoadedSpecs:
     """Load THEIRS with a search section and other sections."""
     return load_with_notices({"a": {**THEIRS, **changes, "search": search}}, "a")
 
@@ -279,7 +279,7 @@ REINFORCE: dict[str, Any] = {
 def test_a_trial_equals_the_same_value_written_in_the_file(agent: dict[str, Any], key: str, value: Any) -> None:
     """What follows from a searched value is decided for each trial, not once for the base spec."""
     spec = searched({f"{key}__choice": [value]}, agent=agent).specs[0]
-    trial = SearchSpace(spec).apply({SearchSpace(spec).keys[0]: value})
+    trial = SearchSpace(spec).trial_spec({SearchSpace(spec).keys[0]: value})
     written = copy.deepcopy({**THEIRS, "agent": agent})
     override(written, to_path(key.replace("[0]", "")), value, Report())
     direct = load_with_notices({"a": written}, "a").specs[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.load.files import parse_json, parse_yaml, read
+from slm_lab.spec.load.files import parse_file, parse_json, parse_yaml
 from slm_lab.spec.report import SpecError
 
 
@@ -112,9 +112,9 @@ def test_anchors_give_trees_of_their_own() -> None:
 def test_a_file_that_is_no_text(tmp_path: Any) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(b"\xff\xfe\x00{")
-    assert "not UTF-8" in problem(read, file)
+    assert "not UTF-8" in problem(parse_file, file)
     file.write_bytes(b"\xef\xbb\xbf{}")
-    assert read(file) == {}
+    assert parse_file(file) == {}
 
 
 def test_parsing_is_fast() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.load.loader import load_spec, load_specs, mark_sets, read_value
+from slm_lab.spec.load.loader import load_spec, load_specs, mark_set_arguments, parse_value
 from slm_lab.spec.report import Problem, SpecError
 from tests.spec.conftest import PPO, Specs, changed
 
@@ -29,9 +29,9 @@ VARS = {"env.name": "${env}", "env.max_frame": "${max_frame}", "agent.name": "PP
 def test_values_of_the_command_line(text: str, value: object) -> None:
     if text == "NaN":
         with pytest.raises(ValueError, match="finite"):
-            read_value(text)
+            parse_value(text)
     else:
-        assert read_value(text) == value
+        assert parse_value(text) == value
 
 
 def test_variables_fill_values_and_text_and_name_the_spec(specs: Specs) -> None:
@@ -155,9 +155,9 @@ def test_spec_params_that_are_none(specs: Specs, params: object) -> None:
 def test_only_keys_that_were_set_are_marked() -> None:
     paths = ["agent.net.hid_layers[0]", "agent.net.hid_layers_activation", "one.agent.net.hid_layers", "env.name", "env.nam"]
     error = SpecError("build", [Problem(path, "wrong") for path in paths])
-    told = mark_sets(error, "file.json one", ["agent.net.hid_layers=[4]", "env.name=X", "variable=1"])
+    told = mark_set_arguments(error, "file.json one", ["agent.net.hid_layers=[4]", "env.name=X", "variable=1"])
     assert told.source == "file.json one"
     assert [p.path for p in told.problems] == paths
     marked = {p.path for p in told.problems if p.message == "wrong (from --set)"}
     assert marked == {"agent.net.hid_layers[0]", "one.agent.net.hid_layers", "env.name"}
-    assert mark_sets(told, "x", ["env.name=X"]).problems == told.problems
+    assert mark_set_arguments(told, "x", ["env.name=X"]).problems == told.problems

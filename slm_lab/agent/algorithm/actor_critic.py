@@ -9,11 +9,11 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.value_scale import standardize_valid
-from slm_lab.agent.ops.arrays import A, ignore_float_errors, tensor
+from slm_lab.agent.ops.arrays import A, as_tensor, ignore_float_errors
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, Values, critic_outputs, one_pass
+from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, RolloutOutputs, compute_critic_outputs, single_pass_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import ActorCriticSpec
@@ -32,17 +32,17 @@ class ActorCritic(PolicyGradient):
 
     @ignore_float_errors()
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with parallel envs in place of threads
-        return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
+        return self.meter.train_on_rollout(rollout.to(self.device), self._batch_with_advantages, self._add_loss)
 
-    def _with_advantages(self, rollout: Rollout) -> Batch:
+    def _batch_with_advantages(self, rollout: Rollout) -> RolloutBatch:
         # advantages are computed in evaluation mode; a net with layers that behave differently in training mode needs a second pass
-        found = None if self.trainer.mode_layers else one_pass(self.net, rollout, graph=self.closed_form is None)
+        found = None if self.trainer.mode_layers else single_pass_outputs(self.net, rollout, graph=self.closed_form is None)
         if found is None:
-            found = rollout, critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
+            found = rollout, compute_critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
         steps, values = found
-        return Batch(steps, values, *self._advantages(steps, values), self.seq_len)
+        return RolloutBatch(steps, values, *self._advantages(steps, values), self.seq_len)
 
-    def _advantages(self, rollout: Rollout[A], values: Values[A]) -> tuple[A, A]:
+    def _advantages(self, rollout: Rollout[A], values: RolloutOutputs[A]) -> tuple[A, A]:
         """Return the advantages [T, N] for the policy loss, and the targets [T, N] of the critic."""
         spec = self.spec
         value_TN, next_value_TN = values.output_TN, values.next_output_TN
@@ -66,7 +66,7 @@ class ActorCritic(PolicyGradient):
         if rho_TN is not None:  # multiply by ρ after the mean was subtracted: a baseline is unbiased only if it is weighted too
             advantage_TN = rho_TN * advantage_TN
         if self.deviation is not None:
-            self.deviation.update(tensor(return_TN[rollout.valid_TN]))
+            self.deviation.update(as_tensor(return_TN[rollout.valid_TN]))
         return advantage_TN, return_TN
 
     def _add_loss(self, batch: Minibatch[Any], weight: float) -> None:

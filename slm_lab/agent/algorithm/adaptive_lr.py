@@ -6,7 +6,7 @@ from slm_lab.agent.algorithm.value_scale import SharedStatistic
 from slm_lab.spec.models.algorithm import AdaptiveLR
 
 
-class AdaptiveRate(SharedStatistic):
+class AdaptiveLearningRate(SharedStatistic):
     """Learning rate that follows the Kullback-Leibler divergence of each update of PPO, as in rl_games and rsl_rl.
 
     Processes that train the same net share one rate. Args: spec: keys of the adaptive learning rate. rate: initial learning rate.

@@ -14,17 +14,17 @@ from slm_lab.agent.ops import device as devices
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.policy import Policy, build_policy, optimizer_parts, separate_gradients
-from slm_lab.agent.replay.demonstration_replay import demonstration_replay
+from slm_lab.agent.policy.policy import Policy, actor_critic_gradients, build_policy, optimizer_group_names
+from slm_lab.agent.replay.demonstration_replay import build_demonstration_replay
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
-from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, storage_bytes
+from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_rollout_storage, storage_bytes
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.demonstrations import Demonstrations
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
-from slm_lab.lib.store import Arrays, Named, Shareable, Store, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, Shareable, Store, attach_parts, prefixed_arrays
 from slm_lab.spec.models.base import Schedule
 from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec, ReplaySpec
 from slm_lab.spec.models.net import RecurrentNetSpec
@@ -32,7 +32,7 @@ from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
 
 
-def agent_memory(
+def build_agent_memory(
     agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, state_size: int, device: str = "cpu"
 ) -> RolloutStorage | Replay | None:
     """Build the memory that the agent's spec names: a rollout storage or a replay buffer.
@@ -48,7 +48,7 @@ def agent_memory(
     if algorithm.on_policy:
         if isinstance(memory, OnPolicyBatchReplaySpec):
             check_rollout_memory(agent, info, device)
-        return build_memory(memory, info, agent.rollout_len, state_size)
+        return build_rollout_storage(memory, info, agent.rollout_len, state_size)
     options: dict[str, Any] = {"device": device} if getattr(memory, "on_device", False) else {}
     if (num_steps := getattr(algorithm, "num_step_returns", 1)) > 1:
         options["num_steps"] = num_steps
@@ -87,12 +87,12 @@ def add_log_std_gradient(distribution: ActionDistribution, grad_D: np.ndarray | 
     Args: grad_D: None if the distribution has no state-independent log standard deviation.
     """
     if grad_D is not None:
-        assert distribution.normal is not None
-        assert distribution.normal.log_std is not None
-        add_gradient(distribution.normal.log_std, torch.from_numpy(grad_D))
+        assert distribution.gaussian_part is not None
+        assert distribution.gaussian_part.log_std is not None
+        add_gradient(distribution.gaussian_part.log_std, torch.from_numpy(grad_D))
 
 
-class Tuning(NamedTuple):
+class TunedHyperparameters(NamedTuple):
     """Changes that population-based training makes to the hyperparameters of the spec."""
 
     lr: float = 1.0
@@ -103,7 +103,7 @@ class Tuning(NamedTuple):
     """Discount factor that replaces the discount factor of the spec, or None to keep the discount factor of the spec."""
 
 
-class Part(Shareable, Protocol):
+class TrainablePart(Shareable, Protocol):
     """Interface of an algorithm's part with learned state, such as a trainer or a target network.
 
     Several processes can train a part together. Checkpoints contain the state of each part.
@@ -148,11 +148,11 @@ class Algorithm:
         self.agent_spec: Any = agent
         self.net: Any = policy.net
         self.distribution: Any = policy.distribution
-        self.tuning = Tuning()
+        self.tuning = TunedHyperparameters()
         self._untuned = self.spec
         if policy.flat is not None and agent.net is not None:
-            self.trainer = Trainer(policy.flat, agent.net, optimizer_parts(agent), separate_gradients(policy.net, policy.flat))
-        self.memory = agent_memory(agent, info, clock, seeds, policy.state_size, device)
+            self.trainer = Trainer(policy.flat, agent.net, optimizer_group_names(agent), actor_critic_gradients(policy.net, policy.flat))
+        self.memory = build_agent_memory(agent, info, clock, seeds, policy.state_size, device)
         self.replay = self.memory if isinstance(self.memory, Replay) else None
         self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
         """Length of the sequences that a recurrent net learns from, or 1 for other nets."""
@@ -168,7 +168,7 @@ class Algorithm:
             raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
         share = RLPD_FRACTION if spec.demonstration_fraction is None else spec.demonstration_fraction
         drawn = min(max(round(share * spec.batch_size), 1), spec.batch_size - 1)
-        memory.use_demonstrations(demonstration_replay(data, self.info, drawn, self.clock, memory.rng, memory.device))
+        memory.use_demonstrations(build_demonstration_replay(data, self.info, drawn, self.clock, memory.rng, memory.device))
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one vector step in the memory.
@@ -244,7 +244,7 @@ class Algorithm:
         """Number of gradient steps that were skipped because the loss or the gradient was not finite."""
         return sum(part.skipped for part in self.parts().values() if isinstance(part, Trainer))
 
-    def tune(self, tuning: Tuning) -> None:
+    def tune(self, tuning: TunedHyperparameters) -> None:
         """Continue training with the changes that population-based training makes to the hyperparameters."""
         self.tuning = tuning
         if self.trainer is not None:
@@ -257,18 +257,18 @@ class Algorithm:
             self.entropy_schedule = own.model_copy(update=ends)
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TrainablePart]:
         """Return the parts with learned state, keyed by the names used for their shared arrays and their states."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 
     def shared_arrays(self) -> Named:
-        return prefixed(self.parts())
+        return prefixed_arrays(self.parts())
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         attach_parts(self.parts(), store, arrays)
 
-    def storages(self) -> dict[str, RolloutStorage]:
+    def rollout_storages(self) -> dict[str, RolloutStorage]:
         """Return the storages that can contain an unfinished rollout, by name."""
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
@@ -289,7 +289,7 @@ class Algorithm:
                 part.pull()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if (tuning := Tuning(*state["tuning"])) != self.tuning:
+        if (tuning := TunedHyperparameters(*state["tuning"])) != self.tuning:
             self.tune(tuning)
         for name, part in self.parts().items():
             part.load_state_dict(state[name])

@@ -24,7 +24,7 @@ class BehaviourCloning(OfflineAlgorithm):
         self.meter.begin()
         batch = self.memory.sample().to(self.device)
         equal_B = torch.ones_like(batch.reward_B)
-        terms = self.imitate(self.net.forward_pass(batch.obs_B), batch, equal_B, self.entropy_coef or 0.0)
+        terms = self.add_imitation_gradient(self.net.forward_pass(batch.obs_B), batch, equal_B, self.entropy_coef or 0.0)
         self.meter.report_loss(terms.loss, entropy=terms.entropy)
         self.meter.step()
         return self.meter.end()

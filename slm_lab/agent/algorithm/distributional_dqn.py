@@ -9,8 +9,8 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.dqn import DeepQLearning
 from slm_lab.agent.net.distributional import DistributionalQNet
-from slm_lab.agent.ops.arrays import as_kind_of, tensor
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.arrays import as_tensor, as_type_of
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.projection import categorical_loss, project
 from slm_lab.agent.ops.quantiles import quantile_huber_loss
@@ -20,7 +20,7 @@ from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.spec.models.algorithm import C51Spec, DistributionalSpec, QRDQNSpec
 
 
-class Distance(NamedTuple):
+class DistributionLoss(NamedTuple):
     """Loss of a batch of predicted return distributions, the gradient of this loss, and values for diagnostics and priorities."""
 
     loss: Tensor | float
@@ -41,7 +41,9 @@ class DistributionalQLearning(DeepQLearning):
     spec: DistributionalSpec
     net: DistributionalQNet
 
-    def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
+    def distribution_loss(
+        self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None
+    ) -> DistributionLoss:
         """Return the loss of the predicted distributions atoms_BZ, given the distributions next_BZ of the next states.
 
         Args: return_B: rewards, or sums of the rewards of n steps. discount_B: γ, or γ^k after k steps, or 0 after a termination. weight_B:
@@ -50,25 +52,25 @@ class DistributionalQLearning(DeepQLearning):
         raise NotImplementedError
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
-        outputs, next_BZ = self._sequence_pass(batch) if isinstance(batch, SequenceBatch) else self._pass(batch)
+        outputs, next_BZ = self._sequence_pass_and_targets(batch) if isinstance(batch, SequenceBatch) else self._pass_and_targets(batch)
         (atoms_BX,) = outputs.values
-        atoms_BAZ = self._per_action(tensor(atoms_BX))
-        return_B, gamma = self._returns(batch)
+        atoms_BAZ = self._reshape_per_action(as_tensor(atoms_BX))
+        return_B, gamma = self._returns_and_discount(batch)
         rows = (action_atoms(atoms_BAZ, batch.action_B), next_BZ, return_B, gamma * (1.0 - batch.terminated_B))
-        found = self.distance(*rows, batch.weight_B)
-        outputs.backward(as_kind_of(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, found.grad_BZ).flatten(1)))
+        found = self.distribution_loss(*rows, batch.weight_B)
+        outputs.backward(as_type_of(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, found.grad_BZ).flatten(1)))
         if self.memory.prioritized:
-            self.memory.update_priorities(batch.drawn, found.error_B)
+            self.memory.update_priorities(batch.sampled_rows, found.error_B)
         self.meter.report_loss(found.loss)
         td_error, q_mean = value_diagnostics(found.mean_B, found.target_mean_B)
         self.meter.report(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 
-    def _per_action(self, atoms_BX: Tensor) -> Tensor:
+    def _reshape_per_action(self, atoms_BX: Tensor) -> Tensor:
         """Reshape the net's output, [B, A · Z], to the distributions of all actions, [B, A, Z]."""
         return atoms_BX.unflatten(1, (-1, self.net.actor_head.number))
 
-    def _pass(self, batch: Transitions) -> tuple[Pass, Tensor]:
+    def _pass_and_targets(self, batch: Transitions) -> tuple[ForwardPass, Tensor]:
         """Return the forward pass, which outputs the distributions [B, A · Z], and the distributions [B, Z] of the next states."""
         assert self.target is not None
         self.target.refresh()
@@ -77,10 +79,10 @@ class DistributionalQLearning(DeepQLearning):
         if self.spec.double_q:
             q_BA = self.net.values(batch.next_obs_B)
         self.trainer.set_train_mode(True)
-        return self.net.forward_pass(batch.obs_B), action_atoms(self._per_action(atoms_BX), q_BA.argmax(1))
+        return self.net.forward_pass(batch.obs_B), action_atoms(self._reshape_per_action(atoms_BX), q_BA.argmax(1))
 
-    def _sequence_pass(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
-        """Return the results of `_pass` for a batch of sequences.
+    def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[ForwardPass, Tensor]:
+        """Return the results of `_pass_and_targets` for a batch of sequences.
 
         The net and the target net both start from the stored hidden state, and each runs its own burn-in.
         """
@@ -89,9 +91,9 @@ class DistributionalQLearning(DeepQLearning):
         with torch.no_grad():
             self.target.refresh()
             target_q_SA, next_SX = batch.unroll(self.target.net)
-            action_B = batch.after(q_SA if self.spec.double_q else target_q_SA).argmax(1)
-            next_BZ = action_atoms(self._per_action(batch.after(next_SX)), action_B)
-        return GraphPass(batch.now(atoms_SX)), next_BZ
+            action_B = batch.next_outputs(q_SA if self.spec.double_q else target_q_SA).argmax(1)
+            next_BZ = action_atoms(self._reshape_per_action(batch.next_outputs(next_SX)), action_B)
+        return GraphPass(batch.current_outputs(atoms_SX)), next_BZ
 
 
 class QRDQN(DistributionalQLearning):
@@ -99,11 +101,13 @@ class QRDQN(DistributionalQLearning):
 
     spec: QRDQNSpec
 
-    def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
+    def distribution_loss(
+        self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None
+    ) -> DistributionLoss:
         target_BZ = return_B.unsqueeze(1) + discount_B.unsqueeze(1) * next_BZ
         loss, grad_BZ = quantile_huber_loss(atoms_BZ, target_BZ, weight_B)
         mean_B, target_mean_B = atoms_BZ.mean(1), target_BZ.mean(1)
-        return Distance(loss, grad_BZ, target_mean_B - mean_B, mean_B, target_mean_B)
+        return DistributionLoss(loss, grad_BZ, target_mean_B - mean_B, mean_B, target_mean_B)
 
 
 class C51(DistributionalQLearning):
@@ -111,9 +115,11 @@ class C51(DistributionalQLearning):
 
     spec: C51Spec
 
-    def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
+    def distribution_loss(
+        self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None
+    ) -> DistributionLoss:
         low, high = self.spec.v_min, self.spec.v_max
         target_BZ = project(next_BZ.softmax(1), return_B, discount_B, low, high)
         loss, grad_BZ, divergence_B = categorical_loss(atoms_BZ, target_BZ, weight_B)
         atom_Z = torch.linspace(low, high, atoms_BZ.shape[1], device=atoms_BZ.device)
-        return Distance(loss, grad_BZ, divergence_B, atoms_BZ.softmax(1) @ atom_Z, target_BZ @ atom_Z)
+        return DistributionLoss(loss, grad_BZ, divergence_B, atoms_BZ.softmax(1) @ atom_Z, target_BZ @ atom_Z)

@@ -16,24 +16,24 @@ from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.distributional import build_q_net
 from slm_lab.agent.net.noisy import NoiseSource
 from slm_lab.agent.net.q_nets import QNet
-from slm_lab.agent.ops.arrays import A, as_kind_of, ignore_float_errors, tensor
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, ignore_float_errors
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.targets import (
     action_value,
     action_value_gradient,
-    by_component,
+    by_component_gradient,
     double_q_value,
-    from_components,
     max_value,
     n_step_return,
     one_step_target,
+    split_by_component,
 )
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch, SequenceReplay
-from slm_lab.agent.rollout.minibatch import Batch, critic_outputs
+from slm_lab.agent.rollout.minibatch import RolloutBatch, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec, SARSASpec, VanillaDQNSpec
@@ -61,11 +61,11 @@ class Sarsa(ValueLearning):
 
     def learn(self, rollout: Rollout) -> Metrics:
         rollout = rollout.to(self.device)
-        values = critic_outputs(self.net, rollout, self.seq_len)
+        values = compute_critic_outputs(self.net, rollout, self.seq_len)
         next_value_TN = action_value(values.next_output_TN, self._next_actions(rollout, values.next_output_TN))
         target_TN = one_step_target(rollout.reward_TN, next_value_TN, rollout.terminated_TN.float(), self.spec.gamma)
         self.meter.begin()
-        for microbatch, weight in Batch(rollout, values, target_TN, target_TN, self.seq_len).microbatches():
+        for microbatch, weight in RolloutBatch(rollout, values, target_TN, target_TN, self.seq_len).microbatches():
             q_BA, _ = microbatch.forward(self.net)
             q_B = action_value(q_BA, microbatch.action_B)
             self.meter.add(self.value_loss(q_B, microbatch.target_B), weight)
@@ -113,11 +113,11 @@ class DeepQLearning(ValueLearning):
 
     def build(self) -> None:
         super().build()
-        self.net.use_direct(self.trainer.flat)
+        self.net.enable_graph_free_pass(self.trainer.flat)
         if self.spec.has_target:
             target = build_q_net(self.agent_spec.net, self.info.observation, self.info.action.nvec, self.spec.value_distribution())
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
-            target.use_direct(self.trainer.flat, data=True)
+            target.enable_graph_free_pass(self.trainer.flat, data=True)
         self.noise = NoiseSource(self.net, None if self.target is None else self.target.net)
         if self.noise:
             self.rng = np.random.default_rng([self.seeds.update, 1])
@@ -134,14 +134,14 @@ class DeepQLearning(ValueLearning):
         return self.meter.end()
 
     def end_step(self) -> None:
-        if self.target is not None and self.target.due(self.clock.global_frame):
+        if self.target is not None and self.target.claim_due_update(self.clock.global_frame):
             self.target.update()
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on a batch."""
         raise NotImplementedError
 
-    def _returns(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
+    def _returns_and_discount(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
         """Return the rewards [B] and the discount factor γ, for one-step returns.
 
         For n-step returns, return the discounted sums of the rewards [B] of k ≤ n steps, and the discount factors γ^k [B].
@@ -171,17 +171,17 @@ class QLearning(DeepQLearning):
             outputs = self.net.forward_pass(batch.obs_B)
         (q_BA,) = outputs.values
         q_components = self._split_components(q_BA)
-        action_B = as_kind_of(q_components, batch.action_B)
+        action_B = as_type_of(q_components, batch.action_B)
         q_B: Any = action_value(q_components, action_B)
         weight_B = batch.weight_B  # arXiv:1511.05952, Algorithm 1, line 13
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
-        weights = None if weight_B is None else as_kind_of(q_B, weight_B)
-        loss, grad_q_B = self.value_loss.with_gradient(q_B, as_kind_of(q_B, target_B), math.prod(q_B.shape), weights)
+        weights = None if weight_B is None else as_type_of(q_B, weight_B)
+        loss, grad_q_B = self.value_loss.with_gradient(q_B, as_type_of(q_B, target_B), math.prod(q_B.shape), weights)
         outputs.backward(self._join_components(action_value_gradient(q_components, action_B, grad_q_B)))
         if self.memory.prioritized:
-            error_B = tensor(target_B) - tensor(q_B)
-            self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
+            error_B = as_tensor(target_B) - as_tensor(q_B)
+            self.memory.update_priorities(batch.sampled_rows, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
         self.meter.report_loss(loss)
         td_error, q_mean = value_diagnostics(q_B, target_B)
         self.meter.report(td_error=td_error, q_mean=q_mean)
@@ -203,26 +203,26 @@ class QLearning(DeepQLearning):
 
         The action values of discrete actions are returned unchanged.
         """
-        return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
+        return q_BA if self.info.action.kind == "discrete" else split_by_component(as_tensor(q_BA), self.info.action.nvec)
 
     def _join_components(self, grad: Any) -> Any:
         """Convert the gradient with respect to the result of `_split_components` to the gradient with respect to its argument, [..., A]."""
-        return grad if self.info.action.kind == "discrete" else from_components(grad, self.info.action.nvec)
+        return grad if self.info.action.kind == "discrete" else by_component_gradient(grad, self.info.action.nvec)
 
     def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the temporal-difference targets [B], or [B, D] for actions with D components.
 
         The target of a component is the sum of the full reward and the discounted next value of the component.
         """
-        reward, discount = self._returns(batch)
+        reward, discount = self._returns_and_discount(batch)
         terminated = batch.terminated_B
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
             reward, terminated = (item.unsqueeze(1).expand_as(next_value_B) for item in (reward, terminated))
             discount = discount.unsqueeze(1) if isinstance(discount, Tensor) else discount
-        gamma = as_kind_of(next_value_B, discount) if isinstance(discount, Tensor) else discount
-        return one_step_target(as_kind_of(next_value_B, reward), next_value_B, as_kind_of(next_value_B, terminated), gamma)
+        gamma = as_type_of(next_value_B, discount) if isinstance(discount, Tensor) else discount
+        return one_step_target(as_type_of(next_value_B, reward), next_value_B, as_type_of(next_value_B, terminated), gamma)
 
-    def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
+    def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[ForwardPass, Tensor]:
         """Return the forward pass over the sequences, which outputs Q(s, ·) [B, A], and the temporal-difference targets [B].
 
         The net and the target net both start from the stored hidden state, and each runs its own burn-in, as in R2D2 (see
@@ -234,6 +234,7 @@ class QLearning(DeepQLearning):
             if self.target is not None:
                 self.target.refresh()
             next_value_B = self.next_value(
-                lambda: self._split_components(batch.after(q_SA)), lambda: self._split_components(batch.after(batch.unroll(target_net)[1]))
+                lambda: self._split_components(batch.next_outputs(q_SA)),
+                lambda: self._split_components(batch.next_outputs(batch.unroll(target_net)[1])),
             )
-        return GraphPass(batch.now(q_SA)), self._td_targets(batch, next_value_B)
+        return GraphPass(batch.current_outputs(q_SA)), self._td_targets(batch, next_value_B)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Part
+from slm_lab.agent.algorithm.base import TrainablePart
 from slm_lab.agent.algorithm.offline import OfflineAlgorithm
-from slm_lab.agent.algorithm.replay_actor_critic import critic_net_problems, gradients_of_each
+from slm_lab.agent.algorithm.replay_actor_critic import gradients_per_critic, relabel_critic_net_problems
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.q_nets import QCritics, build_critics
 from slm_lab.agent.ops.arrays import ignore_float_errors
@@ -41,22 +41,22 @@ class IQL(OfflineAlgorithm):
         agent, info, device = self.agent_spec, self.info, self.device
         self.actor_trainer, spec = self.trainer, agent.critic_net or agent.net
         self.discrete = info.action.kind == "discrete"
-        with critic_net_problems(agent):
-            self.critics, self.trainer = self._critics(info.action)
+        with relabel_critic_net_problems(agent):
+            self.critics, self.trainer = self._build_critics(info.action)
             target = build_critics(spec, info.observation, info.action)
             self.target = TargetNet(target, self.trainer.flat, spec, device)
-            target.use_direct(self.trainer.flat, data=True)
+            target.enable_graph_free_pass(self.trainer.flat, data=True)
             # V(s) is the output of a critic for an action space with a single action
-            self.value, self.value_trainer = self._critics(ActionSpace("discrete", (1,)), 1)
+            self.value, self.value_trainer = self._build_critics(ActionSpace("discrete", (1,)), 1)
             self.value_loss = ValueLoss(spec.loss_spec)
         self.meter.trainer = self.trainer
 
-    def _critics(self, action: ActionSpace, number: int = 2) -> tuple[QCritics, Trainer]:
+    def _build_critics(self, action: ActionSpace, number: int = 2) -> tuple[QCritics, Trainer]:
         spec = self.agent_spec.critic_net or self.agent_spec.net
         critics = build_critics(spec, self.info.observation, action, number=number)
         flat = FlatParams(critics, device=self.device)
-        critics.use_direct(flat)
-        return critics, Trainer(flat, spec, ("critic",), gradients_of_each(critics, flat))
+        critics.enable_graph_free_pass(flat)
+        return critics, Trainer(flat, spec, ("critic",), gradients_per_critic(critics, flat))
 
     @ignore_float_errors()
     def update(self) -> Metrics:  # Algorithm 1
@@ -68,7 +68,7 @@ class IQL(OfflineAlgorithm):
         advantage_B = self._value_step(batch)
         self._actor_step(batch, advantage_B)
         self._critic_step(batch)
-        if self.target.due(frame):
+        if self.target.claim_due_update(frame):
             self.target.update()
         for trainer in (self.value_trainer, self.actor_trainer):
             trainer.end_update()
@@ -97,7 +97,7 @@ class IQL(OfflineAlgorithm):
         self.actor_trainer.refresh()
         self.actor_trainer.set_train_mode(True)
         weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MOST_WEIGHT)
-        terms = self.imitate(self.net.forward_pass(batch.obs_B), batch, weight_B)
+        terms = self.add_imitation_gradient(self.net.forward_pass(batch.obs_B), batch, weight_B)
         self.meter.report(actor_loss=self.actor_trainer.check(terms.loss), entropy=terms.entropy)
         self.actor_trainer.step()
         self.actor_trainer.set_train_mode(False)
@@ -123,5 +123,5 @@ class IQL(OfflineAlgorithm):
     def policy_trainer(self) -> Trainer:
         return self.actor_trainer
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TrainablePart]:
         return {**super().parts(), "actor_trainer": self.actor_trainer, "value_trainer": self.value_trainer}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops.device import to_floats
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch
+from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
@@ -64,8 +64,8 @@ class GradientMeter:
         self._steps += 1
         self.clock.opt_step += 1
 
-    def step_rollout(
-        self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch[Any], float], None]
+    def train_on_rollout(
+        self, rollout: Rollout, prepare: Callable[[Rollout], RolloutBatch], add_loss: Callable[[Minibatch[Any], float], None]
     ) -> Metrics:
         """Take one gradient step on a complete rollout, and return the metrics of this update.
 

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Part, add_log_std_gradient
+from slm_lab.agent.algorithm.base import Algorithm, TrainablePart, add_log_std_gradient
 from slm_lab.agent.algorithm.meter import GradientMeter
-from slm_lab.agent.algorithm.value_scale import TargetDeviation
+from slm_lab.agent.algorithm.value_scale import ValueTargetDeviation
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.ops.arrays import A, as_kind_of, flat, tensor
+from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, flatten_time_and_envs
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.rollout.minibatch import Minibatch, Values
+from slm_lab.agent.rollout.minibatch import Minibatch, RolloutOutputs
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage
 from slm_lab.spec.models.base import Schedule
 
@@ -39,15 +39,15 @@ class PolicyGradient(Algorithm):
     in_closed_form: tuple[str, ...] = ("scaled", "value_std")
     """Names of methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one
     of these methods, the override is used, and autograd computes the gradients."""
-    deviation: TargetDeviation | None
+    deviation: ValueTargetDeviation | None
     """Running standard deviation of the value targets, by which values and targets are divided in the value loss, or None to use them
     unchanged."""
 
     def build(self) -> None:
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
-        self.net.use_direct(self.trainer.flat)
+        self.net.enable_graph_free_pass(self.trainer.flat)
         self.entropy_schedule = self.spec.entropy_coef_spec
-        self.deviation = TargetDeviation() if getattr(self.spec, "normalize_v_targets", False) else None
+        self.deviation = ValueTargetDeviation() if getattr(self.spec, "normalize_v_targets", False) else None
 
     @cached_property
     def closed_form(self) -> Objective | None:
@@ -60,7 +60,7 @@ class PolicyGradient(Algorithm):
     def _has_closed_form(self) -> bool:
         """Return whether the objective that the spec describes has a closed form."""
         squared = self.value_loss.function is F.mse_loss and type(self.value_loss) is ValueLoss
-        scaled = type(self.deviation) in (type(None), TargetDeviation)
+        scaled = type(self.deviation) in (type(None), ValueTargetDeviation)
         return squared and scaled and Objective.supports(self.distribution, self.device)
 
     def _overrides_closed_form(self) -> bool:
@@ -82,7 +82,7 @@ class PolicyGradient(Algorithm):
         """Return values or targets [B], divided by `value_std` and clamped, or unchanged if `value_std` is None."""
         return value_B if self.deviation is None else self.deviation.scale(value_B)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TrainablePart]:
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     def propagate(self, objective: Callable[[Tensor, Tensor], Terms], batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
@@ -105,14 +105,14 @@ class PolicyGradient(Algorithm):
 
 
 @torch.no_grad()
-def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: Values[A]) -> A:
+def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: RolloutOutputs[A]) -> A:
     """Return log π(a|s) − log μ(a|s) [T, N] for the actions of a rollout.
 
     The distribution parameters of the policy π are in `values.params_TNP`. The behaviour policy μ collected the rollout.
     """
     assert values.params_TNP is not None
-    logp_B = distribution.log_prob(tensor(flat(values.params_TNP)), tensor(flat(rollout.action_TN)))
-    log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - tensor(rollout.logp_TN)
+    logp_B = distribution.log_prob(as_tensor(flatten_time_and_envs(values.params_TNP)), as_tensor(flatten_time_and_envs(rollout.action_TN)))
+    log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - as_tensor(rollout.logp_TN)
     # rows that are not transitions can contain any values: replace NaN, which would spread even through a decay of 0; keep other values,
     # because transitions masked for their lag are invalid too, and V-trace propagates corrections of later rows through them
-    return as_kind_of(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~tensor(rollout.valid_TN), 0.0, log_ratio_TN))
+    return as_type_of(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~as_tensor(rollout.valid_TN), 0.0, log_ratio_TN))

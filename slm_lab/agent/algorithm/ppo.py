@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.adaptive_lr import AdaptiveRate
-from slm_lab.agent.algorithm.base import Part
+from slm_lab.agent.algorithm.adaptive_lr import AdaptiveLearningRate
+from slm_lab.agent.algorithm.base import TrainablePart
 from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.value_scale import PercentileScale, ValueNormalizer, standardize_valid
 from slm_lab.agent.ops.arrays import ignore_float_errors
@@ -18,7 +18,7 @@ from slm_lab.agent.ops.distributions import Normal
 from slm_lab.agent.ops.losses import bounds_loss, clipped_surrogate_loss, clipped_value_loss, symlog
 from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.returns import gae, standardize, vtrace
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import PPOSpec
@@ -26,7 +26,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 @dataclass
-class Steps:
+class MinibatchLogProbs:
     """Log-probabilities log π(a|s) of the actions in the minibatches of an update, in one tensor [B] for each minibatch.
 
     `logps` were computed before the gradient step on the minibatch. `old_logps` were computed when the policy chose the actions.
@@ -63,7 +63,7 @@ class PPO(PolicyGradient):
         super().build()
         spec, self.percentile = self.spec, PercentileScale()
         self.normalizer = ValueNormalizer() if spec.normalize_values else None
-        self.rate = None if spec.adaptive_lr is None else AdaptiveRate(spec.adaptive_lr, self.trainer.groups[0].optim.rate)
+        self.rate = None if spec.adaptive_lr is None else AdaptiveLearningRate(spec.adaptive_lr, self.trainer.groups[0].optim.learning_rate)
         self.rng = np.random.default_rng(self.seeds.update)
         if not spec.bounds_loss_coef:
             return
@@ -76,10 +76,10 @@ class PPO(PolicyGradient):
         frame = self.clock.global_frame
         clip_eps, entropy_coef = self.spec.clip_eps_spec.value(frame), self.entropy_schedule.value(frame)
         rollout = rollout.to(self.device)
-        batch, explained = self._with_advantages(rollout)
+        batch, explained = self._batch_with_advantages(rollout)
         if self.rate is not None:
             self.trainer.lr_factor = self.tuning.lr * self.rate.factor
-        steps = Steps()
+        steps = MinibatchLogProbs()
         self.meter.begin()
         with ignore_float_errors():
             for minibatch in self._minibatches(rollout, batch, steps):
@@ -92,23 +92,23 @@ class PPO(PolicyGradient):
         metrics.extra |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction, "explained_variance": explained}
         return metrics
 
-    def _minibatches(self, rollout: Rollout, batch: Batch, steps: Steps) -> Iterator[Minibatch]:
+    def _minibatches(self, rollout: Rollout, batch: RolloutBatch, steps: MinibatchLogProbs) -> Iterator[Minibatch]:
         """Yield the minibatches of all epochs. With recompute_advantages, advantages are computed again before each later epoch."""
         for epoch in range(self.spec.training_epoch):
             if epoch and self.spec.recompute_advantages:
                 self.trainer.set_train_mode(False)
-                batch, _ = self._with_advantages(rollout, again=True)
+                batch, _ = self._batch_with_advantages(rollout, again=True)
                 self.trainer.set_train_mode(True)
             steps.last_epoch = len(steps.logps)
-            yield from batch.epochs(1, self.spec.minibatch_size, self.rng)
+            yield from batch.epoch_minibatches(1, self.spec.minibatch_size, self.rng)
 
-    def _with_advantages(self, rollout: Rollout, again: bool = False) -> tuple[Batch, float]:
+    def _batch_with_advantages(self, rollout: Rollout, again: bool = False) -> tuple[RolloutBatch, float]:
         """Return the rollout with advantages Â (equation 11) and value targets, and the explained variance of the critic.
 
         Args: again: whether this method was already called for the same rollout, so that the value normaliser is not updated again.
         """
         spec, valid_TN, normalizer = self.spec, rollout.valid_TN, self.normalizer
-        values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
+        values = compute_critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         if normalizer is not None:
             outputs = normalizer.denormalize(values.output_TN), normalizer.denormalize(values.next_output_TN)
             values = replace(values, output_TN=outputs[0], next_output_TN=outputs[1])
@@ -127,9 +127,9 @@ class PPO(PolicyGradient):
             if not again:
                 normalizer.update(return_TN[valid_TN])
             values, return_TN = replace(values, output_TN=normalizer.normalize(value_TN)), normalizer.normalize(return_TN)
-        return Batch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
+        return RolloutBatch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
 
-    def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float, steps: Steps) -> bool:
+    def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float, steps: MinibatchLogProbs) -> bool:
         """Take a gradient step on the loss (equation 9), unless the policy has changed more than target_kl allows.
 
         Returns whether the gradient step was taken.
@@ -145,7 +145,7 @@ class PPO(PolicyGradient):
         terms = self.propagate(lambda params_BP, value_B: self._objective(params_BP, value_B, batch, clip_eps, entropy_coef), batch, coefs)
         steps.add(terms.logp_B, batch.logp_B)
         if spec.target_kl is not None and len(steps.logps) > 1 and steps.diagnostics(clip_eps, -1)[0] > 1.5 * spec.target_kl:
-            self.trainer.discard()
+            self.trainer.discard_gradient()
             return False
         self.meter.report_loss(terms.loss, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
         if spec.bounds_loss_coef:
@@ -167,7 +167,7 @@ class PPO(PolicyGradient):
         if not spec.bounds_loss_coef:
             return Terms(loss, policy_loss, value_loss, entropy, logp_B)
         assert isinstance(self.distribution, Normal)
-        outside = bounds_loss(self.distribution.split(params_BP)[0])
+        outside = bounds_loss(self.distribution.loc_and_log_scale(params_BP)[0])
         return Terms(torch.add(loss, outside, alpha=spec.bounds_loss_coef), policy_loss, value_loss, entropy, logp_B, outside)
 
     def _value_loss(self, value_B: Tensor, batch: Minibatch, clip_eps: float) -> Tensor:
@@ -178,6 +178,6 @@ class PPO(PolicyGradient):
             return clipped_value_loss(value_B, old_value_B, target_B, clip_eps)
         return self.value_loss(self.scaled(value_B), self.scaled(target_B))
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TrainablePart]:
         own = {"percentile": self.percentile, "normalizer": self.normalizer, "rate": self.rate}
         return super().parts() | {name: part for name, part in own.items() if part is not None}

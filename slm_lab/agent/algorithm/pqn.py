@@ -6,11 +6,11 @@ import numpy as np
 
 from slm_lab.agent.algorithm.dqn import ValueLearning
 from slm_lab.agent.net.noisy import NoiseSource
-from slm_lab.agent.ops.arrays import as_kind_of, ignore_float_errors
+from slm_lab.agent.ops.arrays import as_type_of, ignore_float_errors
 from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.returns import q_lambda_returns
 from slm_lab.agent.ops.targets import action_value, action_value_gradient, max_value
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import PQNSpec
@@ -28,32 +28,32 @@ class PQN(ValueLearning):
 
     def build(self) -> None:
         super().build()
-        self.net.use_direct(self.trainer.flat)
+        self.net.enable_graph_free_pass(self.trainer.flat)
         self.rng = np.random.default_rng(self.seeds.update)
         self.noise = NoiseSource(self.net)
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 2 after the rollouts are collected
-        batch = self._with_targets(rollout.to(self.device))
+        batch = self._batch_with_targets(rollout.to(self.device))
         self.meter.begin()
         with ignore_float_errors():
-            for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
+            for minibatch in batch.epoch_minibatches(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
                 self._step(minibatch)
         return self.meter.end()
 
-    def _with_targets(self, rollout: Rollout) -> Batch:
+    def _batch_with_targets(self, rollout: Rollout) -> RolloutBatch:
         """Return the rollout with λ-returns as targets, computed with the parameters of the net before the update."""
         self.noise.draw(self.rng)
         with ignore_float_errors():
-            values = critic_outputs(self.net, rollout, self.seq_len)
+            values = compute_critic_outputs(self.net, rollout, self.seq_len)
         rows = (rollout.reward_TN, max_value(values.next_output_TN), rollout.terminated_TN, rollout.done_TN)
         target_TN = q_lambda_returns(*rows, self.spec.gamma, self.spec.lam)
-        return Batch(rollout, values, target_TN, target_TN, self.seq_len)
+        return RolloutBatch(rollout, values, target_TN, target_TN, self.seq_len)
 
     def _step(self, batch: Minibatch) -> None:
         self.noise.draw(self.rng)
         outputs = batch.forward_pass(self.net, graph=False)
         q_BA, *others = outputs.values  # a recurrent net returns the same values twice
-        action_B, target_B = as_kind_of(q_BA, batch.action_B), as_kind_of(q_BA, batch.target_B)
+        action_B, target_B = as_type_of(q_BA, batch.action_B), as_type_of(q_BA, batch.target_B)
         q_B = action_value(q_BA, action_B)
         loss, grad_q_B = self.value_loss.with_gradient(q_B, target_B, len(q_B))
         outputs.backward(action_value_gradient(q_BA, action_B, grad_q_B), *(None for _ in others))

@@ -10,7 +10,7 @@ from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import discounted_returns
-from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
+from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import ReinforceSpec
@@ -25,16 +25,16 @@ class Reinforce(PolicyGradient):
 
     @ignore_float_errors()
     def learn(self, rollout: Rollout) -> Metrics:
-        return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
+        return self.meter.train_on_rollout(rollout.to(self.device), self._batch_with_returns, self._add_loss)
 
-    def _with_returns(self, rollout: Rollout) -> Batch:
+    def _batch_with_returns(self, rollout: Rollout) -> RolloutBatch:
         # without a critic the bootstrap value is 0: returns of a truncated episode end at the truncation
-        values = critic_outputs(self.net, rollout, self.seq_len)
+        values = compute_critic_outputs(self.net, rollout, self.seq_len)
         return_TN = discounted_returns(rollout.reward_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN, self.spec.gamma)
         if self.spec.center_return:
             return_TN = return_TN - return_TN[rollout.valid_TN].mean()
         advantage_TN = standardize_valid(return_TN, rollout.valid_TN) if self.spec.normalize_advantages else return_TN
-        return Batch(rollout, values, advantage_TN, return_TN, self.seq_len)
+        return RolloutBatch(rollout, values, advantage_TN, return_TN, self.seq_len)
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Part
+from slm_lab.agent.algorithm.base import Algorithm, TrainablePart
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_nets import QCritics, RecurrentCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import ignore_float_errors
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.device import to_floats, upload
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.flat import FlatParams
@@ -53,7 +53,7 @@ class ReplayActorCritic(Algorithm, ABC):
     """Base class of algorithms that learn critics by regression on targets, from replayed transitions.
 
     After every policy_delay-th gradient step on the critics, the actor takes a gradient step. Subclasses define the targets of the critics
-    (`values_and_targets`) and the gradient of the actor (`actor_gradient`).
+    (`values_and_targets`) and the gradient of the actor (`add_actor_gradient`).
     """
 
     diagnostics: tuple[str, ...] = ("critic_loss", "actor_loss", "q_mean")
@@ -75,16 +75,16 @@ class ReplayActorCritic(Algorithm, ABC):
         agent, device = self.agent_spec, self.device
         self.steps_per_update = self.spec.training_iter or self.info.num_envs
         self.actor_trainer = self.trainer
-        self.net.use_direct(self.actor_trainer.flat)
+        self.net.enable_graph_free_pass(self.actor_trainer.flat)
         self.critic_spec = critic_spec = agent.critic_net or agent.net
-        with critic_net_problems(agent):
+        with relabel_critic_net_problems(agent):
             self.critics = self.build_critics(critic_spec)
             flat = FlatParams(self.critics, device=device)
-            self.critics.use_direct(flat)
-            self.trainer = Trainer(flat, critic_spec, ("critic",), gradients_of_each(self.critics, flat))
+            self.critics.enable_graph_free_pass(flat)
+            self.trainer = Trainer(flat, critic_spec, ("critic",), gradients_per_critic(self.critics, flat))
             if self.spec.has_target:
                 self.target = TargetNet(self.build_critics(critic_spec), flat, critic_spec, device)
-                self.target.net.use_direct(flat, data=True)
+                self.target.net.enable_graph_free_pass(flat, data=True)
             self.value_loss = ValueLoss(critic_spec.loss_spec)
         self.meter = GradientMeter(self.trainer, self.clock)
         self.rng = np.random.default_rng([self.seeds.update, 1])
@@ -109,7 +109,7 @@ class ReplayActorCritic(Algorithm, ABC):
             if self.critic_steps % self.spec.policy_delay == 0:
                 reports.append(self._actor_step(batch, q))
                 if self.target is not None:
-                    due = self.target.due(frame) if due is None else due
+                    due = self.target.claim_due_update(frame) if due is None else due
                     if due:
                         self.update_targets()
         self.actor_trainer.end_update()
@@ -124,13 +124,13 @@ class ReplayActorCritic(Algorithm, ABC):
         q_CB, loss, grad_q = self.critic_loss(batch, q, target_B)
         outputs.backward(grad_q)
         if self.memory.prioritized:
-            self.memory.update_priorities(batch.drawn, self.priority_error(q_CB, target_B))
+            self.memory.update_priorities(batch.sampled_rows, self.priority_error(q_CB, target_B))
         self.meter.report_loss(loss, q_mean=q_CB.mean())
         self.meter.step()
         self.critic_steps += 1
         return q
 
-    def actor_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> Pass:
+    def actor_forward_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> ForwardPass:
         """Return the actor's forward pass over the observations of a batch.
 
         A recurrent actor starts from the stored hidden state of the policy, and runs its own burn-in, as in R2D2 (see replay/sequences.py).
@@ -142,7 +142,7 @@ class ReplayActorCritic(Algorithm, ABC):
         if not isinstance(batch, SequenceBatch):
             return net.forward_pass(batch.obs_B if learn else batch.next_obs_B, learn)
         with torch.set_grad_enabled(learn):
-            return GraphPass(*map(batch.now if learn else batch.after, batch.unroll(net)))
+            return GraphPass(*map(batch.current_outputs if learn else batch.next_outputs, batch.unroll(net)))
 
     def critic_inputs(self, critics: QCritics, batch: AnyBatch, after: bool = False, learn: bool = False) -> Tensor:
         """Return the critics' input for a batch: its observations, or features of the history of observations for recurrent critics.
@@ -155,7 +155,7 @@ class ReplayActorCritic(Algorithm, ABC):
         assert isinstance(batch, SequenceBatch)
         with torch.set_grad_enabled(learn):
             features, _ = batch.unroll(critics, batch.state_MS.new_zeros(len(batch.state_MS), critics.state_size))
-        return (batch.after if after else batch.now)(features)
+        return (batch.next_outputs if after else batch.current_outputs)(features)
 
     @abstractmethod
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
@@ -186,7 +186,7 @@ class ReplayActorCritic(Algorithm, ABC):
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
-        loss, entropy = self.actor_gradient(batch, q)
+        loss, entropy = self.add_actor_gradient(batch, q)
         value = self.actor_trainer.check(loss)
         norm = self.actor_trainer.step()
         self.actor_trainer.set_train_mode(False)
@@ -194,7 +194,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
 
     @abstractmethod
-    def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
+    def add_actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of the actor's loss to `Parameter.grad`, and return the actor's loss and the entropy of the policy.
 
         Args: q: the critics' outputs for the batch, computed before the gradient step on the critics.
@@ -212,7 +212,7 @@ class ReplayActorCritic(Algorithm, ABC):
         for net in self.target_nets():
             net.update()
 
-    def noise(self, rows: int, example: Any) -> Any:
+    def sample_action_noise(self, rows: int, example: Any) -> Any:
         """Draw standard normal noise [rows, D] for actions.
 
         The noise is a tensor on the device of the nets if `example` is a tensor, else a numpy array.
@@ -241,7 +241,7 @@ class ReplayActorCritic(Algorithm, ABC):
     def policy_trainer(self) -> Trainer:
         return self.actor_trainer
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TrainablePart]:
         return {**super().parts(), "actor_trainer": self.actor_trainer}
 
     def state_dict(self) -> dict[str, Any]:
@@ -253,16 +253,16 @@ class ReplayActorCritic(Algorithm, ABC):
         self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
 
 
-def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
+def gradients_per_critic(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
     """Return, for each critic, a list of its gradients, which are views of `flat.grad`."""
     if isinstance(critics, SeparateCritics):
-        return [[flat.grad[flat.span(list(critic.parameters()))]] for critic in critics.critics]
-    stacked = [flat.grad[flat.span([parameter])].view_as(parameter) for parameter in critics.parameters()]
+        return [[flat.grad[flat.param_slice(list(critic.parameters()))]] for critic in critics.critics]
+    stacked = [flat.grad[flat.param_slice([parameter])].view_as(parameter) for parameter in critics.parameters()]
     return [[grad[index] for grad in stacked] for index in range(len(stacked[0]))]
 
 
 @contextmanager
-def critic_net_problems(agent: AgentSpec) -> Iterator[None]:
+def relabel_critic_net_problems(agent: AgentSpec) -> Iterator[None]:
     """Return a context manager that reports spec problems of the critics' own net with the path agent.critic_net instead of agent.net."""
     try:
         yield

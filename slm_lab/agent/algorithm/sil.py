@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
-from slm_lab.agent.algorithm.base import Tuning
+from slm_lab.agent.algorithm.base import TunedHyperparameters
 from slm_lab.agent.algorithm.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.sil_replay import SILReplay
@@ -17,7 +17,7 @@ from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
-from slm_lab.agent.rollout.minibatch import last_values
+from slm_lab.agent.rollout.minibatch import last_observation_values
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage
 from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.spec.models.algorithm import PPOSILSpec, SILSpec
@@ -59,13 +59,13 @@ class SelfImitation(PolicyGradient):
             for _ in range(self.spec.training_batch_iter):
                 better_B = self._imitation_step(batch)
             self.trainer.set_train_mode(False)
-            self.replay.update_priorities(batch.drawn, better_B)
+            self.replay.update_priorities(batch.sampled_rows, better_B)
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
         """Take one gradient step on a batch, and return (R − V)₊ [B], computed before the gradient step."""
         if isinstance(batch, SequenceBatch):
-            params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
+            params_BP, output_B = (batch.current_outputs(outputs) for outputs in batch.unroll(self.net))
         else:
             params_BP, output_B = self.net(batch.obs_B)
         logp_B = self.distribution.log_prob(params_BP, batch.action_B)
@@ -85,14 +85,14 @@ class SelfImitation(PolicyGradient):
 
         Args: state_KS: hidden states [K, S] before the last observations.
         """
-        return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
+        return last_observation_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 
-    def tune(self, tuning: Tuning) -> None:
+    def tune(self, tuning: TunedHyperparameters) -> None:
         super().tune(tuning)
         self.replay.gamma = self.spec.gamma
 
-    def storages(self) -> dict[str, RolloutStorage]:
-        return {**super().storages(), "episodes": self.replay.episodes}
+    def rollout_storages(self) -> dict[str, RolloutStorage]:
+        return {**super().rollout_storages(), "episodes": self.replay.episodes}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "sil_replay": self.replay.state_dict()}

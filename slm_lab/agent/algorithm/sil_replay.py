@@ -20,7 +20,7 @@ from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
 
 
-class EpisodesWithStates(OnPolicyReplay):
+class EpisodeStorageWithStates(OnPolicyReplay):
     """Rollout storage of complete episodes, which also stores the hidden state before each step."""
 
     state_TES: np.ndarray
@@ -37,7 +37,7 @@ class EpisodesWithStates(OnPolicyReplay):
         rollout = super().rollout()
         self.state_TES = np.zeros((*rollout.reward_TN.shape, self.state_size), np.float32)
         for column, (n, begin, end) in enumerate(self._episodes()):
-            rows = self._rows(n, begin, end)
+            rows = self._transition_rows(n, begin, end)
             self.state_TES[: len(rows), column] = self.slabs["state"][rows, n]
         return rollout
 
@@ -75,7 +75,7 @@ class SILReplay:
         seq_len: int = 1,
     ) -> None:
         self.gamma, self.value, self.state_size = gamma, value, state_size
-        self.episodes = (EpisodesWithStates if state_size else OnPolicyReplay)(info, 1, state_size)
+        self.episodes = (EpisodeStorageWithStates if state_size else OnPolicyReplay)(info, 1, state_size)
         # complete episodes are added one after the other, as if they came from one env
         one_env = replace(info, num_envs=1, max_frame=info.max_transitions, agents=())
         self.ring: Replay | SequenceReplay
@@ -124,11 +124,11 @@ class SILReplay:
         for episode, length in enumerate(rollout.valid_TN.sum(dim=0).tolist()):
             if episode in last:
                 self.last_obs[self.count], self.last_state[self.count] = last[episode]
-            self._put(rollout, return_TN, episode, length)
+            self._add_episode(rollout, return_TN, episode, length)
             self.count += 1
-        self._forget()
+        self._drop_expired_observations()
 
-    def _put(self, rollout: Rollout, return_TN: Tensor, episode: int, length: int) -> None:
+    def _add_episode(self, rollout: Rollout, return_TN: Tensor, episode: int, length: int) -> None:
         """Append the transitions of one episode to the ring buffer, at most `chunk` transitions at a time."""
         columns, discount = self.ring.columns, self.gamma if self.count in self.last_obs else 0.0
         for begin in range(0, length, self.chunk):
@@ -140,12 +140,12 @@ class SILReplay:
             ends = rollout.terminated_TN[row, episode].numpy(), rollout.truncated_TN[row, episode].numpy()
             all_valid, first = np.ones(end - begin, np.bool_), np.arange(begin, end) == 0
             step = VecStep(return_TN[row, episode].numpy(), *ends, next_obs, next_obs, ends[0] | ends[1], all_valid, [])
-            state = self.episodes.state_TES[row, episode] if isinstance(self.episodes, EpisodesWithStates) else None
+            state = self.episodes.state_TES[row, episode] if isinstance(self.episodes, EpisodeStorageWithStates) else None
             self.ring.add(rollout.obs_TN[row, episode].numpy(), first, state, out, step)
             row_L = (self.ring.seen + np.arange(begin - end, 0)) % self.ring.capacity
             columns["bootstrap"][row_L], columns["episode"][row_L] = discount ** np.arange(length - begin, length - end, -1), self.count
 
-    def _forget(self) -> None:
+    def _drop_expired_observations(self) -> None:
         """Drop the last observations of episodes whose transitions are no longer in the ring buffer."""
         rows = min(self.ring.seen, self.ring.capacity) if self.state_size else self.ring.size
         oldest = int(self.ring.columns["episode"][(self.ring.seen - rows) % self.ring.capacity])
@@ -160,9 +160,9 @@ class SILReplay:
     def sample(self) -> Transitions | SequenceBatch:
         """Sample a batch whose `reward_B` contains returns and whose `next_obs_B` is meaningless."""
         batch = self.ring.sample()
-        return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
+        return batch._replace(reward_B=torch.from_numpy(self.bootstrapped_returns(batch.row_B)))
 
-    def returns(self, row_B: np.ndarray) -> np.ndarray:
+    def bootstrapped_returns(self, row_B: np.ndarray) -> np.ndarray:
         """Return the returns R of the transitions in rows row_B, float32 [B].
 
         R is Σ γ^k r, plus γ^n V(s_n) with the current V if the episode was truncated.

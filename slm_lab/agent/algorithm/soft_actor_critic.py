@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Part
+from slm_lab.agent.algorithm.base import TrainablePart
 from slm_lab.agent.algorithm.replay_actor_critic import ActorReport, AnyBatch, CriticPass, ReplayActorCritic
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.net.q_nets import QCritics, build_critics
-from slm_lab.agent.ops.arrays import as_kind_of, tensor
+from slm_lab.agent.ops.arrays import as_tensor, as_type_of
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
 from slm_lab.agent.ops.objective import REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
 from slm_lab.agent.ops.targets import action_value, action_value_gradient
 from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
-from slm_lab.agent.optim.trainer import Group
+from slm_lab.agent.optim.trainer import OptimizerGroup
 from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
@@ -43,11 +43,11 @@ class Temperature:
     alpha_lr replaces the initial learning rate.
     """
 
-    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
+    def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: OptimizerGroup, device: str = "cpu") -> None:
         self.spec, anneal = spec, spec.entropy_anneal
         # Muon and Adafactor support only matrices
-        self._optim = actor.optim if actor.optim.name not in SHAPED else OptimSpec(name="Adam", lr=actor.optim.rate)
-        self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.rate)
+        self._optim = actor.optim if actor.optim.name not in SHAPED else OptimSpec(name="Adam", lr=actor.optim.learning_rate)
+        self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.learning_rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames
         self.anneal_frames = own or info.max_frame
         """Number of global frames until the target entropy reaches its last value. By default, this is the number of frames of the run."""
@@ -96,7 +96,7 @@ class Temperature:
         """
         if self.spec.fixed_alpha is not None:
             return
-        gap, lr = entropy - self.target_entropy(frame) * scale, self._actor.rate(self._lr_at)
+        gap, lr = entropy - self.target_entropy(frame) * scale, self._actor.current_rate(self._lr_at)
         if isinstance(gap, Tensor):
             torch.mul(self.log_alpha.exp(), gap, out=self.grad)
             self.optimizer.lr = lr
@@ -153,7 +153,7 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
     return begin, (0.0 if discrete else -2.0 * action.dim) if anneal is True else anneal
 
 
-class JointPass:
+class JointCriticPass:
     """Forward pass of the critics over states and next states in one batch. The values of next states have no gradient."""
 
     def __init__(self, both: CriticPass) -> None:
@@ -191,7 +191,7 @@ class SoftActorCritic(ReplayActorCritic):
         outputs, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch)
         return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
-    def _values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
+    def _current_and_next_values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' forward pass, and the critics' outputs for s and for s'.
 
         The critics' outputs are [C, B] for continuous actions, and [C, B, A] for discrete actions.
@@ -205,13 +205,13 @@ class SoftActorCritic(ReplayActorCritic):
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
         outputs = self.critics.forward_pass(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
         q, next_q = outputs.values[0].split(len(batch.obs_B), dim=1)
-        return JointPass(outputs), q, next_q
+        return JointCriticPass(outputs), q, next_q
 
     def _continuous_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' forward pass, Q(s, a) [C, B] and V(s') [B], for continuous actions."""
-        next_action = self._sample(self.actor_pass(batch, learn=False).values[0])
-        outputs, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
-        return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * tensor(next_action.logp_B))
+        next_action = self._sample_actions(self.actor_forward_pass(batch, learn=False).values[0])
+        outputs, q_CB, next_q_CB = self._current_and_next_values(batch, as_tensor(next_action.action_BD))
+        return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * as_tensor(next_action.logp_B))
 
     def _soft_value(self, next_q_CB: Tensor, cost_B: Tensor) -> Tensor:
         """Return the soft values V(s') [B] of the next states, given the critics' outputs next_q_CB.
@@ -222,8 +222,8 @@ class SoftActorCritic(ReplayActorCritic):
 
     def _discrete_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' forward pass, Q(s, ·) [C, B, A] and V(s') [B], for discrete actions."""
-        next_params_BA = tensor(self.actor_pass(batch, learn=False).values[0])
-        outputs, q_CBA, next_q_CBA = self._values(batch, None)
+        next_params_BA = as_tensor(self.actor_forward_pass(batch, learn=False).values[0])
+        outputs, q_CBA, next_q_CBA = self._current_and_next_values(batch, None)
         return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), self.alpha)
 
     def critic_loss(self, batch: AnyBatch, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
@@ -238,33 +238,33 @@ class SoftActorCritic(ReplayActorCritic):
         self.temperature.step(report[1], self.clock.global_frame, self._entropy_scale(batch))
         return report
 
-    def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
-        return self._discrete_gradient(batch, q) if self.discrete else self._continuous_gradient(batch)
+    def add_actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
+        return self._add_discrete_actor_gradient(batch, q) if self.discrete else self._add_continuous_actor_gradient(batch)
 
-    def _continuous_gradient(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
+    def _add_continuous_actor_gradient(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
         """Add the actor's gradient (equation 9) to `Parameter.grad`, and return the actor's loss and the entropy of the policy."""
-        actor, B, alpha = self.actor_pass(batch), len(batch.reward_B), self.alpha
-        sample = self._sample(actor.values[0])
+        actor, B, alpha = self.actor_forward_pass(batch), len(batch.reward_B), self.alpha
+        sample = self._sample_actions(actor.values[0])
         inputs_B = self.critic_inputs(self.critics, batch)
-        critics = self.critics.forward_pass(inputs_B, tensor(sample.action_BD), for_action_grad=True)
+        critics = self.critics.forward_pass(inputs_B, as_tensor(sample.action_BD), for_action_grad=True)
         (q_CB,) = critics.values
         grad_action_BD = critics.input_grad(reduction_gradient(self.reduce, q_CB).mul_(-1.0 / B))
-        grad_params_BP, grad_log_std_D = sample.gradient(as_kind_of(sample.action_BD, grad_action_BD), alpha / B)
+        grad_params_BP, grad_log_std_D = sample.parameter_gradient(as_type_of(sample.action_BD, grad_action_BD), alpha / B)
         actor.backward(grad_params_BP, None)
         if grad_log_std_D is not None:
-            add_gradient(self.distribution.log_std, tensor(grad_log_std_D))
-        entropy = -tensor(sample.logp_B).mean()
+            add_gradient(self.distribution.log_std, as_tensor(grad_log_std_D))
+        entropy = -as_tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
-    def _discrete_gradient(self, batch: AnyBatch, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
+    def _add_discrete_actor_gradient(self, batch: AnyBatch, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
         """Add the actor's gradient (arXiv:1910.07207, equation 12) to `Parameter.grad`.
 
         Returns the actor's loss and the entropy of the policy.
         Args: q_CBA: action values before the critics' gradient step. (Another pass of the critics would take a fifth of the time of an
         update.)
         """
-        actor, penalty = self.actor_pass(batch), self.spec.entropy_penalty_coef
-        found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
+        actor, penalty = self.actor_forward_pass(batch), self.spec.entropy_penalty_coef
+        found = discrete_actor_loss(as_tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
         self.mean_entropy = found.mean_entropy
         actor.backward(found.grad_params_BA, None)
         return found.loss, found.entropy
@@ -278,13 +278,13 @@ class SoftActorCritic(ReplayActorCritic):
         mask = self.net.mask
         if mask is None or (self.spec.target_entropy != "auto" and not isinstance(self.spec.entropy_anneal, EntropyAnneal)):
             return 1.0
-        scale = mask.valid(batch.obs_B).sum(1).clamp(min=1).log().mean() / math.log(self.info.action.nvec[0])
+        scale = mask.valid_choices(batch.obs_B).sum(1).clamp(min=1).log().mean() / math.log(self.info.action.nvec[0])
         return scale if is_asynchronous(scale) else scale.item()
 
-    def _sample(self, params_BP: Any) -> SquashedSample:
+    def _sample_actions(self, params_BP: Any) -> SquashedSample:
         """Sample actions [B, D], given the distribution parameters [B, P]."""
         assert isinstance(self.distribution, SquashedNormal)
-        return self.distribution.rsample(params_BP, self.noise(len(params_BP), params_BP))
+        return self.distribution.rsample(params_BP, self.sample_action_noise(len(params_BP), params_BP))
 
     def metrics(self, reports: list[ActorReport]) -> Metrics:
         found = super().metrics(reports)
@@ -306,7 +306,7 @@ class SoftActorCritic(ReplayActorCritic):
         """Current temperature α, which is the weight of the entropy."""
         return float(self.alpha)
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TrainablePart]:
         return {**super().parts(), "temperature": self.temperature}
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,8 +24,8 @@ class TargetNet(Generic[Net]):
         spec: net spec with the keys update_type, update_frequency (in frames, only for update_type "replace") and polyak_coef (weight of
             the source net).
 
-    The algorithm calls `update` if `due` returns True. With update_type "polyak", an update is due at every call of `due`. With update_type
-    "replace", one update is due every update_frequency frames.
+    The algorithm calls `update` if `claim_due_update` returns True. With update_type "polyak", an update is due at every call of
+    `claim_due_update`. With update_type "replace", one update is due every update_frequency frames.
     """
 
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
@@ -54,11 +54,11 @@ class TargetNet(Generic[Net]):
     def attach(self, store: Store, arrays: Arrays) -> None:
         self._store, self._multiples_handled, self._updates_done = store, arrays["followed"], arrays["updates"]
         self._pulled = self.updates_done
-        self.flat.use_master(arrays, store.serves)
+        self.flat.use_shared_arrays(arrays, store.serves)
 
     def copy_source(self) -> None:
         """Copy the parameters and buffers of the source net to the target network."""
-        self.flat.load(self.source.packed(self.source.param), self.source.buffer)
+        self.flat.load(self.source.without_padding(self.source.param), self.source.buffer)
 
     def pull(self) -> None:
         self._pulled = self.updates_done
@@ -73,9 +73,9 @@ class TargetNet(Generic[Net]):
             if self._store.remote:
                 self._store.pull()
             self._pulled = self.updates_done  # set before the copy: if another update follows during the copy, the next call copies again
-            self.flat.fill(self.flat.master)
+            self.flat.copy_to_param(self.flat.master)
 
-    def due(self, frame: int) -> bool:
+    def claim_due_update(self, frame: int) -> bool:
         """Return whether to update the target network at `frame`.
 
         With update_type "replace", the result is True once for each multiple of update_frequency. If several processes call this method for
@@ -111,7 +111,7 @@ class TargetNet(Generic[Net]):
 
     @torch.no_grad()
     def _update(self) -> None:
-        self.flat.inspect()
+        self.flat.check_parameters()
         if self.spec.update_type == "replace":
             self.flat.master.copy_(self.source.master)
         else:

@@ -47,7 +47,7 @@ class SharedStatistic:
             self.numbers[:] = state[self.name]
 
 
-class TargetMoments(SharedStatistic):
+class ValueTargetMoments(SharedStatistic):
     """Running mean and variance of the value targets, updated in batches (Chan, Golub & LeVeque 1979).
 
     Targets that are not finite are ignored. The array `numbers` contains the number of targets, their mean, and the sum of squared
@@ -74,7 +74,7 @@ class TargetMoments(SharedStatistic):
         self.numbers[2] += new_variance * new + difference * difference * count * new / (count + new)
 
 
-class TargetDeviation(TargetMoments):
+class ValueTargetDeviation(ValueTargetMoments):
     """Running standard deviation of the value targets. Each target counts once for each minibatch that contains the target."""
 
     @property
@@ -88,7 +88,7 @@ class TargetDeviation(TargetMoments):
         return (value_B / self.std).clamp(-VALUE_LIMIT, VALUE_LIMIT)
 
 
-class ValueNormalizer(TargetMoments):
+class ValueNormalizer(ValueTargetMoments):
     """Convert between values and the critic's outputs.
 
     The critic's output is the value minus the mean of all targets so far, divided by the standard deviation of these targets. The targets
@@ -97,15 +97,15 @@ class ValueNormalizer(TargetMoments):
 
     def normalize(self, value: Tensor) -> Tensor:
         """Convert values of any shape to the scale of the critic's outputs."""
-        mean, std = self._scale()
+        mean, std = self._mean_and_std()
         return (value - mean) / std
 
     def denormalize(self, output: Tensor) -> Tensor:
         """Convert the critic's outputs of any shape to values."""
-        mean, std = self._scale()
+        mean, std = self._mean_and_std()
         return output * std + mean
 
-    def _scale(self) -> tuple[float, float]:
+    def _mean_and_std(self) -> tuple[float, float]:
         count, mean, squares = self.numbers.tolist()
         return (mean, math.sqrt(squares / count + 1e-5)) if count > 1 else (0.0, 1.0)
 
@@ -123,7 +123,7 @@ class PercentileScale(SharedStatistic):
         super().__init__("range", 1)
 
     @property
-    def range(self) -> float:
+    def percentile_range(self) -> float:
         """Moving average S of the range between the percentiles of the advantages."""
         return float(self.numbers[0])
 
@@ -133,10 +133,10 @@ class PercentileScale(SharedStatistic):
             low, high = torch.quantile(advantage_B.float(), ends).tolist()
             if math.isfinite(high - low):
                 self.run(self._update_range, high - low)
-        return advantage_B / max(1.0, self.range)
+        return advantage_B / max(1.0, self.percentile_range)
 
     def _update_range(self, new_range: float) -> None:
-        self.numbers[0] = self.DECAY * self.range + (1.0 - self.DECAY) * new_range
+        self.numbers[0] = self.DECAY * self.percentile_range + (1.0 - self.DECAY) * new_range
 
     def state_dict(self) -> dict[str, Any]:
         return {name: values[0] for name, values in super().state_dict().items()}

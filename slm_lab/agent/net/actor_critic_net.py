@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
-from slm_lab.agent.net.layers import activation, init_output, linear_layer
-from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet, chain
-from slm_lab.agent.ops.arrays import array, tensor
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.net.layers import init_output, linear_layer, make_activation
+from slm_lab.agent.net.passes.direct import DirectPass, GraphFreeNet, GraphFreeSequence, flatten_sequential
+from slm_lab.agent.ops.arrays import array, as_tensor
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.masks import ActionMask, MaskedPass
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import NetSpec
@@ -33,7 +33,7 @@ class ActorHead(nn.Module):
         out_activation = getattr(spec, "out_layer_activation", None)
         self.linear = linear_layer(spec, features, params)
         init_output(self.linear, spec, spec.actor_init_std)
-        self.activation = activation(out_activation) if out_activation else None
+        self.activation = make_activation(out_activation) if out_activation else None
         self.log_std = log_std
 
     def forward(self, features_BF: Tensor) -> Tensor:
@@ -41,19 +41,19 @@ class ActorHead(nn.Module):
         return params_BP if self.activation is None else self.activation(params_BP)
 
 
-def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
+def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
     """Return the graph-free pass (DirectChain) from observations to the outputs of `head`.
 
     Returns None if the body is recurrent, or if a module is not supported.
     """
     if isinstance(body, RecurrentBody):
         return None
-    tail = chain(head.tail) if head.tail is not None else []
-    modules = [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
-    return DirectChain.from_modules(modules, body.matmul_mode)
+    tail = flatten_sequential(head.tail) if head.tail is not None else []
+    modules = [*flatten_sequential(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
+    return GraphFreeSequence.from_modules(modules, body.matmul_mode)
 
 
-class ActorCriticNet(PassNet):
+class ActorCriticNet(GraphFreeNet):
     """Actor, which outputs distribution parameters, and critic, which outputs the state value, with separate bodies or a shared body.
 
     Args: params: number of actor outputs. log_std: see ActorHead. critic: whether the net has a critic. Without a critic, all state values
@@ -94,9 +94,9 @@ class ActorCriticNet(PassNet):
 
     def actor(self, obs_B: Tensor) -> Tensor:
         """Return distribution parameters [B, P]. The net must be feed-forward."""
-        return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
+        return self._mask_outputs(self.actor_head(self.actor_body(obs_B)), obs_B)
 
-    def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
+    def _mask_outputs(self, params: Tensor, obs: Tensor) -> Tensor:
         """Return `params` [..., P], in which the outputs for actions that are invalid for `obs` are replaced by MASKED (−1e30)."""
         return params if self.mask is None else self.mask(params, obs)
 
@@ -106,18 +106,18 @@ class ActorCriticNet(PassNet):
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
-    def chains(self) -> Sequence[DirectChain] | None:
+    def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return the graph-free passes (DirectChains) of actor and critic, or None if a module is not supported or the body is shared."""
-        actor = actor_chain(self.actor_body, self.actor_head)
+        actor = build_actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]
         if self.critic_body is None:
             return None  # a net with a shared body has two outputs, so that the modules form no chain
-        modules = [*chain(self.critic_body.layers), *chain(self.critic_head)]
-        critic = DirectChain.from_modules(modules, self.critic_body.matmul_mode, single=True)
+        modules = [*flatten_sequential(self.critic_body.layers), *flatten_sequential(self.critic_head)]
+        critic = GraphFreeSequence.from_modules(modules, self.critic_body.matmul_mode, single=True)
         return None if critic is None else [actor, critic]
 
-    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
         """Compute a forward pass with the outputs distribution parameters [B, P] and state values [B]. The net must be feed-forward.
 
         Args: learn: whether gradients of the parameters are needed.
@@ -125,11 +125,11 @@ class ActorCriticNet(PassNet):
         chains = self.direct.get(learn)
         if chains is None:
             with torch.set_grad_enabled(learn):
-                return GraphPass(*self(tensor(obs_B)))
+                return GraphPass(*self(as_tensor(obs_B)))
         passed = DirectPass(chains, array(obs_B))
         if self.critic_head is None:
             passed.values += (np.zeros(len(obs_B), np.float32),)
-        return passed if self.mask is None else MaskedPass(passed, self.mask.valid(array(obs_B)))
+        return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(array(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor:
         """Return state values [B] without gradients. The net must be feed-forward.
@@ -147,7 +147,7 @@ class ActorCriticNet(PassNet):
         if self.critic_head is None or self.critic_body is not None:
             return self.actor(obs_B), self.critic(obs_B)
         features_BF = self.actor_body(obs_B)
-        return self._masked(self.actor_head(features_BF), obs_B), self.critic_head(features_BF).squeeze(1)
+        return self._mask_outputs(self.actor_head(features_BF), obs_B), self.critic_head(features_BF).squeeze(1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run a recurrent net over T steps.
@@ -161,6 +161,6 @@ class ActorCriticNet(PassNet):
             out_TN, after_N = body.unroll(obs_TN, first_TN, state)
             features.append(out_TN.flatten(0, 1))
             states.append(after_N)
-        params = self._masked(self.actor_head(features[0]).unflatten(0, (T, N)), obs_TN)
+        params = self._mask_outputs(self.actor_head(features[0]).unflatten(0, (T, N)), obs_TN)
         value = self.critic_head(features[-1]).view(T, N) if self.critic_head else params.new_zeros(T, N)
         return params, value, torch.cat(states, dim=1)

@@ -54,10 +54,10 @@ def build_module(description: Any, path: str) -> nn.Module:
             return LAYERS[name](**arguments)
         return LAYERS[name](*([] if arguments is None else arguments if isinstance(arguments, list) else [arguments]))
     except (TypeError, ValueError) as error:
-        raise _error(f"{path}.{name}", str(error)) from error
+        raise _spec_error(f"{path}.{name}", str(error)) from error
 
 
-def _error(path: str, message: str) -> SpecError:
+def _spec_error(path: str, message: str) -> SpecError:
     return SpecError("agent", [Problem(path, message)])
 
 
@@ -72,27 +72,27 @@ class ArcGraph(nn.Module):
         if graph is None and len(modules) == 1:
             only = next(iter(modules))
             graph = {"input": "x", "modules": {only: ["x"]}, "output": only}
-        self.input, self.output, self.order = self._plan(graph)
+        self.input, self.output, self.order = self._topological_order(graph)
 
-    def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
+    def _topological_order(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
         """Return the names of the graph's input and output, and a list of (module name, input names) in topological order."""
         path = f"{self.path}.graph"
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
-            raise _error(path, "input and output must each be a single module name, not a list")
+            raise _spec_error(path, "input and output must each be a single module name, not a list")
         waiting = {name: [inputs] if isinstance(inputs, str) else list(inputs) for name, inputs in graph["modules"].items()}
         if unused := [name for name in self.nodes if name not in waiting]:
-            raise _error(f"{self.path}.modules.{unused[0]}", "unused module; add it to graph.modules or remove it")
+            raise _spec_error(f"{self.path}.modules.{unused[0]}", "unused module; add it to graph.modules or remove it")
         known, order = {source}, []
         while waiting:
             ready = [name for name, inputs in waiting.items() if known.issuperset(inputs)]
             if not ready:
                 missing = sorted({i for inputs in waiting.values() for i in inputs} - known)
-                raise _error(f"{path}.modules", f"modules {', '.join(waiting)} lack inputs: no module produces {', '.join(missing)}")
+                raise _spec_error(f"{path}.modules", f"modules {', '.join(waiting)} lack inputs: no module produces {', '.join(missing)}")
             order += [(name, waiting.pop(name)) for name in ready]
             known.update(ready)
         if output not in known:
-            raise _error(f"{path}.output", f"unknown module {output!r}; expected one of {', '.join(sorted(known))}")
+            raise _spec_error(f"{path}.output", f"unknown module {output!r}; expected one of {', '.join(sorted(known))}")
         return source, output, order
 
     @property
@@ -107,7 +107,7 @@ class ArcGraph(nn.Module):
             values[name] = self.nodes[name](*(values[i] for i in inputs))
         return values[self.output]
 
-    def materialise(self, net: nn.Module, obs: ObservationSpace) -> int:
+    def initialize_lazy_layers(self, net: nn.Module, obs: ObservationSpace) -> int:
         """Initialise the lazy layers of `net`, which contains this graph, by a forward pass of zeros.
 
         Returns the number of output features.
@@ -117,9 +117,9 @@ class ArcGraph(nn.Module):
             with torch.no_grad():
                 out = net.eval()(torch.zeros(2, *obs.shape, dtype=torch.uint8 if obs.dtype == "uint8" else torch.float32))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise _error(self.path, f"cannot run on observations of shape {list(obs.shape)}: {error}") from error
+            raise _spec_error(self.path, f"cannot run on observations of shape {list(obs.shape)}: {error}") from error
         net.train(training)
         if not isinstance(out, Tensor) or out.dim() != 2:
             shape = list(out.shape[1:]) if isinstance(out, Tensor) else type(out).__name__
-            raise _error(f"{self.path}.graph.output", f"must be a vector per observation, not {shape}; add a Flatten layer")
+            raise _spec_error(f"{self.path}.graph.output", f"must be a vector per observation, not {shape}; add a Flatten layer")
         return int(out.shape[1])

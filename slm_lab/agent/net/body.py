@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.hypersphere import UnitBlock, UnitEmbedding, UnitTop
-from slm_lab.agent.net.layers import BatchNorm2d, Leading, Pixels, Unpack, activation, init_layer, init_layers, mlp
+from slm_lab.agent.net.layers import (
+    BatchNorm2d,
+    ImageToFloat,
+    LeadingColumns,
+    UnpackObservations,
+    init_layer,
+    init_layers,
+    make_activation,
+    mlp,
+)
 from slm_lab.agent.net.residual import ResidualBlock
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import MatmulMode
@@ -100,7 +109,7 @@ CELLS: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "
 
 
 def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
-    flatten, size = _flatten(obs)
+    flatten, size = _flattening_modules(obs)
     sizes = [size, *spec.hid_layers]
     return Body(nn.Sequential(*flatten, *mlp(spec, sizes, spec.dropout if role == "critic" else 0.0)), sizes[-1])
 
@@ -110,7 +119,7 @@ def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
 
     The normalisation of observations that the paper describes is a separate option, env.normalize_obs.
     """
-    flatten, size = _flatten(obs)
+    flatten, size = _flattening_modules(obs)
     embedding = nn.Linear(size, spec.width)
     init_layer(embedding, "orthogonal_", gain=1.0)
     blocks = [ResidualBlock(spec.width) for _ in range(spec.blocks)]
@@ -122,12 +131,12 @@ def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Bo
 
     The normalisation of observations that the paper describes is a separate option, env.normalize_obs.
     """
-    flatten, size = _flatten(obs)
+    flatten, size = _flattening_modules(obs)
     blocks = [UnitBlock(spec.width, spec.blocks) for _ in range(spec.blocks)]
     return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitTop(spec.width, spec.width)), spec.width)
 
 
-class Heads(nn.Module):
+class ConcatenatedHeads(nn.Module):
     """Module that runs several nets on the same input x [B, D] and concatenates the outputs to [B, F]."""
 
     def __init__(self, heads: list[nn.Sequential]) -> None:
@@ -144,9 +153,9 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
     Each head receives the full observation. The shared layers receive the concatenated outputs of the heads.
     """
     heads, common, _ = spec.hid_layers
-    flatten, size = _flatten(obs)
+    flatten, size = _flattening_modules(obs)
     branches = [nn.Sequential(*mlp(spec, [size, *units])) for units in heads]
-    joined: nn.Module = branches[0] if len(branches) == 1 else Heads(branches)  # with a single head the modules form a chain
+    joined: nn.Module = branches[0] if len(branches) == 1 else ConcatenatedHeads(branches)  # with a single head the modules form a chain
     sizes = [sum([size, *units][-1] for units in heads), *common]
     tail, features = build_tail(spec, sizes[-1], role)
     return Body(nn.Sequential(*flatten, joined, *mlp(spec, sizes), *tail), features)
@@ -170,17 +179,17 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
     return mlp(spec, sizes), sizes[-1]
 
 
-def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
+def _flattening_modules(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
     """Return the modules that convert observations to flat vectors [B, size], and the size of these vectors."""
     if obs.parts:
-        return [Unpack(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
-    pixels = _pixels(obs, normalize=True)
+        return [UnpackObservations(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
+    pixels = _image_scaling_modules(obs, normalize=True)
     return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels, math.prod(obs.shape)
 
 
-def _pixels(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
+def _image_scaling_modules(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
     """Return a list with the module that scales images, or an empty list if observations are float32 and need no scaling."""
-    return [Pixels(obs, normalize)] if obs.dtype == "uint8" or (normalize and obs.divisor != 1.0) else []
+    return [ImageToFloat(obs, normalize)] if obs.dtype == "uint8" or (normalize and obs.divisor != 1.0) else []
 
 
 NATURE_CONVS: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
@@ -195,20 +204,20 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
         for part in obs.parts:
             size = math.prod(part.shape)
             if len(part.shape) == 3:
-                layers, size = _convolutions(spec, part.shape)
+                layers, size = _build_conv_layers(spec, part.shape)
                 encoders.append(nn.Sequential(*layers, nn.Flatten()))
             features += size
         sizes = [features, *spec.fc_hid_layers]
-        return Body(nn.Sequential(Unpack(obs.parts, spec.normalize, encoders), *mlp(spec, sizes)), sizes[-1])
+        return Body(nn.Sequential(UnpackObservations(obs.parts, spec.normalize, encoders), *mlp(spec, sizes)), sizes[-1])
     if len(obs.shape) != 3:
         message = f"ConvNet needs observations of shape [channels, height, width], this env has {list(obs.shape)}; use MLPNet"
         raise SpecError("agent", [Problem("agent.net.name", message)])
-    layers, features = _convolutions(spec, obs.shape)
+    layers, features = _build_conv_layers(spec, obs.shape)
     sizes = [features, *spec.fc_hid_layers]
-    return Body(nn.Sequential(Pixels(obs, spec.normalize), *layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
+    return Body(nn.Sequential(ImageToFloat(obs, spec.normalize), *layers, nn.Flatten(), *mlp(spec, sizes)), sizes[-1])
 
 
-def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
+def _build_conv_layers(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
     """Return the convolutional layers for images of `shape`, and their number of output features.
 
     Raises SpecError if the images are too small for the kernels.
@@ -217,20 +226,20 @@ def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Mo
     channels, features = shape[0], math.prod(shape)
     for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers or (SMALL_IMAGE_CONVS if min(shape[1:]) < 36 else NATURE_CONVS)):
         names = ("kernel_size", "stride", "padding", "dilation")
-        conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # pairs
+        conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_as_tuple, geometry), strict=False)))  # type: ignore[arg-type]  # pairs
         init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(conv)
         channels = conv.out_channels
         if spec.batch_norm == "before":
             layers.append(BatchNorm2d(channels))
-        layers.append(activation(spec.hid_layers_activation))
+        layers.append(make_activation(spec.hid_layers_activation))
         if spec.batch_norm is True and index > 0:
             layers.append(BatchNorm2d(channels))
         features = _conv_features(layers, shape, index)
     return layers, features
 
 
-def _pair(value: int | list[int]) -> int | tuple[int, ...]:
+def _as_tuple(value: int | list[int]) -> int | tuple[int, ...]:
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -254,7 +263,7 @@ def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace, role: str) ->
     if spec.batch_norm:
         message = "not supported by RecurrentNet (padding would enter the batch statistics); use layer_norm"
         raise SpecError("agent", [Problem("agent.net.batch_norm", message)])
-    flatten, size = _flatten(obs)
+    flatten, size = _flattening_modules(obs)
     sizes = [size, *spec.fc_hid_layers]
     layers = mlp(spec, sizes)
     cell = CELLS[spec.cell_type](sizes[-1], spec.rnn_hidden_size, spec.rnn_num_layers)
@@ -266,9 +275,9 @@ def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
     own = "critic_arc" if role == "critic" else "actor_arc"
     key = own if getattr(spec, own) is not None else "arc"
     graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
-    pixels = _pixels(obs, spec.normalize)
-    layers = nn.Sequential(*([Unpack(obs.parts, spec.normalize)] if obs.parts else pixels), graph)
-    features = graph.materialise(layers, obs)
+    pixels = _image_scaling_modules(obs, spec.normalize)
+    layers = nn.Sequential(*([UnpackObservations(obs.parts, spec.normalize)] if obs.parts else pixels), graph)
+    features = graph.initialize_lazy_layers(layers, obs)
     init_layers(layers, spec.init_fn, spec.hid_layers_activation)
     return Body(layers, features)
 
@@ -308,16 +317,16 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     F. The observations that the user-defined module receives do not contain the action mask.
     """
     _check_input(spec, obs)
-    if role == "shared" and obs.for_critic_only:
+    if role == "shared" and obs.has_critic_only_entries:
         message = "true lets actor and critic read the same inputs; env.critic_keys needs separate nets: set false"
         raise SpecError("agent", [Problem("agent.net.shared", message)])
-    seen = obs.seen_by(critic=role == "critic")
+    seen = obs.space_for(critic=role == "critic")
     if type(spec) in BODIES:
         body = BODIES[type(spec)](spec, seen, role)
     else:
         module = type(spec).implementation()(spec, seen, role)  # a user's net
         body = Body(nn.Sequential(module), module.features)
     if seen.shape != obs.shape:
-        body.layers.insert(0, Leading(seen.shape[0]))
+        body.layers.insert(0, LeadingColumns(seen.shape[0]))
     body.matmul_mode = MatmulMode(bfloat16=spec.dtype == "bfloat16")
     return body

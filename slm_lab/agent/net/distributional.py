@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain
 from slm_lab.agent.net.body import RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output, linear_layer
-from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet
+from slm_lab.agent.net.passes.direct import DirectPass, GraphFreeNet, GraphFreeSequence
 from slm_lab.agent.net.q_nets import QNet
-from slm_lab.agent.ops.arrays import A, array, tensor
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.arrays import A, array, as_tensor
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.masks import ActionMask
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import NetSpec
@@ -41,9 +41,9 @@ class DistributionalHead(ActorHead):
             init_output(self.state, spec, spec.critic_init_std)
 
     def forward(self, features_BF: Tensor) -> Tensor:
-        return self.means(self.atoms(features_BF))
+        return self.distribution_means(self.distribution_params(features_BF))
 
-    def atoms(self, features_BF: Tensor) -> Tensor:
+    def distribution_params(self, features_BF: Tensor) -> Tensor:
         """Return the parameters of the distributions [B, A · Z]: first the Z outputs for action 0, then the Z outputs for action 1, …"""
         atoms_BX = super().forward(features_BF)
         if self.state is None:
@@ -52,19 +52,19 @@ class DistributionalHead(ActorHead):
         centred_BAZ = advantage_BAZ - advantage_BAZ.mean(1, keepdim=True)
         return (self.state(features_BF).unsqueeze(1) + centred_BAZ).flatten(1)
 
-    def means(self, atoms: A) -> A:
+    def distribution_means(self, atoms: A) -> A:
         """Return the means of the distributions [..., A], given their parameters [..., A · Z]."""
         raise NotImplementedError
 
-    def _per_action(self, atoms: A) -> A:
+    def _split_by_action(self, atoms: A) -> A:
         return atoms.reshape((*atoms.shape[:-1], self.actions, self.number))
 
 
 class QuantileHead(DistributionalHead):
     """Head whose outputs for each action are N quantiles of the return, at the probabilities (2i + 1) / 2N (QR-DQN, arXiv:1710.10044)."""
 
-    def means(self, atoms: A) -> A:
-        return self._per_action(atoms).mean(-1)
+    def distribution_means(self, atoms: A) -> A:
+        return self._split_by_action(atoms).mean(-1)
 
 
 class CategoricalHead(DistributionalHead):
@@ -74,8 +74,8 @@ class CategoricalHead(DistributionalHead):
         super().__init__(features, actions, spec, number)
         self.low, self.high = low, high
 
-    def means(self, atoms: A) -> A:
-        logits: Any = self._per_action(atoms)
+    def distribution_means(self, atoms: A) -> A:
+        logits: Any = self._split_by_action(atoms)
         if isinstance(logits, np.ndarray):
             weights = np.exp(logits - logits.max(-1, keepdims=True))
             mean: A = weights.dot(np.linspace(self.low, self.high, self.number, dtype=np.float32)) / weights.sum(-1)
@@ -100,18 +100,18 @@ class DistributionalQNet(QNet):
     actor_head: DistributionalHead
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], kind: str, keys: dict[str, Any]) -> None:
-        PassNet.__init__(self)
+        GraphFreeNet.__init__(self)
         self.nvec, self.mask = nvec, ActionMask.of(obs)
         self.actor_body = build_body(spec, obs, "actor")
         self.actor_head = HEADS[kind](self.actor_body.features, sum(nvec), spec, **keys)
         self.value_head = None
 
-    def chains(self) -> Sequence[DirectChain] | None:
+    def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return the graph-free pass (DirectChain) of the distributions, or None if the net is dueling or a module is not supported."""
-        actor = actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
+        actor = build_actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 
-    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
         """Compute a forward pass whose output is the parameters of the distributions [B, A · Z]. The net must be feed-forward.
 
         Args: learn: whether gradients of the parameters are needed.
@@ -119,7 +119,7 @@ class DistributionalQNet(QNet):
         if (chains := self.direct.get(learn)) is not None:
             return DirectPass(chains, array(obs_B))
         with torch.set_grad_enabled(learn):
-            return GraphPass(self.actor_head.atoms(self.actor_body(tensor(obs_B))))
+            return GraphPass(self.actor_head.distribution_params(self.actor_body(as_tensor(obs_B))))
 
     def distributions(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return action values [B, A] and parameters of the distributions [B, A · Z], without gradients. The net must be feed-forward."""
@@ -128,8 +128,8 @@ class DistributionalQNet(QNet):
             atoms_BX = torch.from_numpy(chains[0].outputs(obs_B.numpy()))
         else:
             with torch.no_grad():
-                atoms_BX = self.actor_head.atoms(self.actor_body(obs_B))
-        return self._masked(self.actor_head.means(atoms_BX), obs_B), atoms_BX
+                atoms_BX = self.actor_head.distribution_params(self.actor_body(obs_B))
+        return self._masked(self.actor_head.distribution_means(atoms_BX), obs_B), atoms_BX
 
     def values(self, obs_B: Tensor) -> Tensor:
         """Return action values [B, A] without gradients. The net must be feed-forward."""
@@ -142,8 +142,8 @@ class DistributionalQNet(QNet):
         """
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
-        atoms = self.actor_head.atoms(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
-        return self._masked(self.actor_head.means(atoms), obs_TN), atoms, state_NS
+        atoms = self.actor_head.distribution_params(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
+        return self._masked(self.actor_head.distribution_means(atoms), obs_TN), atoms, state_NS
 
     def _values(self, features_BF: Tensor, obs_B: Tensor) -> Tensor:
         return self._masked(self.actor_head(features_BF), obs_B)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm_lab.agent.ops.linear import scale_rows
+from slm_lab.agent.ops.linear import normalize_rows
 
 EXPANSION = 4
 """Number of hidden units of a UnitBlock, divided by the number of its inputs."""
@@ -19,15 +19,15 @@ SHIFT = 3.0
 """Constant that is appended to an input vector before it is scaled to norm 1, so that the information about the norm is not lost."""
 
 
-def unit(x_BF: Tensor) -> Tensor:
+def normalize_vectors(x_BF: Tensor) -> Tensor:
     """Return the vectors x_BF [B, F], each scaled to norm 1."""
     return F.normalize(x_BF, dim=1, eps=1e-8)
 
 
-def keep_on_sphere(weight: Tensor) -> None:
+def constrain_row_norms(weight: Tensor) -> None:
     """Scale the rows of a weight to norm 1, and set `weight.unit_rows`, so that each optimizer step scales the rows again."""
     weight.unit_rows = True  # type: ignore[attr-defined]
-    scale_rows(weight)
+    normalize_rows(weight)
 
 
 class UnitLinear(nn.Linear):
@@ -36,7 +36,7 @@ class UnitLinear(nn.Linear):
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out, bias=False)
         nn.init.orthogonal_(self.weight)
-        keep_on_sphere(self.weight)
+        constrain_row_norms(self.weight)
 
 
 class Scaler(nn.Module):
@@ -71,7 +71,7 @@ class UnitEmbedding(nn.Module):
         self.linear, self.scaler = UnitLinear(n_in + 1, width), _scaler(width)
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        return unit(self.scaler(self.linear(unit(F.pad(x_BD, (0, 1), value=SHIFT)))))
+        return normalize_vectors(self.scaler(self.linear(normalize_vectors(F.pad(x_BD, (0, 1), value=SHIFT)))))
 
 
 class UnitBlock(nn.Module):
@@ -89,8 +89,8 @@ class UnitBlock(nn.Module):
         self.alpha = Scaler(width, 1.0 / (blocks + 1), 1.0 / math.sqrt(width))
 
     def forward(self, h_BF: Tensor) -> Tensor:
-        changed_BF = unit(self.contract(F.relu(self.scaler(self.expand(h_BF)))))
-        return unit(h_BF + self.alpha(changed_BF - h_BF))
+        changed_BF = normalize_vectors(self.contract(F.relu(self.scaler(self.expand(h_BF)))))
+        return normalize_vectors(h_BF + self.alpha(changed_BF - h_BF))
 
 
 class UnitTop(nn.Module):

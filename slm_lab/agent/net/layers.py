@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.hypersphere import keep_on_sphere
+from slm_lab.agent.net.hypersphere import constrain_row_norms
 from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.agent.net.normalization import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
@@ -27,7 +27,7 @@ INITS: dict[str, Callable[..., Tensor]] = {
 """Mapping from name to in-place initialisation function, for all functions of torch.nn.init."""
 
 
-def activation(name: str) -> nn.Module:
+def make_activation(name: str) -> nn.Module:
     """Return a new activation module by its case-insensitive name. Raises KeyError if torch.nn has no activation with this name."""
     return ACTIVATIONS[name.lower()]()
 
@@ -55,14 +55,14 @@ def init_weight(weight: Tensor, init_fn: str, nonlinearity: str | None = None, g
     accepted = inspect.signature(function).parameters
     nonlinearity = nonlinearity and {"identity": "linear"}.get(nonlinearity.lower(), nonlinearity.lower())
     if "gain" in accepted:
-        function(weight, gain=_gain(nonlinearity) if gain is None else gain)
+        function(weight, gain=_recommended_gain(nonlinearity) if gain is None else gain)
     elif "nonlinearity" in accepted and nonlinearity in ("linear", "relu", "tanh", "sigmoid", "selu"):
         function(weight, nonlinearity=nonlinearity)
     else:
         function(weight)
 
 
-def _gain(nonlinearity: str | None) -> float:
+def _recommended_gain(nonlinearity: str | None) -> float:
     try:
         name = (nonlinearity or "linear").lower()
         return float(nn.init.calculate_gain({"leakyrelu": "leaky_relu"}.get(name, name)))  # type: ignore[arg-type]  # ValueError for others
@@ -99,7 +99,7 @@ def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
     layer.weight.is_output = True  # type: ignore[attr-defined]  # Muon is meant for hidden layers only
     if isinstance(spec, SimbaV2NetSpec):
         init_layer(layer, "orthogonal_", gain=1.0)
-        keep_on_sphere(layer.weight)
+        constrain_row_norms(layer.weight)
     elif std is not None:
         init_layer(layer, "orthogonal_", gain=std)
     else:
@@ -143,7 +143,7 @@ def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, siz
             layers.append(nn.LayerNorm(n_out))
         if batch_norm:
             layers.append(BatchNorm(n_out))
-        layers.append(activation(spec.hid_layers_activation))
+        layers.append(make_activation(spec.hid_layers_activation))
     return layers
 
 
@@ -175,7 +175,7 @@ def conv_memory_format(images_B: Tensor) -> torch.memory_format:
     return torch.preserve_format if images_B.dim() != 4 or is_asynchronous(images_B) else torch.channels_last
 
 
-class Pixels(nn.Module):
+class ImageToFloat(nn.Module):
     """Layer that converts images to float32. If `normalize` is true, the images are divided by their upper bound."""
 
     def __init__(self, obs: ObservationSpace, normalize: bool) -> None:
@@ -189,7 +189,7 @@ class Pixels(nn.Module):
         return obs_B.to(torch.float32, memory_format=conv_memory_format(obs_B)).mul_(self.scale)
 
 
-class Leading(nn.Module):
+class LeadingColumns(nn.Module):
     """Layer that returns the first `size` columns of its input [B, F]."""
 
     def __init__(self, size: int) -> None:
@@ -215,7 +215,7 @@ def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = Tr
     return entries
 
 
-class Unpack(nn.Module):
+class UnpackObservations(nn.Module):
     """Layer that converts packed observations [B, bytes] to vectors [B, F].
 
     The vectors are concatenations of all entries of an observation. An encoder maps each image to a vector. If `encoders` is empty, images

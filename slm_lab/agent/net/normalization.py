@@ -61,8 +61,8 @@ class BatchRenorm1d(nn.Module):
             rows, x = [0, *range(2, x_BF.dim())], x_BF.to(self.running_mean.dtype)  # float32 statistics also for bfloat16 inputs
             mean_F = x.mean(rows)  # on the CPU, torch.var_mean takes 13 times as long: 3.0 ms for 512 × 1,024
             var_F = (x - mean_F.view(-1, *(1 for _ in rows[1:]))).square_().mean(rows)
-            bounds, moving = self.bounds(self.steps), (self.running_mean, self.running_var)
-            r_F, d_F = corrections(mean_F, var_F, *moving, bounds, self.eps)
+            bounds, moving = self.correction_bounds(self.steps), (self.running_mean, self.running_var)
+            r_F, d_F = renorm_corrections(mean_F, var_F, *moving, bounds, self.eps)
             self.running_mean.lerp_(mean_F, self.momentum)
             self.running_var.lerp_(var_F, self.momentum)
             self.steps += 1
@@ -73,7 +73,7 @@ class BatchRenorm1d(nn.Module):
         """Return whether `x_BF` is normalised by batch statistics instead of moving statistics."""
         return self.training and x_BF.shape[0] > 1
 
-    def bounds(self, steps: Tensor | np.ndarray) -> tuple[Any, Any]:
+    def correction_bounds(self, steps: Tensor | np.ndarray) -> tuple[Any, Any]:
         """Return the current bounds r_max and d_max of the corrections, after `steps` [1] training batches.
 
         The bounds are floats, or tensors [1] if `steps` is on a CUDA device.
@@ -85,7 +85,7 @@ class BatchRenorm1d(nn.Module):
         return 1.0 + (self.r_max - 1.0) * progress, self.d_max * progress
 
 
-def corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: tuple[Any, Any], eps: float) -> tuple[A, A]:
+def renorm_corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: tuple[Any, Any], eps: float) -> tuple[A, A]:
     """Return the corrections r and d of batch renormalisation [F] (arXiv:1702.03275, Algorithm 1).
 
     Mean and variance of the batch, and the moving mean and variance, are either all tensors or all arrays.

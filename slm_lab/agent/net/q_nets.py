@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
 from slm_lab.agent.net.hypersphere import UnitTop
-from slm_lab.agent.net.layers import activation, init_layer, init_output, linear_layer
+from slm_lab.agent.net.layers import init_layer, init_output, linear_layer, make_activation
 from slm_lab.agent.net.passes import direct
-from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass, PassNet, chain
-from slm_lab.agent.net.passes.direct_layers import DirectLayer, array_activation, gradients
-from slm_lab.agent.net.passes.validity import Vector
-from slm_lab.agent.ops.arrays import array, tensor
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.net.passes.direct import CriticsPass, DirectPass, GraphFreeNet, GraphFreeSequence, flatten_sequential
+from slm_lab.agent.net.passes.direct_layers import GraphFreeLinear, array_activation, existing_gradients
+from slm_lab.agent.net.passes.validity import ParameterVector
+from slm_lab.agent.ops.arrays import array, as_tensor
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, MatmulMode
 from slm_lab.agent.ops.masks import ActionMask, MaskedPass
@@ -28,7 +28,7 @@ from slm_lab.spec.models.net import SHAPED, ConvNetSpec, DuelingConvNetSpec, Due
 from slm_lab.spec.report import Problem, SpecError
 
 
-class QNet(PassNet):
+class QNet(GraphFreeNet):
     """Net that outputs the action values Q(s, ·), with or without the dueling architecture.
 
     For multi-discrete actions, the outputs are the concatenated values of all components, with `nvec[i]` values for component i.
@@ -69,12 +69,12 @@ class QNet(PassNet):
         """Return action values [B, A]. The net must be feed-forward."""
         return self._values(self.actor_body(obs_B), obs_B)
 
-    def chains(self) -> Sequence[DirectChain] | None:
+    def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return the graph-free pass (DirectChain) of the action values, or None if the net is dueling or a module is not supported."""
-        actor = actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
+        actor = build_actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
-    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
         """Compute a forward pass whose output is the action values [B, A]. The net must be feed-forward.
 
         Args: learn: whether gradients of the parameters are needed.
@@ -82,9 +82,9 @@ class QNet(PassNet):
         chains = self.direct.get(learn)
         if chains is not None:
             passed = DirectPass(chains, array(obs_B))
-            return passed if self.mask is None else MaskedPass(passed, self.mask.valid(array(obs_B)))
+            return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(array(obs_B)))
         with torch.set_grad_enabled(learn):
-            return GraphPass(self.critic(tensor(obs_B)))
+            return GraphPass(self.critic(as_tensor(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor | np.ndarray:
         """Return action values [B, A] without gradients. The net must be feed-forward.
@@ -116,16 +116,16 @@ class QNet(PassNet):
     def _values(self, features_BF: Tensor, obs_B: Tensor) -> Tensor:
         q_BA = self.actor_head(features_BF)
         if self.value_head is not None:
-            q_BA = torch.add(self.value_head(features_BF), self._centred(q_BA, obs_B))
+            q_BA = torch.add(self.value_head(features_BF), self._center_advantages(q_BA, obs_B))
         return self._masked(q_BA, obs_B)
 
-    def _centred(self, advantage_BA: Tensor, obs_B: Tensor) -> Tensor:
+    def _center_advantages(self, advantage_BA: Tensor, obs_B: Tensor) -> Tensor:
         """Return advantages [B, A] minus their means, which are computed over the valid actions of each action component."""
         parts = advantage_BA.split(self.nvec, dim=1) if len(self.nvec) > 1 else (advantage_BA,)
         if self.mask is None:
             centred = [part - part.mean(dim=1, keepdim=True) for part in parts]
         else:
-            weights = self.mask.valid(obs_B).to(advantage_BA.dtype).split(self.nvec, dim=1)
+            weights = self.mask.valid_choices(obs_B).to(advantage_BA.dtype).split(self.nvec, dim=1)
             means = [(part * w).sum(1, True) / w.sum(1, True).clamp_min(1.0) for part, w in zip(parts, weights, strict=True)]
             centred = [part - mean for part, mean in zip(parts, means, strict=True)]
         return centred[0] if len(centred) == 1 else torch.cat(centred, dim=1)
@@ -157,7 +157,7 @@ class QCritic(nn.Module):
         features = self.body.features
         self.joint = nn.Sequential()
         if self.action_after_body:
-            act = activation(getattr(spec, "hid_layers_activation", "relu"))
+            act = make_activation(getattr(spec, "hid_layers_activation", "relu"))
             if isinstance(spec, SimbaV2NetSpec):
                 self.joint = nn.Sequential(UnitTop(features + actions, features), act)
             else:
@@ -175,10 +175,10 @@ class QCritic(nn.Module):
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return the outputs [B, O] for continuous actions [B, D]. If action_B is None, return Q [B, A] of all discrete actions."""
         if action_B is not None and not self.action_after_body:
-            return self.head(self.body(_joined(obs_B, action_B)))
-        return self.of_features(self.body(obs_B), action_B)
+            return self.head(self.body(_concatenate_inputs(obs_B, action_B)))
+        return self.forward_from_features(self.body(obs_B), action_B)
 
-    def of_features(self, features_BF: Tensor, action_B: Tensor | None) -> Tensor:
+    def forward_from_features(self, features_BF: Tensor, action_B: Tensor | None) -> Tensor:
         """Return the outputs of the critic, given the features that its body returned.
 
         This method does not support critics whose body receives the action.
@@ -187,19 +187,19 @@ class QCritic(nn.Module):
             features_BF = self.body.matmul_mode.run(self.joint, torch.cat((features_BF, action_B), dim=1))
         return self.head(features_BF)
 
-    def chain(self) -> DirectChain | None:
+    def build_graph_free_sequence(self) -> GraphFreeSequence | None:
         """Return the graph-free pass (DirectChain) of this critic, or None if a module is not supported."""
         if self.action_after_body or isinstance(self.body, RecurrentBody):
             return None
-        return DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
+        return GraphFreeSequence.from_modules([*flatten_sequential(self.body.layers), self.head], self.body.matmul_mode)
 
 
-def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
+def _concatenate_inputs(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
     """Return the concatenation of flattened observations and actions, or only the flattened observations if action_B is None."""
     return obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
 
 
-class QCritics(PassNet):
+class QCritics(GraphFreeNet):
     """Base class for C critics.
 
     The critics map observations and continuous actions to Q [C, B], or observations to Q [C, B, A] of discrete actions.
@@ -221,7 +221,7 @@ class QCritics(PassNet):
         """
         chains = self.direct.get(learn)
         if chains is not None:
-            return self._direct_pass(chains, _joined(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number)
+            return self._direct_pass(chains, _concatenate_inputs(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number)
         if not for_action_grad:
             with torch.set_grad_enabled(learn):
                 return GraphPass(self(obs_B, action_B, number))
@@ -235,10 +235,10 @@ class QCritics(PassNet):
             parameter.requires_grad_()
         return GraphPass(values, inputs=leaf_B)
 
-    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
-        return CriticsPass(chains[:number], x_BI.numpy(), actions, self._is_single(actions))
+    def _direct_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+        return CriticsPass(chains[:number], x_BI.numpy(), actions, self._has_single_output(actions))
 
-    def _is_single(self, actions: int | None) -> bool:
+    def _has_single_output(self, actions: int | None) -> bool:
         """Return whether each critic has a single output.
 
         Args: actions: number of inputs for the action, which is 0 or None for discrete actions.
@@ -253,8 +253,8 @@ class SeparateCritics(QCritics):
         super().__init__()
         self.critics = nn.ModuleList(critics)
 
-    def chains(self) -> Sequence[DirectChain] | None:
-        found = [critic.chain() for critic in self.critics if isinstance(critic, QCritic)]
+    def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
+        found = [critic.build_graph_free_sequence() for critic in self.critics if isinstance(critic, QCritic)]
         complete = [one for one in found if one is not None]
         return complete if len(complete) == len(found) else None
 
@@ -280,7 +280,7 @@ class RecurrentCritics(SeparateCritics):
         """Size of the concatenated hidden states of all critics."""
 
     @property
-    def _each(self) -> Sequence[Any]:
+    def _critic_list(self) -> Sequence[Any]:
         return list(self.critics)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -290,7 +290,7 @@ class RecurrentCritics(SeparateCritics):
         critics.
         """
         states = state_NS.split(self._sizes, dim=1)
-        found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._each, states, strict=True)]
+        found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._critic_list, states, strict=True)]
         features = torch.cat([features for features, _ in found], dim=2)
         return features, features, torch.cat([state for _, state in found], dim=1)
 
@@ -299,8 +299,8 @@ class RecurrentCritics(SeparateCritics):
 
         Args: features_BF: concatenated features of all critics [B, C × F], as returned by `unroll`.
         """
-        each = zip(self._each[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
-        q_CBO = torch.stack([critic.of_features(features, action_B) for critic, features in each])
+        each = zip(self._critic_list[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
+        q_CBO = torch.stack([critic.forward_from_features(features, action_B) for critic, features in each])
         return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
@@ -314,7 +314,7 @@ class StackedCritics(QCritics):
         super().__init__()
         self._indices: list[int] = []
         self.activations: list[nn.Module] = []
-        for index, layers in enumerate(zip(*(_chain(critic) for critic in critics), strict=True)):
+        for index, layers in enumerate(zip(*(_critic_layers(critic) for critic in critics), strict=True)):
             if isinstance(layers[0], nn.Linear):
                 # [O, I] as in nn.Linear: the product with the transposed weight is a fifth faster, forward and backward
                 weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))
@@ -335,7 +335,7 @@ class StackedCritics(QCritics):
         """Weight [C, O, I] and bias [C, 1, O] of each layer."""
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
-    def chains(self) -> Sequence[DirectChain] | None:
+    def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return graph-free passes (DirectChains): one of all critics together, followed by one per critic.
 
         Return None if a module is not supported.
@@ -344,17 +344,17 @@ class StackedCritics(QCritics):
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
         modes = [*(self.matmul_mode for _ in activations), FLOAT32]
-        layers = [DirectLayer(own, gradients(own), mode) for own, mode in zip(params, modes, strict=True)]
-        each = [[layer.of_critic(index) for layer in layers] for index in range(len(params[0][0]))]
-        return [DirectChain([*zip(one, [*activations, None], strict=True)]) for one in (layers, *each)]
+        layers = [GraphFreeLinear(own, existing_gradients(own), mode) for own, mode in zip(params, modes, strict=True)]
+        each = [[layer.critic_layer(index) for layer in layers] for index in range(len(params[0][0]))]
+        return [GraphFreeSequence([*zip(one, [*activations, None], strict=True)]) for one in (layers, *each)]
 
-    def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        super().use_direct(vector, data, [*others, *self.activations])
+    def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
+        super().enable_graph_free_pass(vector, data, [*others, *self.activations])
 
-    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+    def _direct_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
         stack, *each = chains
         if number is None and len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
-            return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions, self._is_single(actions))
+            return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions, self._has_single_output(actions))
         return super()._direct_pass(each, x_BI, actions, number)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
@@ -365,7 +365,7 @@ class StackedCritics(QCritics):
         layers: Sequence[tuple[Tensor, Tensor]] = self.layers
         if number is not None:
             layers = [(weight[:number], bias[:number]) for weight, bias in layers]
-        x_CBF = _joined(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
+        x_CBF = _concatenate_inputs(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
         for (weight, bias), act in zip(layers, self.activations, strict=False):
             x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.matmul_mode))
         q_CBO = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
@@ -379,7 +379,7 @@ def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, matmul_mode: Ma
     return out_CBO
 
 
-def _chain(critic: QCritic) -> list[nn.Module]:
+def _critic_layers(critic: QCritic) -> list[nn.Module]:
     return [layer for layer in [*critic.body.layers, critic.head] if not isinstance(layer, nn.Flatten)]
 
 
@@ -391,7 +391,7 @@ def build_critics(
     Args: outputs: number of outputs of each critic for a continuous action.
     """
     critics = [QCritic(spec, obs, action, spectral, outputs) for _ in range(number)]
-    layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
+    layers = _critic_layers(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].action_after_body and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
     plain = plain and (spec.critic_optim_spec or spec.optim_spec).name not in SHAPED  # these optimizers need separate weight matrices
     built = StackedCritics(critics) if plain else (RecurrentCritics if spec.recurrent else SeparateCritics)(critics)

@@ -19,7 +19,7 @@ A = TypeVar("A", Tensor, np.ndarray, default=Tensor)
 """Type variable for Tensor or np.ndarray. A function with arguments of type A returns the type of its arguments."""
 
 
-def tensor(x: Tensor | np.ndarray) -> Tensor:
+def as_tensor(x: Tensor | np.ndarray) -> Tensor:
     """Return x as a tensor. If x is an array, the tensor shares the memory of x."""
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
 
@@ -29,9 +29,9 @@ def array(x: Tensor | np.ndarray) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else (x if x.is_cpu else x.cpu()).numpy()
 
 
-def as_kind_of(example: A, x: Tensor | np.ndarray) -> A:
+def as_type_of(example: A, x: Tensor | np.ndarray) -> A:
     """Return x as an array if `example` is an array, otherwise as a tensor."""
-    return array(x) if isinstance(example, np.ndarray) else tensor(x)
+    return array(x) if isinstance(example, np.ndarray) else as_tensor(x)
 
 
 def copy(x: A) -> A:
@@ -73,7 +73,7 @@ def clip(x: A, low: Any, high: Any) -> A:
     return torch.clamp(x, low, high)
 
 
-def flat(x_TN: A) -> A:
+def flatten_time_and_envs(x_TN: A) -> A:
     """Return an array or tensor [T, N, …], reshaped to [T · N, …]."""
     return x_TN.reshape((-1, *x_TN.shape[2:]))
 
@@ -92,6 +92,6 @@ def where_true(x_B: A) -> A:
 
 
 @lru_cache(maxsize=256)
-def equal_numbers(value: float, size: int) -> np.ndarray:
+def filled_vector(value: float, size: int) -> np.ndarray:
     """Return a float32 vector [size] filled with `value`. The vector is cached and must not be modified."""
     return np.full(size, value, np.float32)

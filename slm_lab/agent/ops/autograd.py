@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import tensor
+from slm_lab.agent.ops.arrays import as_tensor
 
 
-class Pass(Protocol):
+class ForwardPass(Protocol):
     """Result of a forward pass of a net. The gradient can be backpropagated through the net once."""
 
     values: tuple[Any, ...]
     """Outputs of the net without an autograd graph. Either all outputs are tensors, or all are arrays."""
 
-    def select(self, rows: Any, /) -> Pass:
+    def select(self, rows: Any, /) -> ForwardPass:
         """Return a pass whose outputs are the given rows of this pass's outputs. The gradients of other rows are 0.
 
         Args: rows: rows to select, as a slice or as indices [K].
@@ -44,12 +44,12 @@ class GraphPass:
         self.values = tuple(out.detach() for out in outputs)
 
     def select(self, rows: Any) -> GraphPass:
-        return GraphPass(*(out[rows] if isinstance(rows, slice) else out.index_select(0, tensor(rows)) for out in self.outputs))
+        return GraphPass(*(out[rows] if isinstance(rows, slice) else out.index_select(0, as_tensor(rows)) for out in self.outputs))
 
     def backward(self, *grads: Tensor | np.ndarray | None) -> None:
-        pairs = [(out, tensor(grad)) for out, grad in zip(self.outputs, grads, strict=True) if grad is not None and out.requires_grad]
+        pairs = [(out, as_tensor(grad)) for out, grad in zip(self.outputs, grads, strict=True) if grad is not None and out.requires_grad]
         if pairs:  # there are no pairs if all parameters are frozen
-            _scalar(*zip(*pairs, strict=True)).backward()
+            _scalar_with_gradients(*zip(*pairs, strict=True)).backward()
 
     def input_grad(self, grad: Tensor) -> Tensor:
         """Return the gradient of the loss with respect to `inputs`, given the gradient of the only output.
@@ -57,10 +57,10 @@ class GraphPass:
         Call this method instead of `backward`.
         """
         assert self._inputs is not None
-        return torch.autograd.grad(_scalar(self.outputs, [grad]), self._inputs)[0]
+        return torch.autograd.grad(_scalar_with_gradients(self.outputs, [grad]), self._inputs)[0]
 
 
-def _scalar(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+def _scalar_with_gradients(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
     """Return a scalar tensor whose gradients with respect to `outputs` are `grads`.
 
     `torch.autograd.backward(outputs, grads)` would have the same effect as `backward()` of this scalar, but makes torch import sympy, which

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, clip, equal_numbers, exp, stack, tanh, where
+from slm_lab.agent.ops.arrays import A, clip, exp, filled_vector, stack, tanh, where
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -43,7 +43,7 @@ class ActionDistribution(ABC):
         return type(self).__name__
 
     @property
-    def normal(self) -> Normal | None:
+    def gaussian_part(self) -> Normal | None:
         """The distribution of the Gaussian components of the action, or None if no component is Gaussian."""
         return None
 
@@ -56,13 +56,13 @@ class ActionDistribution(ABC):
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Sample actions [N] for parameters float32 [N, P]. Return the actions and their log-probabilities [N]."""
-        action_N = self.draw(params_NP, rng)
+        action_N = self.sample_actions(params_NP, rng)
         with torch.inference_mode():
             logp_N = self.log_prob(torch.from_numpy(params_NP), torch.from_numpy(action_N)).numpy()
         return action_N, logp_N
 
     @abstractmethod
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Sample actions [N] without computing log-probabilities."""
 
     @abstractmethod
@@ -96,10 +96,10 @@ class Categorical(ActionDistribution):
         self.param_dim = action.nvec[0]
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        action_N = self.draw(params_NP, rng)
+        action_N = self.sample_actions(params_NP, rng)
         return action_N, categorical_logp(params_NP, action_N)
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         # Gumbel-max trick: argmax(logits + Gumbel noise) is a sample of softmax(logits)
         noise_NP = rng.gumbel(size=params_NP.shape)
         noise_NP += params_NP.astype(np.float64)  # adding mixed dtypes takes longer than conversion and sum
@@ -123,7 +123,7 @@ class Categorical(ActionDistribution):
 class Argmax(Categorical):
     """Categorical distribution whose samples are always the action with the greatest logit."""
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.mode(params_NP)
 
 
@@ -142,30 +142,30 @@ class MultiCategorical(ActionDistribution):
         super().__init__(action)
         self.param_dim = sum(action.nvec)
 
-    def _split(self, params_BP: A) -> Sequence[A]:
+    def _split_logits(self, params_BP: A) -> Sequence[A]:
         if isinstance(params_BP, np.ndarray):
             return np.split(params_BP, np.cumsum(self.action.nvec)[:-1], axis=1)
         return params_BP.split(self.action.nvec, dim=1)
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return np.stack([(logits + rng.gumbel(size=logits.shape)).argmax(axis=1) for logits in self._split(params_NP)], axis=1)
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return np.stack([(logits + rng.gumbel(size=logits.shape)).argmax(axis=1) for logits in self._split_logits(params_NP)], axis=1)
 
     def mode(self, params_BP: A) -> A:
-        return stack([logits.argmax(1) for logits in self._split(params_BP)], 1)
+        return stack([logits.argmax(1) for logits in self._split_logits(params_BP)], 1)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        parts = zip(self._split(params_BP), action_B.unbind(1), strict=True)
+        parts = zip(self._split_logits(params_BP), action_B.unbind(1), strict=True)
         return torch.stack([F.log_softmax(logits, dim=1).gather(1, a.unsqueeze(1)).squeeze(1) for logits, a in parts]).sum(0)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        logps = [F.log_softmax(logits, dim=1) for logits in self._split(params_BP)]
+        logps = [F.log_softmax(logits, dim=1) for logits in self._split_logits(params_BP)]
         return torch.stack([-(logp.exp() * logp).sum(dim=1) for logp in logps]).sum(0)
 
 
 class MultiArgmax(MultiCategorical):
     """MultiCategorical distribution whose samples always consist of the choices with the greatest logits."""
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.mode(params_NP)
 
 
@@ -178,7 +178,7 @@ class Bernoulli(ActionDistribution):
         super().__init__(action)
         self.param_dim = action.dim
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return (rng.logistic(size=params_NP.shape) < params_NP).astype(np.int64)
 
     def mode(self, params_BP: A) -> A:
@@ -196,15 +196,15 @@ class _LocationScale(ActionDistribution):
 
     kinds = ("continuous",)
 
-    def split(self, params_BP: A) -> tuple[A, A]:
+    def loc_and_log_scale(self, params_BP: A) -> tuple[A, A]:
         """Return the locations [B, D] and the log scales [B, D], which are clipped to [LOG_STD_MIN, LOG_STD_MAX]."""
-        return params_BP[:, : self.action.dim], _bounded(params_BP[:, self.action.dim :])
+        return params_BP[:, : self.action.dim], _clip_log_std(params_BP[:, self.action.dim :])
 
     def mode(self, params_BP: A) -> A:
         return params_BP[:, : self.action.dim]
 
 
-def _bounded(log_std: A) -> A:
+def _clip_log_std(log_std: A) -> A:
     if isinstance(log_std, np.ndarray):
         return np.minimum(np.maximum(log_std, LOG_STD_MIN), LOG_STD_MAX)  # a third of the time of np.clip
     return F.hardtanh(log_std, LOG_STD_MIN, LOG_STD_MAX)  # a clamp whose backward is one kernel
@@ -227,13 +227,13 @@ class Normal(_LocationScale):
             self.param_dim = action.dim
 
     @property
-    def normal(self) -> Normal:
+    def gaussian_part(self) -> Normal:
         return self
 
     def with_log_std(self, log_std: Tensor) -> Normal:
         return type(self)(self.action, log_std)
 
-    def free_log_std(self) -> np.ndarray:
+    def log_std_array(self) -> np.ndarray:
         """Return `log_std` as an array [1, D], which must not be modified. If `log_std` is on the CPU, the array is a view of `log_std`."""
         assert self.log_std is not None
         if self._view is not None and self._view[0] == self.log_std.data_ptr():
@@ -242,42 +242,42 @@ class Normal(_LocationScale):
         self._view = (self.log_std.data_ptr(), log_std_1D) if self.log_std.device.type == "cpu" else None
         return log_std_1D
 
-    def split(self, params_BP: A) -> tuple[A, A]:
+    def loc_and_log_scale(self, params_BP: A) -> tuple[A, A]:
         """Return the means [B, D] and the clipped log standard deviations [B, D], or [1, D] if these do not depend on the state."""
         if self.log_std is None:
-            return super().split(params_BP)
+            return super().loc_and_log_scale(params_BP)
         if isinstance(params_BP, np.ndarray):
-            return params_BP, _bounded(self.free_log_std())
-        return params_BP, _bounded(self.log_std).unsqueeze(0)
+            return params_BP, _clip_log_std(self.log_std_array())
+        return params_BP, _clip_log_std(self.log_std).unsqueeze(0)
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        loc_ND, log_std_ND = self.split(params_NP)
+        loc_ND, log_std_ND = self.loc_and_log_scale(params_NP)
         noise_ND, dim = rng.standard_normal(loc_ND.shape, dtype=np.float32), self.action.dim
         # sums over short rows are computed as products with a vector, which take less time than np.add.reduce
-        logp_N = np.dot(noise_ND * noise_ND, equal_numbers(-0.5, dim))
-        logp_N -= np.dot(log_std_ND, equal_numbers(1.0, dim)) + np.float32(0.5 * LOG_2PI * dim)
+        logp_N = np.dot(noise_ND * noise_ND, filled_vector(-0.5, dim))
+        logp_N -= np.dot(log_std_ND, filled_vector(1.0, dim)) + np.float32(0.5 * LOG_2PI * dim)
         action_ND = np.exp(log_std_ND) * noise_ND
         action_ND += loc_ND
         return action_ND, logp_N
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.sample(params_NP, rng)[0]
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         return self.evaluate(params_BP, action_B)[0]
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return (self.split(params_BP)[1].sum(1) + 0.5 * (1.0 + LOG_2PI) * self.action.dim).expand(len(params_BP))
+        return (self.loc_and_log_scale(params_BP)[1].sum(1) + 0.5 * (1.0 + LOG_2PI) * self.action.dim).expand(len(params_BP))
 
     def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        loc_BD, log_std_BD = self.split(params_BP)
+        loc_BD, log_std_BD = self.loc_and_log_scale(params_BP)
         z_BD = (action_B - loc_BD) * torch.exp(-log_std_BD)
         volume_B, constant = log_std_BD.sum(1), 0.5 * LOG_2PI * self.action.dim
         entropy_B = (volume_B + constant + 0.5 * self.action.dim).expand(len(params_BP))
         return -0.5 * z_BD.square().sum(1) - volume_B - constant, entropy_B
 
 
-def _log_tanh_slope(u: A) -> A:
+def _log_tanh_derivative(u: A) -> A:
     """Return log(1 - tanh²(u)) for u of any shape.
 
     The formula 2 (log 2 - u - log(1 + exp(-2u))) is precise even if tanh(u) is near ±1.
@@ -305,20 +305,20 @@ class NormalTanh(Normal):
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)
-        return u_ND, logp_N - np.add.reduce(_log_tanh_slope(u_ND), axis=1)
+        return u_ND, logp_N - np.add.reduce(_log_tanh_derivative(u_ND), axis=1)
 
     def env_action(self, action_B: A) -> A:
         return tanh(action_B)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        return super().evaluate(params_BP, action_B)[0] - _log_tanh_slope(action_B).sum(1)
+        return super().evaluate(params_BP, action_B)[0] - _log_tanh_derivative(action_B).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         """Return the entropy [B] of tanh(u), which is the entropy of u plus the mean of log(1 − tanh²(u)), computed by quadrature."""
-        loc_BD, log_std_BD = self.split(params_BP)
+        loc_BD, log_std_BD = self.loc_and_log_scale(params_BP)
         std_BD, entropy_B = log_std_BD.exp(), super().entropy(params_BP)
         for node, weight in zip(self._node_K, self._weight_K, strict=True):
-            entropy_B = entropy_B + weight * _log_tanh_slope(loc_BD + node * std_BD).sum(1)
+            entropy_B = entropy_B + weight * _log_tanh_derivative(loc_BD + node * std_BD).sum(1)
         return entropy_B
 
     def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -341,7 +341,7 @@ class SquashedSample(NamedTuple):
     state_dependent: bool
     """Whether log σ depends on the state."""
 
-    def gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
+    def parameter_gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
         """Return the gradient of a loss with respect to the distribution parameters [B, P], and with respect to log σ [D].
 
         The gradient with respect to log σ is None if log σ depends on the state, because the parameters then contain log σ.
@@ -381,7 +381,7 @@ class SquashedNormal(NormalTanh):
     @torch.no_grad()
     def rsample(self, params_BP: A, noise_BD: A) -> SquashedSample:
         """Return the reparametrised actions tanh(μ + σ ε) for standard normal noise ε [B, D], without an autograd graph."""
-        loc_BD, log_std_BD = self.split(params_BP)
+        loc_BD, log_std_BD = self.loc_and_log_scale(params_BP)
         shift_BD = exp(log_std_BD) * noise_BD
         u_BD, constant = loc_BD + shift_BD, 0.5 * LOG_2PI * self.action.dim
         # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
@@ -391,7 +391,7 @@ class SquashedNormal(NormalTanh):
             slope_BD = 2.0 * (math.log(2.0) - size_BD - np.log1p(np.exp(-2.0 * size_BD)))  # faster than np.logaddexp
             logp_B = -np.add.reduce(0.5 * noise_BD * noise_BD + log_std_BD + slope_BD, axis=1) - np.float32(constant)
         else:
-            logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_slope(u_BD)).sum(1) - constant
+            logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_derivative(u_BD)).sum(1) - constant
         return SquashedSample(tanh(u_BD), logp_B, shift_BD, log_std_BD, self.log_std is None)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
@@ -409,13 +409,13 @@ class Deterministic(ActionDistribution):
         super().__init__(action)
         self.param_dim = action.dim
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return self.mode(params_NP)
 
     def mode(self, params_BP: A) -> A:
         return tanh(params_BP)
 
-    def gradient(self, action_BD: A, grad_action_BD: A) -> A:
+    def parameter_gradient(self, action_BD: A, grad_action_BD: A) -> A:
         """Return the gradient of a loss with respect to the parameters [B, P], given the loss's gradient with respect to the actions.
 
         The derivative of tanh is ∂ tanh(u) / ∂ u = 1 − tanh²(u).
@@ -434,22 +434,22 @@ class Deterministic(ActionDistribution):
 class LogNormal(_LocationScale):
     """Distribution of exp(u) for independent Gaussian variables u. All actions are positive."""
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        loc_ND, log_std_ND = self.split(params_NP)
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        loc_ND, log_std_ND = self.loc_and_log_scale(params_NP)
         return np.exp(loc_ND + np.exp(log_std_ND) * rng.standard_normal(loc_ND.shape, dtype=np.float32))
 
     def mode(self, params_BP: A) -> A:
-        loc_BD, log_std_BD = self.split(params_BP)
+        loc_BD, log_std_BD = self.loc_and_log_scale(params_BP)
         return exp(loc_BD - exp(2.0 * log_std_BD))
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        loc_BD, log_std_BD = self.split(params_BP)
+        loc_BD, log_std_BD = self.loc_and_log_scale(params_BP)
         log_a_BD = action_B.clamp_min(1e-30).log()
         z_BD = (log_a_BD - loc_BD) * torch.exp(-log_std_BD)
         return (-0.5 * z_BD * z_BD - log_std_BD - log_a_BD - 0.5 * LOG_2PI).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        loc_BD, log_std_BD = self.split(params_BP)
+        loc_BD, log_std_BD = self.loc_and_log_scale(params_BP)
         return (loc_BD + log_std_BD + 0.5 * (1.0 + LOG_2PI)).sum(1)
 
 
@@ -458,17 +458,17 @@ class Gumbel(_LocationScale):
 
     EULER = 0.5772156649015329
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        loc_ND, log_scale_ND = self.split(params_NP)
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        loc_ND, log_scale_ND = self.loc_and_log_scale(params_NP)
         return np.asarray(loc_ND + np.exp(log_scale_ND) * rng.gumbel(size=loc_ND.shape), dtype=np.float32)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        loc_BD, log_scale_BD = self.split(params_BP)
+        loc_BD, log_scale_BD = self.loc_and_log_scale(params_BP)
         z_BD = (action_B - loc_BD) * torch.exp(-log_scale_BD)
         return (-z_BD - torch.exp(-z_BD) - log_scale_BD).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return (self.split(params_BP)[1] + 1.0 + self.EULER).sum(1)
+        return (self.loc_and_log_scale(params_BP)[1] + 1.0 + self.EULER).sum(1)
 
 
 class Beta(ActionDistribution):
@@ -478,20 +478,20 @@ class Beta(ActionDistribution):
     needs_bounds = True
     EDGE = 1e-6
 
-    def _shape(self, params_BP: A) -> tuple[A, A]:
+    def _alpha_beta(self, params_BP: A) -> tuple[A, A]:
         """Return the parameters α and β of the Beta distributions, [B, D] each."""
         shape_BP = (np.logaddexp(0.0, params_BP) if isinstance(params_BP, np.ndarray) else F.softplus(params_BP)) + 1.0
         return shape_BP[:, : self.action.dim], shape_BP[:, self.action.dim :]
 
     def _dist(self, params_BP: Tensor) -> torch.distributions.Beta:
-        return torch.distributions.Beta(*self._shape(params_BP), validate_args=False)
+        return torch.distributions.Beta(*self._alpha_beta(params_BP), validate_args=False)
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        unit_ND = np.clip(rng.beta(*self._shape(params_NP)), self.EDGE, 1.0 - self.EDGE)
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        unit_ND = np.clip(rng.beta(*self._alpha_beta(params_NP)), self.EDGE, 1.0 - self.EDGE)
         return np.asarray(2.0 * unit_ND - 1.0, dtype=np.float32)
 
     def mode(self, params_BP: A) -> A:
-        alpha_BD, beta_BD = self._shape(params_BP)
+        alpha_BD, beta_BD = self._alpha_beta(params_BP)
         return 2.0 * (alpha_BD - 1.0) / clip(alpha_BD + beta_BD - 2.0, 1e-6, math.inf) - 1.0
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
@@ -522,7 +522,7 @@ class MultivariateNormal(ActionDistribution):
         below_BDD[:, self._below[0], self._below[1]] = params_BP[:, 2 * dim :]
         return scale_BDD + below_BDD
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         with torch.inference_mode():
             scale_NDD = self._scale_tril(torch.from_numpy(params_NP)).numpy()
         noise_ND1 = rng.standard_normal((len(params_NP), self.action.dim, 1), dtype=np.float32)
@@ -557,20 +557,22 @@ class Product(ActionDistribution):
         super().__init__(action)
         self.parts = tuple(parts)
         self.param_dim = sum(part.param_dim for part in parts)
-        self._params, self._actions = (_slices(sizes) for sizes in ([p.param_dim for p in parts], [p.action.dim for p in parts]))
+        self._params, self._actions = (
+            _consecutive_slices(sizes) for sizes in ([p.param_dim for p in parts], [p.action.dim for p in parts])
+        )
 
     @property
     def name(self) -> str:
         return " and ".join(part.name for part in self.parts)
 
     @property
-    def normal(self) -> Normal | None:
-        return next((part.normal for part in self.parts if part.normal is not None), None)
+    def gaussian_part(self) -> Normal | None:
+        return next((part.gaussian_part for part in self.parts if part.gaussian_part is not None), None)
 
     def with_log_std(self, log_std: Tensor) -> Product:
-        return Product(self.action, [part if part.normal is None else part.with_log_std(log_std) for part in self.parts])
+        return Product(self.action, [part if part.gaussian_part is None else part.with_log_std(log_std) for part in self.parts])
 
-    def split(self, params_BP: A) -> list[tuple[Any, A]]:
+    def split_params(self, params_BP: A) -> list[tuple[Any, A]]:
         """Return a list of (distribution of a part, parameters of this distribution)."""
         return [(part, params_BP[:, at]) for part, at in zip(self.parts, self._params, strict=True)]
 
@@ -580,27 +582,27 @@ class Product(ActionDistribution):
         return [own if part.action.dtype is np.float32 else _integers(own) for part, own in zip(self.parts, columns, strict=True)]
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        drawn = [part.sample(np.ascontiguousarray(params), rng) for part, params in self.split(params_NP)]
-        return _joined([action_N for action_N, _ in drawn]), np.add.reduce([logp_N for _, logp_N in drawn])
+        drawn = [part.sample(np.ascontiguousarray(params), rng) for part, params in self.split_params(params_NP)]
+        return _concatenate_actions([action_N for action_N, _ in drawn]), np.add.reduce([logp_N for _, logp_N in drawn])
 
-    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return _joined([part.draw(params, rng) for part, params in self.split(params_NP)])
+    def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return _concatenate_actions([part.sample_actions(params, rng) for part, params in self.split_params(params_NP)])
 
     def mode(self, params_BP: A) -> A:
-        return _joined([part.mode(params) for part, params in self.split(params_BP)])
+        return _concatenate_actions([part.mode(params) for part, params in self.split_params(params_BP)])
 
     def env_action(self, action_B: A) -> A:
-        return _joined([part.env_action(action_B[:, at]) for part, at in zip(self.parts, self._actions, strict=True)])
+        return _concatenate_actions([part.env_action(action_B[:, at]) for part, at in zip(self.parts, self._actions, strict=True)])
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        rows = zip(self.split(params_BP), self.split_actions(action_B), strict=True)
+        rows = zip(self.split_params(params_BP), self.split_actions(action_B), strict=True)
         return torch.stack([part.log_prob(params, own) for (part, params), own in rows]).sum(0)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return torch.stack([part.entropy(params) for part, params in self.split(params_BP)]).sum(0)
+        return torch.stack([part.entropy(params) for part, params in self.split_params(params_BP)]).sum(0)
 
 
-def _slices(sizes: Sequence[int]) -> list[slice]:
+def _consecutive_slices(sizes: Sequence[int]) -> list[slice]:
     return [slice(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(len(sizes))]
 
 
@@ -608,7 +610,7 @@ def _integers(x: A) -> A:
     return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
 
 
-def _joined(parts: Sequence[A]) -> A:
+def _concatenate_actions(parts: Sequence[A]) -> A:
     """Concatenate the actions of the parts of a hybrid action along the last axis, as float32."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, axis=1, dtype=np.float32)

@@ -42,9 +42,9 @@ class MatmulMode:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """Return x weightᵀ + bias as a new tensor [B, O], or [C, B, O] for a stack."""
         if self.bfloat16:
-            return self._product(x, weight.mT).add_(bias)
-        if self._by_onednn(x, weight.mT):
-            return _onednn(x, weight, bias)
+            return self._matmul(x, weight.mT).add_(bias)
+        if self._uses_onednn(x, weight.mT):
+            return _onednn_linear(x, weight, bias)
         if x.dim() == 3:
             return torch.baddbmm(bias, x, weight.mT)
         return torch.addmm(bias, x, weight.t())
@@ -52,13 +52,13 @@ class MatmulMode:
     def weight_grad(self, grad: Tensor, x: Tensor) -> Tensor:
         """Return the gradient with respect to the weight, gradᵀ x, given `grad`, the gradient with respect to the output."""
         if x.shape[-1] < grad.shape[-1]:
-            return self._product(x.mT, grad).mT
-        return self._product(grad.mT, x)
+            return self._matmul(x.mT, grad).mT
+        return self._matmul(grad.mT, x)
 
     def add_weight_grad(self, total: Tensor, grad: Tensor, x: Tensor) -> None:
         """Add the gradient with respect to the weight, gradᵀ x, to `total` [O, I] in place."""
         # with few inputs the transposed product takes half the time, which outweighs the additional sum
-        if self.bfloat16 or 2 * x.shape[-1] <= grad.shape[-1] or self._by_onednn(grad.mT, x):
+        if self.bfloat16 or 2 * x.shape[-1] <= grad.shape[-1] or self._uses_onednn(grad.mT, x):
             total += self.weight_grad(grad, x)
         elif x.dim() == 3:
             total.baddbmm_(grad.mT, x)
@@ -68,8 +68,8 @@ class MatmulMode:
     def input_grad(self, grad: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient with respect to the input, grad · weight, given `grad`, the gradient with respect to the output."""
         if weight.shape[-1] * _NARROW <= weight.shape[-2]:
-            return self._product(weight.mT, grad.mT).mT
-        return self._product(grad, weight)
+            return self._matmul(weight.mT, grad.mT).mT
+        return self._matmul(grad, weight)
 
     def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
         """Call function(*args), in which linear layers compute their products with this MatmulMode. Return a float32 tensor.
@@ -82,13 +82,13 @@ class MatmulMode:
         with torch.autocast(args[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext(), linear:
             return function(*args).float()
 
-    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+    def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         product = torch.bmm if a.dim() == 3 else torch.mm
         if self.bfloat16:
             return product(a.bfloat16(), b.bfloat16()).float()
-        return _onednn(a, b.mT) if self._by_onednn(a, b) else product(a, b)
+        return _onednn_linear(a, b.mT) if self._uses_onednn(a, b) else product(a, b)
 
-    def _by_onednn(self, a: Tensor, b: Tensor) -> bool:
+    def _uses_onednn(self, a: Tensor, b: Tensor) -> bool:
         return 0 < self.onednn <= min(*a.shape[-2:], b.shape[-1])
 
 
@@ -96,16 +96,16 @@ FLOAT32 = MatmulMode()
 """MatmulMode in which torch computes all products by its default library in float32."""
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x weightᵀ + bias, computed by oneDNN. (oneDNN copies a transposed x, but does not copy a transposed weight.)"""
     if x.dim() == 3:
-        return torch.stack([_onednn(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
+        return torch.stack([_onednn_linear(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return product
 
 
 @torch.no_grad()
-def scale_rows(weight: Tensor) -> None:
+def normalize_rows(weight: Tensor) -> None:
     """Scale each row of a weight [O, I] to norm 1, in place."""
     weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min_(1e-8))
 

@@ -16,7 +16,7 @@ from slm_lab.spec.models.net import LossSpec
 from slm_lab.spec.report import Problem, SpecError
 
 
-def _check(*tensors: Tensor) -> None:
+def _check_shapes(*tensors: Tensor) -> None:
     shape = tensors[0].shape
     if len(shape) != 1 or any(t.shape != shape for t in tensors):
         raise ValueError(f"expected tensors of the same shape [B], got {[tuple(t.shape) for t in tensors]}")
@@ -24,7 +24,7 @@ def _check(*tensors: Tensor) -> None:
 
 def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
     """Policy gradient loss −E[log π(a|s) · Â] (Williams 1992, and arXiv:1602.01783, section 4)."""
-    _check(logp_B, advantage_B)
+    _check_shapes(logp_B, advantage_B)
     return torch.dot(logp_B, advantage_B) / -len(logp_B)
 
 
@@ -40,7 +40,7 @@ def clipped_surrogate_loss(
     the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. The log ratio is clamped to ±20, because exp of greater values
     can overflow, which would make the gradient NaN.
     """
-    _check(logp_B, old_logp_B, advantage_B)
+    _check_shapes(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)
     ratio_B = torch.exp(F.hardtanh(logp_B - old_logp_B, -20.0, 20.0))  # a clamp whose backward is one kernel
     surrogate_B = torch.minimum(ratio_B * advantage_B, bound_B)
@@ -63,7 +63,7 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
 
     V_clip is the value V clipped to [V_old − ε, V_old + ε].
     """
-    _check(value_B, old_value_B, target_B)
+    _check_shapes(value_B, old_value_B, target_B)
     near_B = old_value_B + (value_B - old_value_B).clamp(-clip_eps, clip_eps)
     return 0.5 * torch.maximum((value_B - target_B).square(), (near_B - target_B).square()).mean()
 
@@ -75,7 +75,7 @@ def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor
 
     Args: weight_B: importance weights w.
     """
-    _check(logp_B, return_B, value_B, weight_B)
+    _check_shapes(logp_B, return_B, value_B, weight_B)
     return -(weight_B * logp_B * (return_B - value_B.detach()).clamp(min=0.0)).mean()
 
 
@@ -84,7 +84,7 @@ def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tenso
 
     The loss only raises V, towards returns above V.
     """
-    _check(value_B, return_B, weight_B)
+    _check_shapes(value_B, return_B, weight_B)
     return 0.5 * (weight_B * (return_B - value_B).clamp(min=0.0).square()).mean()
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from slm_lab.agent.ops.arrays import A, as_kind_of, copy, where
-from slm_lab.agent.ops.autograd import Pass
+from slm_lab.agent.ops.arrays import A, as_type_of, copy, where
+from slm_lab.agent.ops.autograd import ForwardPass
 from slm_lab.lib.records import ObservationSpace
 
 MASKED = -1e30
@@ -35,7 +35,7 @@ class ActionMask:
         """Return the action mask of an observation space, or None if the space has no mask."""
         return None if obs.mask is None else ActionMask(*obs.mask)
 
-    def valid(self, obs: A) -> A:
+    def valid_choices(self, obs: A) -> A:
         """Return whether each choice of each discrete component is valid, bool [..., A]."""
         return obs[..., self._columns] != 0
 
@@ -44,7 +44,7 @@ class ActionMask:
 
         The first A of the P outputs belong to the A discrete choices.
         """
-        return masked(outputs, self.valid(obs))
+        return masked(outputs, self.valid_choices(obs))
 
 
 def masked(outputs: A, valid: A) -> A:
@@ -58,7 +58,7 @@ def masked(outputs: A, valid: A) -> A:
     return torch.cat((replaced, others), -1)
 
 
-def valid_outputs(outputs_NA: np.ndarray) -> np.ndarray:
+def valid_actions(outputs_NA: np.ndarray) -> np.ndarray:
     """Return whether each action is valid, bool [N, A], given outputs [N, A], which are MASKED for invalid actions."""
     return outputs_NA > MASKED / 2
 
@@ -69,9 +69,9 @@ class MaskedPass:
     Args: inner: pass without the mask. valid_BA: whether each action is valid, bool [B, A].
     """
 
-    def __init__(self, inner: Pass, valid_BA: Any) -> None:
+    def __init__(self, inner: ForwardPass, valid_BA: Any) -> None:
         first, *others = inner.values
-        self._inner, self._valid_BA = inner, as_kind_of(first, valid_BA)
+        self._inner, self._valid_BA = inner, as_type_of(first, valid_BA)
         self.values: tuple[Any, ...] = (masked(first, self._valid_BA), *others)
 
     def select(self, rows: Any) -> MaskedPass:
@@ -79,9 +79,9 @@ class MaskedPass:
 
     def backward(self, *grads: Any) -> None:
         first, *others = grads
-        self._inner.backward(None if first is None else self._kept(as_kind_of(self._valid_BA, first)), *others)
+        self._inner.backward(None if first is None else self._mask_gradient(as_type_of(self._valid_BA, first)), *others)
 
-    def _kept(self, grad_BP: A) -> A:
+    def _mask_gradient(self, grad_BP: A) -> A:
         """Return the gradient `grad_BP` with the columns of invalid choices set to 0."""
         choices = self._valid_BA.shape[1]
         if choices == grad_BP.shape[1]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, array, equal_numbers
+from slm_lab.agent.ops.arrays import A, array, filled_vector
 from slm_lab.agent.ops.device import is_asynchronous, to_floats
 from slm_lab.agent.ops.distributions import (
     LOG_2PI,
@@ -78,7 +78,9 @@ derivatives with respect to log π(a|s) [B], and the derivative with respect to 
 returns the gradient with respect to the parameters [B, P], and the gradient with respect to a state-independent log_std [D] or None."""
 
 
-def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+def _evaluate_categorical(
+    distribution: Categorical, params_BP: np.ndarray, action_B: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # transposed, because there are few parameters, and numpy is slow on short rows
     logp_PB = np.subtract(params_BP.T, np.maximum.reduce(params_BP.T, axis=0), order="C")
     p_PB = np.exp(logp_PB)
@@ -102,16 +104,16 @@ def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # transposed, as in _categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
-    loc_BD, log_std_BD = distribution.split(params_BP)  # [1, D] if it does not depend on the state
+    loc_BD, log_std_BD = distribution.loc_and_log_scale(params_BP)  # [1, D] if it does not depend on the state
     is_free, dim = distribution.log_std is not None, distribution.action.dim
-    unclipped_BD = distribution.free_log_std() if is_free else params_BP[:, dim:]
+    unclipped_BD = distribution.log_std_array() if is_free else params_BP[:, dim:]
     inside_DB = ((unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)).T
     inv_std_DB = np.exp(-log_std_BD).T
     z_DB = np.subtract(action_BD.T, loc_BD.T, order="C")
     z_DB *= inv_std_DB
-    volume_B = np.dot(log_std_BD, equal_numbers(1.0, dim))
+    volume_B = np.dot(log_std_BD, filled_vector(1.0, dim))
     constant = 0.5 * LOG_2PI * dim
-    logp_B = np.dot(equal_numbers(-0.5, dim), z_DB * z_DB)
+    logp_B = np.dot(filled_vector(-0.5, dim), z_DB * z_DB)
     logp_B -= volume_B + constant
     entropy_B = np.zeros(len(params_BP), np.float32)  # np.broadcast_to takes longer
     entropy_B += volume_B + (constant + 0.5 * dim)
@@ -124,7 +126,7 @@ def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) 
         grad_log_std_DB += grad_entropy
         grad_loc_DB *= inv_std_DB
         if is_free:
-            return grad_loc_DB.T, np.dot(grad_log_std_DB, equal_numbers(1.0, len(grad_logp_B))) * inside_DB[:, 0]
+            return grad_loc_DB.T, np.dot(grad_log_std_DB, filled_vector(1.0, len(grad_logp_B))) * inside_DB[:, 0]
         grad_log_std_DB *= inside_DB
         return np.concatenate((grad_loc_DB, grad_log_std_DB)).T, None
 
@@ -172,7 +174,7 @@ def _bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_BD: np.nda
 
 def _product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # log π and H are sums over the parts, so each part has its own gradient
-    rows = zip(distribution.split(params_BP), distribution.split_actions(action_BD), strict=True)
+    rows = zip(distribution.split_params(params_BP), distribution.split_actions(action_BD), strict=True)
     logps, entropies, gradients = zip(*(EVALUATE[type(part)](part, params, own) for (part, params), own in rows), strict=True)
 
     def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
@@ -184,8 +186,8 @@ def _product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray
 
 
 EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, Gradient]]] = {
-    Categorical: _categorical,
-    Argmax: _categorical,
+    Categorical: _evaluate_categorical,
+    Argmax: _evaluate_categorical,
     MultiCategorical: _multi_categorical,
     MultiArgmax: _multi_categorical,
     Bernoulli: _bernoulli,
@@ -274,7 +276,7 @@ class Objective:
         total, bounds_loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy, 0.0
         if coefs.bounds:
             assert isinstance(self.distribution, Normal)
-            bounds_loss, grad_loc_BD = _bounds_loss(self.distribution.split(params_BP)[0])
+            bounds_loss, grad_loc_BD = _bounds_loss(self.distribution.loc_and_log_scale(params_BP)[0])
             total += coefs.bounds * bounds_loss
             grad_params_BP[:, : grad_loc_BD.shape[1]] += (coefs.bounds * weight) * grad_loc_BD
         terms = Terms(float(np.float32(total)), policy_loss, value_loss, entropy, torch.from_numpy(logp_B), bounds_loss)

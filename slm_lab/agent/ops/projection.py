@@ -30,7 +30,7 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
     return projected_BZ.scatter_add_(1, left_BZ + 1, p_BZ * share_BZ)
 
 
-def lower_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
+def lowest_mean_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
     """Return, for each sample of the batch, the distribution with the lowest mean among C critics: [C, B, Z] → [B, Z].
 
     Selecting the lowest mean is clipped double Q-learning (arXiv:1802.09477) for distributions.

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, as_kind_of, tensor
+from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of
 from slm_lab.agent.ops.losses import LossAndGradient
 
 
-def midpoints(number: int) -> Tensor:
+def quantile_midpoints(number: int) -> Tensor:
     """Return τ̂_i = (2i + 1) / 2N [N], the probabilities of the quantiles that are learned (arXiv:1710.10044, lemma 2)."""
     return (torch.arange(number) + 0.5) / number
 
@@ -28,16 +28,16 @@ def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None)
     Args: quantile_BN: quantiles θ, float32. target_BM: targets, float32. weight_B: weight of each sample in the mean, or None for equal
     weights of 1. The arguments must not have an autograd graph. Returns the loss, and the gradient of the loss with respect to quantile_BN.
     """
-    loss_B, grad_BN = _loss_of_rows(tensor(quantile_BN), tensor(target_BM))
-    weights: Any = 1.0 if weight_B is None else tensor(weight_B)
+    loss_B, grad_BN = _sample_losses(as_tensor(quantile_BN), as_tensor(target_BM))
+    weights: Any = 1.0 if weight_B is None else as_tensor(weight_B)
     grad_BN *= weights if weight_B is None else weights.unsqueeze(1)
     rows = len(loss_B)
-    return LossAndGradient((loss_B * weights).sum() / rows, as_kind_of(quantile_BN, grad_BN / rows))
+    return LossAndGradient((loss_B * weights).sum() / rows, as_type_of(quantile_BN, grad_BN / rows))
 
 
-def _loss_of_rows(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_losses(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each sample [B], and the gradient of each loss with respect to the quantiles [B, N], float32."""
-    M, tau_N = target_BM.shape[1], midpoints(quantile_BN.shape[1]).to(quantile_BN.device)
+    M, tau_N = target_BM.shape[1], quantile_midpoints(quantile_BN.shape[1]).to(quantile_BN.device)
     target_BM = target_BM.sort(dim=1).values
     # float64, because differences of large sums of squares lose precision
     theta_BN, y_BM = quantile_BN.double(), target_BM.double()

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, as_kind_of, copy, full_like, ignore_float_errors, tensor, where
+from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, copy, full_like, ignore_float_errors, where
 from slm_lab.agent.ops.device import is_asynchronous
 
 
-def _check(*rows: A) -> None:
+def _check_shapes(*rows: A) -> None:
     shape = rows[0].shape
     if len(shape) != 2 or any(x.shape != shape for x in rows):
         raise ValueError(f"expected the same shape [T, N], got {[tuple(x.shape) for x in rows]}")
@@ -30,7 +30,7 @@ def discounted_scan(x_TN: A, decay_TN: A) -> A:
 
     Args: x_TN, decay_TN: float [T, N]. Raises ValueError if the shapes differ or are not [T, N].
     """
-    _check(x_TN, decay_TN)
+    _check_shapes(x_TN, decay_TN)
     result_TN = copy(x_TN)
     with ignore_float_errors():
         _scan(*_as_numpy_on_cpu(result_TN, copy(decay_TN)))
@@ -64,7 +64,7 @@ def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN
 
     Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. Returns float32 [T, N].
     """
-    _check(reward_TN, next_value_TN, terminated_TN, done_TN)
+    _check_shapes(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma)
     cut_TN[-1] = True
     decay_TN[cut_TN] = 0.0
@@ -80,7 +80,7 @@ def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, 
     Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. The number of steps `n` must be at
     least 1. Returns float32 [T, N].
     """
-    _check(reward_TN, next_value_TN, terminated_TN, done_TN)
+    _check_shapes(reward_TN, next_value_TN, terminated_TN, done_TN)
     if n >= len(reward_TN):
         return discounted_returns(reward_TN, next_value_TN, terminated_TN, done_TN, gamma)
     one_step_TN = reward_TN + gamma * where(terminated_TN, 0.0, next_value_TN)
@@ -98,7 +98,7 @@ def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
     Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `next_value_TN` is V of the true next
     observation.
     """
-    _check(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
+    _check_shapes(reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     advantage_TN, decay_TN = gamma * next_value_TN, full_like(reward_TN, gamma * lam)
     delta_TN, decays_TN, reward, value, terminated, done = _as_numpy_on_cpu(
         advantage_TN, decay_TN, reward_TN, value_TN, terminated_TN, done_TN
@@ -122,7 +122,7 @@ def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
     Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `next_value_TN` is max_a Q of the true
     next observation. Returns float32 [T, N].
     """
-    _check(reward_TN, next_value_TN, terminated_TN, done_TN)
+    _check_shapes(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma * lam)
     cut_TN[-1] = True
     decay_TN[cut_TN] = 0.0
@@ -170,14 +170,14 @@ def vtrace(
     μ(a|s), `next_value_TN` is V of the true next observation, and `rho_bar` and `c_bar` are ρ̄ and c̄. A log ratio of +inf is clipped like
     any great ratio. NaN in an argument makes the results of earlier steps NaN too.
     """
-    _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
-    ratio, reward, value, next_value = tensor(log_ratio_TN).exp(), tensor(reward_TN), tensor(value_TN), tensor(next_value_TN)
-    decay, rho = gamma * lam * (~tensor(done_TN)).to(reward.dtype), ratio.clamp(max=rho_bar)
-    delta = reward + gamma * torch.where(tensor(terminated_TN), 0.0, next_value) - value
+    _check_shapes(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
+    ratio, reward, value, next_value = as_tensor(log_ratio_TN).exp(), as_tensor(reward_TN), as_tensor(value_TN), as_tensor(next_value_TN)
+    decay, rho = gamma * lam * (~as_tensor(done_TN)).to(reward.dtype), ratio.clamp(max=rho_bar)
+    delta = reward + gamma * torch.where(as_tensor(terminated_TN), 0.0, next_value) - value
     correction = discounted_scan(rho * delta, decay * ratio.clamp(max=c_bar))  # vs − V
     advantage = delta.clone()
     advantage[:-1] += decay[:-1] * correction[1:]
-    return VTrace(*(as_kind_of(reward_TN, x) for x in (value + correction, advantage, rho)))
+    return VTrace(*(as_type_of(reward_TN, x) for x in (value + correction, advantage, rho)))
 
 
 def standardize(x_B: A) -> A:
@@ -185,7 +185,7 @@ def standardize(x_B: A) -> A:
 
     A single value is returned unchanged, because an advantage of 0 (the value minus its mean) would have no effect on learning.
     """
-    tensor_B = tensor(x_B)
+    tensor_B = as_tensor(x_B)
     if tensor_B.numel() < 2:
         return x_B
-    return (x_B - as_kind_of(x_B, tensor_B.mean())) / (as_kind_of(x_B, tensor_B.std()) + 1e-8)
+    return (x_B - as_type_of(x_B, tensor_B.mean())) / (as_type_of(x_B, tensor_B.std()) + 1e-8)

@@ -96,7 +96,7 @@ def action_atoms_gradient(atoms_BAZ: Tensor, action_B: Tensor, grad_BZ: Tensor) 
     return grad_BAZ
 
 
-def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
+def split_by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """Split the values of a multi-discrete action by its D components: [..., Σ nvec] → [..., D, max nvec]. Unused entries are −∞.
 
     For an argument of shape [..., D, max nvec], `max_value` and `double_q_value` return one value for each component.
@@ -107,8 +107,9 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
 
 
-def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of `by_component`."""
+def by_component_gradient(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
+    """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of
+    `split_by_component`."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.agent.ops.linear import scale_rows
+from slm_lab.agent.ops.linear import normalize_rows
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 UPDATES_BETWEEN_CHECKS = 32
@@ -46,8 +46,8 @@ class FlatParams:
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module, which are never reallocated, so
     that numpy views of these vectors stay valid. `slices` contains the slice of each optimizer group. Optimizers step the vector `master`
     with the gradient `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. If several
-    Sessions train the net, `master` is the shared array on the CPU (see `use_master`), `param` is a copy of `master`, and `buffer` is a
-    copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices of these
+    Sessions train the net, `master` is the shared array on the CPU (see `use_shared_arrays`), `param` is a copy of `master`, and `buffer`
+    is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices of these
     parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide the
     vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of the
     last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, this is the number of the
@@ -59,27 +59,29 @@ class FlatParams:
         self.module = module
         where = torch.device(device)
         module.to(where)
-        ordered, bounds = _ordered(module, groups or [list(module.parameters())])
+        ordered, bounds = _order_params(module, groups or [list(module.parameters())])
         self.params, self.size = ordered, sum(p.numel() for p in ordered)
         self.division: Division | None = None
-        self._packed_parts = list(_slices(ordered))
-        self._parts = list(_slices(ordered, _ALIGNMENT)) if is_asynchronous(where) else self._packed_parts
-        self.slices, self._packed_slices = ([_join(parts[part]) for part in bounds] for parts in (self._parts, self._packed_parts))
+        self._packed_parts = list(_flat_slices(ordered))
+        self._parts = list(_flat_slices(ordered, _ALIGNMENT)) if is_asynchronous(where) else self._packed_parts
+        self.slices, self._packed_slices = (
+            [_spanning_slice(parts[part]) for part in bounds] for parts in (self._parts, self._packed_parts)
+        )
         self.param = self.master = _flatten([p.data for p in ordered], self._parts, where)
         padded = len(self.param) > self.size
         self.param_indices = torch.cat([torch.arange(part.start, part.stop) for part in self._parts]).to(where) if padded else None
         self.grad = self.master_grad = torch.zeros_like(self.param)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
-        self.buffer = self.master_buffer = _flatten(buffers, list(_slices(buffers)), where)
+        self.buffer = self.master_buffer = _flatten(buffers, list(_flat_slices(buffers)), where)
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
         """Integer buffers of the module, such as `num_batches_tracked` of batch norm."""
         for p, part in zip(ordered, self._parts, strict=True):
             p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
-        for b, part in zip(buffers, _slices(buffers), strict=True):
+        for b, part in zip(buffers, _flat_slices(buffers), strict=True):
             b.data = self.buffer[part].view(b.shape)
         self.unit_rows = [index for index, p in enumerate(ordered) if getattr(p, "unit_rows", False)]
-        """Indices of the weights whose rows `project` scales to norm 1."""
-        self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _slices(buffers), strict=True)]
+        """Indices of the weights whose rows `normalize_unit_rows` scales to norm 1."""
+        self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _flat_slices(buffers), strict=True)]
         self._tensors: list[Tensor] = [*ordered, *buffers]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates, self._checked = 0, 0, 0
@@ -99,10 +101,10 @@ class FlatParams:
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
             self._checked, self._next_hook = self._updates, RemovableHandle.next_id
-            self.inspect()
+            self.check_parameters()
         self.update = self._checked
 
-    def inspect(self) -> None:
+    def check_parameters(self) -> None:
         """Set `frozen`. If the `data` attribute of a tensor was replaced, make the tensor a view of its flat vector again.
 
         The new data of such tensors are copied to the flat vectors. Raises ValueError if the new data of a tensor have another size, type
@@ -135,11 +137,11 @@ class FlatParams:
             "optimizer was built for; assign data of the same size, type and device, or build another agent"
         )
 
-    def packed(self, vector: Tensor) -> Tensor:
+    def without_padding(self, vector: Tensor) -> Tensor:
         """Return a vector with the layout of `param` without its padding. If `param` has no padding, return `vector` itself."""
         return vector if self.param_indices is None else vector[self.param_indices]
 
-    def fill(self, packed: Tensor) -> None:
+    def copy_to_param(self, packed: Tensor) -> None:
         """Copy a parameter vector without padding into `param`."""
         if self.param_indices is None:
             self.param.copy_(packed)
@@ -147,7 +149,7 @@ class FlatParams:
             self.param[self.param_indices] = packed.to(self.param.device)
 
     @property
-    def starts(self) -> list[int]:
+    def group_starts(self) -> list[int]:
         """Start index of each optimizer group in a vector without padding."""
         return [part.start for part in self._packed_slices]
 
@@ -168,25 +170,25 @@ class FlatParams:
         inside = self.param_indices[self._packed_slices[index]] - part.start
         return inside if len(inside) < part.stop - part.start else None
 
-    def span(self, params: Sequence[nn.Parameter]) -> slice:
+    def param_slice(self, params: Sequence[nn.Parameter]) -> slice:
         """Return the slice of `param` that the given consecutive parameters occupy."""
         indices = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
-        return _join(self._parts[indices[0] : indices[-1] + 1])
+        return _spanning_slice(self._parts[indices[0] : indices[-1] + 1])
 
-    def project(self, frozen: Sequence[int]) -> None:
+    def normalize_unit_rows(self, frozen: Sequence[int]) -> None:
         """Scale each row of the weights with the attribute `unit_rows` to norm 1, in `master`.
 
         Args: frozen: indices of the parameters to leave unchanged.
         """
         for index in self.unit_rows:
             if index not in frozen:
-                scale_rows(self.master[self._master_parts[index]].view(self.params[index].shape))
+                normalize_rows(self.master[self._master_parts[index]].view(self.params[index].shape))
 
     def shared_arrays(self) -> Named:
-        named = {"params": SharedArray(_array(self.packed(self.param)), "step", self.division)}
-        return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})
+        named = {"params": SharedArray(_to_numpy(self.without_padding(self.param)), "step", self.division)}
+        return named | ({"buffers": SharedArray(_to_numpy(self.buffer), "step")} if self.buffer.numel() else {})
 
-    def use_master(self, arrays: Arrays, serves: int | None = None) -> None:
+    def use_shared_arrays(self, arrays: Arrays, serves: int | None = None) -> None:
         """Let optimizers step the given shared arrays from now on. The module computes on a copy of these arrays.
 
         Call this method only once.
@@ -196,7 +198,7 @@ class FlatParams:
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
-            self._serve_part(master, slice(0, self.size) if self.division is None else self.division.range(serves))
+            self._serve_part(master, slice(0, self.size) if self.division is None else self.division.process_range(serves))
         elif master.data_ptr() != self.param.data_ptr():  # else the store uses `param` itself as the copy of this process
             self.master = master
             if self.param.device != self.master.device or self.param_indices is not None:
@@ -227,18 +229,18 @@ class FlatParams:
         inside = [_intersection(self._master_parts[param], group) for param in params]
         return [part for part in inside if part.start < part.stop]
 
-    def members(self, index: int) -> list[int]:
+    def group_param_indices(self, index: int) -> list[int]:
         """Return the indices (in `self.params`) of the parameters in optimizer group `index`."""
         group = self.master_slice(index)
         return [number for number, part in enumerate(self._master_parts) if group.start <= part.start < group.stop]
 
-    def group(self, index: int) -> list[nn.Parameter]:
+    def group_params(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of an optimizer group in their original shapes.
 
         The parameters are views of `master`, and their gradients are views of `master_grad`.
         """
         out = []
-        for number in self.members(index):
+        for number in self.group_param_indices(index):
             p, part = self.params[number], self._master_parts[number]
             shaped = nn.Parameter(self.master[part].view(p.shape))
             shaped.grad = self.master_grad[part].view(p.shape)
@@ -249,18 +251,18 @@ class FlatParams:
     def pull(self) -> None:
         """Copy `master` and `master_buffer` to the vectors that the module uses, `param` and `buffer`."""
         if self.param is not self.master:
-            self.fill(self.master)
+            self.copy_to_param(self.master)
         if self.buffer is not self.master_buffer:
             self.buffer.copy_(self.master_buffer)
 
     def push(self) -> None:
         """Copy the vectors that the module uses, `param` and `buffer`, to `master` and `master_buffer`."""
         if self.param is not self.master:
-            self.master.copy_(self.packed(self.param))
+            self.master.copy_(self.without_padding(self.param))
         if self.buffer is not self.master_buffer:
             self.master_buffer.copy_(self.buffer)
 
-    def keep_buffers(self) -> None:
+    def save_buffers(self) -> None:
         """Save copies of the buffers, which a forward pass may change, for `restore_buffers`."""
         if len(self._saved_buffer):
             self._saved_buffer.copy_(self.buffer)
@@ -268,13 +270,13 @@ class FlatParams:
             saved.copy_(counter)
 
     def restore_buffers(self) -> None:
-        """Restore the buffers that the last call of `keep_buffers` saved."""
+        """Restore the buffers that the last call of `save_buffers` saved."""
         self.buffer.copy_(self._saved_buffer)
         for saved, counter in zip(self._saved_counters, self.counters, strict=True):
             counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """Restore the buffers that `keep_buffers` saved if `bad` is true. Save the current buffers if `bad` is false.
+        """Restore the buffers that `save_buffers` saved if `bad` is true. Save the current buffers if `bad` is false.
 
         This method does not wait for the device.
 
@@ -282,15 +284,15 @@ class FlatParams:
         """
         for saved, present in zip((self._saved_buffer, *self._saved_counters), (self.buffer, *self.counters), strict=True):
             present.copy_(torch.where(bad, saved, present))
-        self.keep_buffers()
+        self.save_buffers()
 
-    def clone(self) -> tuple[Tensor, Tensor]:
+    def copy_vectors(self) -> tuple[Tensor, Tensor]:
         """Return copies on the CPU of the parameter vector (without padding) and of the buffer vector."""
-        self.inspect()
-        return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
+        self.check_parameters()
+        return self.without_padding(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
-        """Load a parameter vector and a buffer vector that `clone` returned.
+        """Load a parameter vector and a buffer vector that `copy_vectors` returned.
 
         Raises ValueError if the sizes of the vectors do not match this net.
         """
@@ -299,14 +301,14 @@ class FlatParams:
                 f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {self.size}, {len(self.buffer)}"
             )
         if self.master is self.param:
-            self.fill(param)
+            self.copy_to_param(param)
         else:
             self.master.copy_(param)
         self.master_buffer.copy_(buffer)
         self.pull()
 
     def state_dict(self) -> dict[str, Tensor | list[Tensor]]:
-        param, buffer = self.clone()
+        param, buffer = self.copy_vectors()
         return {"param": param, "buffer": buffer, "counters": [counter.to("cpu", copy=True) for counter in self.counters]}
 
     def load_state_dict(self, state: dict[str, Tensor | list[Tensor]]) -> None:
@@ -319,7 +321,7 @@ class FlatParams:
             counter.copy_(saved)
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
@@ -328,7 +330,7 @@ def _intersection(own: slice, part: slice) -> slice:
     return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
 
 
-def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
+def _order_params(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
     """Return a list of the parameters of all groups without duplicates, and the slice of each group in this list.
 
     Raises ValueError if a parameter of the module is in no group.
@@ -348,7 +350,7 @@ def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tup
     return ordered, bounds
 
 
-def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
+def _flat_slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
     """Yield the slice of a flat vector that each tensor occupies. Each slice begins at a multiple of `alignment`."""
     end = 0
     for tensor in tensors:
@@ -357,7 +359,7 @@ def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
         yield slice(begin, end)
 
 
-def _join(parts: Sequence[slice]) -> slice:
+def _spanning_slice(parts: Sequence[slice]) -> slice:
     """Return the slice from the start of the first slice to the stop of the last slice."""
     return slice(parts[0].start, parts[-1].stop) if parts else slice(0, 0)
 

@@ -41,7 +41,7 @@ class FlatOptimizer(ABC):
         Call this method if the parameters were replaced after the optimizer was built.
         """
 
-    def step_along(self, grad: Tensor) -> None:
+    def step_with_gradient(self, grad: Tensor) -> None:
         """Take one optimizer step with the given gradient [P] instead of the accumulated gradient."""
         self.grad.copy_(grad)
         self.step()
@@ -54,7 +54,7 @@ class FlatOptimizer(ABC):
         if not bad.item():
             self.step()
 
-    def part(self, where: slice) -> FlatOptimizer:
+    def for_slice(self, where: slice) -> FlatOptimizer:
         """Return an optimizer for a slice of the parameter vector.
 
         The statistics of the returned optimizer are views of this optimizer's statistics. The step count of the returned optimizer is a
@@ -78,10 +78,10 @@ class FlatOptimizer(ABC):
             tensor.copy_(state[name])
 
 
-class _KernelOptimizer(FlatOptimizer):
-    """Base class of optimizers whose `step_along` does not copy the given gradient."""
+class _NoCopyOptimizer(FlatOptimizer):
+    """Base class of optimizers whose `step_with_gradient` does not copy the given gradient."""
 
-    def step_along(self, grad: Tensor) -> None:
+    def step_with_gradient(self, grad: Tensor) -> None:
         own, self.grad = self.grad, grad
         try:
             self.step()
@@ -89,7 +89,7 @@ class _KernelOptimizer(FlatOptimizer):
             self.grad = own
 
 
-class FlatAdam(_KernelOptimizer):
+class FlatAdam(_NoCopyOptimizer):
     """Adam (arXiv:1412.6980, Algorithm 1), with the same results as torch.optim.Adam(fused=True).
 
     Args: weight_decay: factor of the L2 penalty (`weight_decay` times the parameters is added to the gradient). Raises ValueError if an
@@ -155,7 +155,7 @@ class FlatAdamW(FlatAdam):
         super().__init__(param, grad, lr, betas, eps, weight_decay)
 
 
-class FlatRMSprop(_KernelOptimizer):
+class FlatRMSprop(_NoCopyOptimizer):
     """RMSprop (Tieleman & Hinton 2012), with the same results as torch.optim.RMSprop.
 
     Args: alpha: decay rate of the moving averages. For other arguments, see torch.optim.RMSprop. Raises ValueError if an argument is
@@ -239,10 +239,10 @@ class Lookahead(FlatOptimizer):
             self.slow.lerp_(self.param, self.alpha)
             self.param.copy_(self.slow)
 
-    def part(self, where: slice) -> Lookahead:
-        one = super().part(where)
+    def for_slice(self, where: slice) -> Lookahead:
+        one = super().for_slice(where)
         assert isinstance(one, Lookahead)
-        one.inner, one.slow = self.inner.part(where), self.slow[where]
+        one.inner, one.slow = self.inner.for_slice(where), self.slow[where]
         return one
 
     def restart(self) -> None:
@@ -325,20 +325,20 @@ class TorchOptimizer(ShapedOptimizer):
     ) -> None:
         super().__init__(params[0], grad, lr)
         if len(params) == 1 and params[0].grad is None:
-            self.inner = self._of_vector(kind, kwargs)
+            self.inner = self._build_for_vector(kind, kwargs)
         else:
             self.shaped, self.inner = [(p, p.grad) for p in params], kind(params, lr=lr, **kwargs)
         self._build = kind, kwargs
 
-    def _of_vector(self, kind: Callable[..., torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> torch.optim.Optimizer:
+    def _build_for_vector(self, kind: Callable[..., torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> torch.optim.Optimizer:
         vector = torch.nn.Parameter(self.param)
         vector.grad = self.grad
         return kind([vector], lr=self.lr, **kwargs)
 
-    def part(self, where: slice) -> TorchOptimizer:
-        one = super().part(where)
+    def for_slice(self, where: slice) -> TorchOptimizer:
+        one = super().for_slice(where)
         assert isinstance(one, TorchOptimizer)
-        one.inner = one._of_vector(*self._build)
+        one.inner = one._build_for_vector(*self._build)
         one.inner.load_state_dict(map_vectors(deepcopy(self.inner.state_dict()), len(self.param), lambda vector: vector[where].clone()))
         return one
 
@@ -367,7 +367,7 @@ class PartitionedOptimizer(FlatOptimizer):
         super().__init__(whole.param, whole.grad, whole.lr)
         self.statistics, self.shared = whole.statistics, shared
         everything = slice(0, len(whole.param))
-        self.parts: list[tuple[slice, FlatOptimizer]] = [(everything, whole.part(everything))]
+        self.parts: list[tuple[slice, FlatOptimizer]] = [(everything, whole.for_slice(everything))]
         self._active = [optimizer for _, optimizer in self.parts]
 
     def split_at(self, index: int) -> None:
@@ -375,7 +375,7 @@ class PartitionedOptimizer(FlatOptimizer):
         for number, (part, optimizer) in enumerate(self.parts):
             if part.start < index < part.stop:
                 halves = slice(0, index - part.start), slice(index - part.start, part.stop - part.start)
-                new_parts = [(slice(part.start + half.start, part.start + half.stop), optimizer.part(half)) for half in halves]
+                new_parts = [(slice(part.start + half.start, part.start + half.stop), optimizer.for_slice(half)) for half in halves]
                 self.parts[number : number + 1] = new_parts
                 return
 
@@ -393,8 +393,8 @@ class PartitionedOptimizer(FlatOptimizer):
     def step_unless(self, bad: Tensor) -> None:
         self._for_each_part(lambda optimizer, part: optimizer.step_unless(bad))
 
-    def step_along(self, grad: Tensor) -> None:
-        self._for_each_part(lambda optimizer, part: optimizer.step_along(grad[part]))
+    def step_with_gradient(self, grad: Tensor) -> None:
+        self._for_each_part(lambda optimizer, part: optimizer.step_with_gradient(grad[part]))
 
     def _for_each_part(self, step: Callable[[FlatOptimizer, slice], None]) -> None:
         counts = {name: (tensor, tensor.clone()) for name, tensor in self.statistics.items() if not tensor.ndim}
@@ -455,7 +455,7 @@ def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float,
 def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, path: str) -> FlatOptimizer:
     """Build the optimizer that a spec describes. Raises SpecError if the arguments in the spec are invalid."""
     try:
-        return make_optimizer(spec.name, params, grad, spec.rate, spec.kwargs)
+        return make_optimizer(spec.name, params, grad, spec.learning_rate, spec.kwargs)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name}: {error}")]) from error
 

@@ -60,14 +60,14 @@ class SharedParams:
             return
         newer = self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled
         if newer:
-            self._copy()
+            self._copy_from_shared()
 
     def pull(self) -> None:
         """Copy the newest shared parameters and buffers to this process."""
         self.store.pull()
-        self._copy()
+        self._copy_from_shared()
 
-    def _copy(self) -> None:
+    def _copy_from_shared(self) -> None:
         self._pulled = self.version  # read before copying: updates during the copy count as stale
         self.flat.pull()
         self._pulled_buffer.copy_(self.flat.buffer)
@@ -82,7 +82,7 @@ class SharedParams:
         """
         flat = self.flat
         if flat.master_grad is not flat.grad:
-            flat.master_grad.copy_(flat.packed(flat.grad))
+            flat.master_grad.copy_(flat.without_padding(flat.grad))
         asked = perf_counter()
         with self.store.updating():
             waited = 1e3 * (perf_counter() - asked) if self.store.locked else 0.0
@@ -92,7 +92,7 @@ class SharedParams:
             self._combine_buffers(staleness)
             self.updates_W[self.store.index] += 1
             if copy:
-                self._copy()
+                self._copy_from_shared()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
         """Send the gradient to the process of the store, which calls `section` to apply the gradient.
@@ -103,13 +103,13 @@ class SharedParams:
         of the parameters that are not stepped.
         """
         flat, asked = self.flat, perf_counter()
-        grad = flat.packed(flat.grad).cpu().numpy()
+        grad = flat.without_padding(flat.grad).cpu().numpy()
         buffers = (flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()) if flat.buffer.numel() else ()
         staleness = self.store.step(section, grad, lr_G, frozen, self._pulled, *buffers)
         pushed, pulled = self.store.take_traffic()
         waited = 1e3 * (perf_counter() - asked)
         self.report = {"staleness": staleness, "lock_wait": waited, "bytes_pushed": float(pushed), "bytes_pulled": float(pulled)}
-        self._copy()
+        self._copy_from_shared()
 
     def receive(self, step: Callable[[], None], pulled: int, buffers: Sequence[np.ndarray]) -> float:
         """Apply the update of another process by calling `step`, which steps `flat.master`. Return the staleness of the update.
@@ -127,7 +127,7 @@ class SharedParams:
             step()
         return self.report["staleness"]
 
-    def skip(self) -> None:
+    def discard_update(self) -> None:
         """Discard the current update, including the changes that forward passes made to buffers."""
         self.report = dict.fromkeys(self.report, 0.0)
         self.pull()

@@ -17,11 +17,11 @@ from slm_lab.agent.optim.optimizers import PartitionedOptimizer, ShapedOptimizer
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, is_shared, prefixed
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divide_vector, is_shared, prefixed_arrays
 from slm_lab.spec.models.net import SHAPED, NetSpec
 
 
-def has_modes(module: nn.Module) -> bool:
+def has_training_mode(module: nn.Module) -> bool:
     """Return whether a module may behave differently in training mode, because of running statistics (batch norm) or randomness (dropout).
 
     The result is True for all modules of user-defined classes, because their behaviour is unknown.
@@ -31,7 +31,7 @@ def has_modes(module: nn.Module) -> bool:
     return bool(module._buffers) or isinstance(module, nn.RReLU) or hasattr(module, "p") or hasattr(module, "dropout")
 
 
-class Group:
+class OptimizerGroup:
     """Optimizer group: a slice of the flat parameters with its own optimizer and learning rate schedule."""
 
     def __init__(self, flat: FlatParams, index: int, spec: NetSpec, part: str) -> None:
@@ -45,9 +45,9 @@ class Group:
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
         self._scheduler, self._scheduler_path = getattr(spec, key), f"agent.net.{key}"
-        self.counts_calls = self._scheduler is not None and self._scheduler.counts_calls
+        self.counts_calls = self._scheduler is not None and self._scheduler.counts_training_calls
         """Whether the learning rate depends on the number of training calls instead of the frame."""
-        self.lr_at = self.schedule(self.optim.rate)
+        self.lr_at = self.schedule(self.optim.learning_rate)
         self._now, self._factor = 0, 1.0
         self._store: Store | None = None
 
@@ -59,7 +59,7 @@ class Group:
         """Build a new optimizer with initial statistics, which steps the current `flat.master`."""
         flat, part = self.flat, self.flat.master_slice(self.index)
         self._param_indices = flat.indices_in_group(self.index)
-        params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
+        params = flat.group_params(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.frozen: Sequence[int] | None = ()
         """Indices of the frozen parameters, which are not stepped, or None if `set_frozen` must be called before the next step."""
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
@@ -70,13 +70,13 @@ class Group:
             return
         self.frozen, optimizer = frozen, self.optimizer
         if isinstance(optimizer, ShapedOptimizer) and optimizer.shaped:
-            optimizer.freeze([position for position, param in enumerate(self.flat.members(self.index)) if param in frozen])
+            optimizer.freeze([position for position, param in enumerate(self.flat.group_param_indices(self.index)) if param in frozen])
             return
         parts = self.flat.parts_in_group(self.index, frozen)
         if parts or isinstance(optimizer, PartitionedOptimizer):
-            self._partitioned().freeze(parts)
+            self._ensure_partitioned().freeze(parts)
 
-    def _partitioned(self) -> PartitionedOptimizer:
+    def _ensure_partitioned(self) -> PartitionedOptimizer:
         """Return the optimizer as a PartitionedOptimizer, which replaces an optimizer of another class."""
         if not isinstance(self.optimizer, PartitionedOptimizer):
             self.optimizer = PartitionedOptimizer(self.optimizer, self._shares)
@@ -85,24 +85,24 @@ class Group:
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
         """Set the learning rate to `factor` times the value of the schedule at `frame`, or after `calls` training calls."""
         self._now, self._factor = calls if self.counts_calls else frame, factor
-        self.optimizer.lr = self.rate(self.lr_at)
+        self.optimizer.lr = self.current_rate(self.lr_at)
 
-    def rate(self, schedule: LRSchedule) -> float:
+    def current_rate(self, schedule: LRSchedule) -> float:
         """Return the current learning rate for a schedule that the method `schedule` returned."""
         return self._factor * schedule(self._now)
 
     @property
-    def shares_all(self) -> bool:
+    def shares_full_state(self) -> bool:
         """Whether all processes that train the net share the complete state of the optimizer."""
         return self.optim.name.startswith("Global") and bool(self.optimizer.statistics)
 
     def shared_arrays(self) -> Named:
-        if not self.shares_all:
+        if not self.shares_full_state:
             return {}
-        named, begin = shared_statistics(self._packed(self.optimizer.statistics)), self.flat.starts[self.index]
+        named, begin = shared_statistics(self._remove_padding(self.optimizer.statistics)), self.flat.group_starts[self.index]
         return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
 
-    def _packed(self, state: Any, part: slice | None = None) -> Any:
+    def _remove_padding(self, state: Any, part: slice | None = None) -> Any:
         """Return optimizer statistics without the padding between parameters.
 
         Args: part: slice of the group's vector to which the statistics belong. By default, the statistics belong to the full vector.
@@ -112,8 +112,8 @@ class Group:
             return state
         return map_vectors(state, part.stop - part.start, lambda vector: vector[indices.to(vector.device)])
 
-    def _spread(self, state: Any, part: slice) -> Any:
-        """Return optimizer statistics with padding between parameters (the inverse of `_packed`)."""
+    def _add_padding(self, state: Any, part: slice) -> Any:
+        """Return optimizer statistics with padding between parameters (the inverse of `_remove_padding`)."""
         if (indices := self._indices_in(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
@@ -135,23 +135,23 @@ class Group:
         if isinstance(optimizer, PartitionedOptimizer):
             indices = self._param_indices
             begins = [part.start if indices is None else int((indices < part.start).sum()) for part, _ in optimizer.parts]
-            states = [self._packed(own.state_dict(), part) for part, own in optimizer.parts]
+            states = [self._remove_padding(own.state_dict(), part) for part, own in optimizer.parts]
             return {"parts": [{"begin": begin, "state": state} for begin, state in zip(begins, states, strict=True)]}
-        state: dict[str, Any] = self._packed(optimizer.state_dict())
+        state: dict[str, Any] = self._remove_padding(optimizer.state_dict())
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = state.get("parts", [{"begin": 0, "state": state}])
         if len(saved) == 1 and not isinstance(self.optimizer, PartitionedOptimizer):
-            self.optimizer.load_state_dict(self._spread(saved[0]["state"], slice(0, len(self.grad))))
+            self.optimizer.load_state_dict(self._add_padding(saved[0]["state"], slice(0, len(self.grad))))
             return
-        optimizer, indices = self._partitioned(), self._param_indices
+        optimizer, indices = self._ensure_partitioned(), self._param_indices
         size = len(optimizer.param)
         begins = [one["begin"] if indices is None else int(indices[one["begin"]]) for one in saved]
         for begin in begins[1:]:
             optimizer.split_at(begin)
         for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
-            spread = self._spread(one["state"], slice(begin, end))
+            spread = self._add_padding(one["state"], slice(begin, end))
             for part, own in optimizer.parts:
                 if begin <= part.start < end:
                     inside = slice(part.start - begin, part.stop - begin)
@@ -192,7 +192,7 @@ class Trainer:
         self.skipped = 0
         """Number of gradient steps that were skipped because a loss or gradient was not finite."""
         flat.module.eval()
-        self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
+        self.mode_layers = [module for module in flat.module.modules() if has_training_mode(module)]
         """Modules that may behave differently in training mode."""
         self._finite = True
         self.deferred = is_asynchronous(flat.param)
@@ -200,9 +200,9 @@ class Trainer:
         for shared parameters, which are on the CPU."""
         self._losses: list[Tensor] = []
         self._skipped_on_device = torch.zeros((), device=flat.param.device)
-        self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
+        self.groups = [OptimizerGroup(flat, index, spec, part) for index, part in enumerate(parts or [""])]
         if self._shares_all and not flat.unit_rows:  # an optimizer that does not share its statistics may depend on the full vector
-            flat.division = divided(flat.size, flat.starts)
+            flat.division = divide_vector(flat.size, flat.group_starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
         """Gradients of each net, which are clipped separately. If gradients are not clipped, the list has a single entry for all nets."""
         arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
@@ -214,23 +214,23 @@ class Trainer:
 
     @property
     def _shares_all(self) -> bool:
-        return all(group.shares_all for group in self.groups)
+        return all(group.shares_full_state for group in self.groups)
 
     @property
     def _remote_optimizer_store(self) -> Store | None:
         """The store, if the optimizer statistics exist only in the process of the store, otherwise None."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
-    def _parts(self) -> dict[str, Group]:
+    def _parts(self) -> dict[str, OptimizerGroup]:
         return {f"optim{group.index}": group for group in self.groups}
 
     def shared_arrays(self) -> Named:
         updates = {"updates": SharedArray(np.zeros(1, np.int64), "own")}
         calls = {"calls": SharedArray(self._calls_W[[self._index]], "own")} if self.counts_calls else {}
-        return self.flat.shared_arrays() | updates | calls | prefixed(self._parts())
+        return self.flat.shared_arrays() | updates | calls | prefixed_arrays(self._parts())
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        self.flat.use_master(arrays, store.serves)
+        self.flat.use_shared_arrays(arrays, store.serves)
         if self.counts_calls:
             self._index, self._calls_W = store.index, arrays["calls"][:, 0]
         attach_parts(self._parts(), store, arrays)
@@ -269,7 +269,7 @@ class Trainer:
         """
         assert self.shared is None
         self.flat.load_state_dict(fresh.state_dict())
-        self.flat.keep_buffers()
+        self.flat.save_buffers()
         for group in self.groups:
             group.build_optimizer()
 
@@ -283,11 +283,11 @@ class Trainer:
                 group.set_frozen(self.flat.frozen)
         if self.shared is None:
             if self.mode_layers:
-                self.flat.keep_buffers()
+                self.flat.save_buffers()
         else:
             self.shared.refresh()
 
-    def count_call(self) -> None:
+    def count_training_call(self) -> None:
         """Count a completed training call, for schedules that depend on the number of calls."""
         self._calls_W[self._index] += 1
 
@@ -317,11 +317,11 @@ class Trainer:
             self._finite = False
         return loss
 
-    def discard(self) -> None:
+    def discard_gradient(self) -> None:
         """Discard the gradient that was accumulated since the last step, and the changes that forward passes made to buffers."""
         self.flat.grad.zero_()
         if self.shared is not None:
-            self.shared.skip()
+            self.shared.discard_update()
         elif self.mode_layers:
             self.flat.restore_buffers()
 
@@ -338,11 +338,11 @@ class Trainer:
                     for grad in grads:
                         grad *= self.clip / (norm + 1e-6)
         if not is_finite:
-            self._skip()
+            self._skip_step()
         elif self.shared is None:
             self._step()
             if self.mode_layers:
-                self.flat.keep_buffers()
+                self.flat.save_buffers()
         elif self.shared.store.remote:
             self.shared.push(self.receive, [group.optimizer.lr for group in self.groups], self.flat.frozen)
         else:
@@ -365,7 +365,7 @@ class Trainer:
                     grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         for group in self.groups:
             group.optimizer.step_unless(bad)
-        self.flat.project(self.flat.frozen)
+        self.flat.normalize_unit_rows(self.flat.frozen)
         if self.mode_layers:
             self.flat.restore_buffers_where(bad)
         self._skipped_on_device += bad
@@ -383,7 +383,7 @@ class Trainer:
     def _step(self) -> None:
         for group in self.groups:
             group.optimizer.step()
-        self.flat.project(self.flat.frozen)
+        self.flat.normalize_unit_rows(self.flat.frozen)
 
     def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
         """Take a gradient step with the gradient that another process computed.
@@ -400,18 +400,18 @@ class Trainer:
             for group, lr in zip(self.groups, lr_G, strict=True):
                 group.set_frozen(frozen)
                 group.optimizer.lr = lr
-                group.optimizer.step_along(received[self.flat.master_slice(group.index)])
-            self.flat.project(frozen)
+                group.optimizer.step_with_gradient(received[self.flat.master_slice(group.index)])
+            self.flat.normalize_unit_rows(frozen)
 
         return self.shared.receive(step, pulled, buffers)
 
-    def _skip(self) -> None:
+    def _skip_step(self) -> None:
         self._finite = True
         self.skipped += 1
         if self.shared is None:
             self.flat.restore_buffers()
         else:
-            self.shared.skip()
+            self.shared.discard_update()
         if self.skipped == 1:
             self._report_skipped()
 
@@ -431,7 +431,7 @@ class Trainer:
         If several processes train the net, return only the states of the optimizers that these processes do not share.
         """
         if (store := self._remote_optimizer_store) is not None:
-            return store.run("update", self._pulled_state)
+            return store.run("update", self._pull_and_return_state)
         if self._is_shared:
             return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
         self.refresh()
@@ -439,7 +439,7 @@ class Trainer:
         calls = {"calls": int(self._calls_W[self._index])} if self.counts_calls else {}
         return {**self.flat.state_dict(), **calls, "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
 
-    def _pulled_state(self) -> dict[str, Any]:
+    def _pull_and_return_state(self) -> dict[str, Any]:
         self.flat.pull()
         return self.state_dict()
 
@@ -457,7 +457,7 @@ class Trainer:
         for group, saved, lr in zip(self.groups, state["optimizers"], state["lr"], strict=True):
             group.load_state_dict(saved)
             group.optimizer.lr = lr
-        self.flat.keep_buffers()
+        self.flat.save_buffers()
 
     def pull(self) -> None:
         if self.shared is not None:

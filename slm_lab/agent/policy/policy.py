@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, build_actor_chain
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.distributional import DistributionalHead, build_q_net
 from slm_lab.agent.net.noisy import NoiseSource
-from slm_lab.agent.net.passes.direct import DirectChain
+from slm_lab.agent.net.passes.direct import GraphFreeSequence
 from slm_lab.agent.net.passes.validity import ModuleMonitor
 from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.arrays import clip
@@ -33,11 +33,11 @@ from slm_lab.agent.ops.distributions import (
     ActionDistribution,
     Product,
 )
-from slm_lab.agent.ops.masks import ActionMask, valid_outputs
+from slm_lab.agent.ops.masks import ActionMask, valid_actions
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.log import notice
 from slm_lab.lib.masks import uniform_logp
-from slm_lab.lib.random_actions import draw_uniform
+from slm_lab.lib.random_actions import draw_uniform_actions
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo
 from slm_lab.spec.models.algorithm import ALGORITHMS, ActionPolicy, AlgorithmSpec, EntropyAnneal, Exploration, SoftActorCriticSpec
 from slm_lab.spec.models.net import NetSpec
@@ -52,7 +52,7 @@ CHECK_EVERY = 16
 step with one env."""
 
 RARELY = 1024
-"""Number of acting steps between complete checks after `Agent.check_rarely(True)`."""
+"""Number of acting steps between complete checks after `Agent.set_rare_checks(True)`."""
 
 
 class NumpyActor:
@@ -62,10 +62,10 @@ class NumpyActor:
     NumpyActor calls the modules instead.
     """
 
-    def __init__(self, body: Body, head: ActorHead, chain: DirectChain, mask: ActionMask | None = None) -> None:
+    def __init__(self, body: Body, head: ActorHead, chain: GraphFreeSequence, mask: ActionMask | None = None) -> None:
         self._body, self._head, self.layers, self._mask = body, head, chain.outputs, mask
         if isinstance(head, DistributionalHead):
-            self.layers = lambda obs_N: head.means(chain.outputs(obs_N))
+            self.layers = lambda obs_N: head.distribution_means(chain.outputs(obs_N))
         """layers: the computation in numpy, without a check for changes of the modules."""
         self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
@@ -76,29 +76,29 @@ class NumpyActor:
         Args: exact: whether to check now for every kind of change of the net's modules. With exact=False, added hooks are noticed
         immediately, and other changes after at most `check_every` calls.
         """
-        params_NP = self._params(obs_N, exact)
+        params_NP = self._compute_parameters(obs_N, exact)
         return params_NP if self._mask is None else self._mask(params_NP, obs_N)
 
-    def _params(self, obs_N: np.ndarray, exact: bool) -> np.ndarray:
+    def _compute_parameters(self, obs_N: np.ndarray, exact: bool) -> np.ndarray:
         self._left -= 1
         if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
             held = self._watch.is_unchanged()
             self._left = self.check_every if held else 0
             if not held:
-                return self._by_modules(obs_N)
+                return self._compute_with_modules(obs_N)
         return self.layers(obs_N)
 
     @torch.inference_mode()
-    def _by_modules(self, obs_N: np.ndarray) -> np.ndarray:
+    def _compute_with_modules(self, obs_N: np.ndarray) -> np.ndarray:
         params_NP: np.ndarray = self._head(self._body(torch.from_numpy(obs_N))).numpy()
         return params_NP
 
 
-def fast_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> NumpyActor | None:
+def build_numpy_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> NumpyActor | None:
     """Return a NumpyActor for the body, the head and the action mask of a net, or None if the net has no numpy implementation."""
     if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
-    chain = None if isinstance(head, DistributionalHead) and head.state is not None else actor_chain(body, head)
+    chain = None if isinstance(head, DistributionalHead) and head.state is not None else build_actor_chain(body, head)
     return None if chain is None else NumpyActor(body, head, chain, mask)
 
 
@@ -145,21 +145,21 @@ class Policy:
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
         """Number of different actions, if all components are discrete."""
-        self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head, mask)
+        self._numpy_actor = None if net is None else build_numpy_actor(net.actor_body, net.actor_head, mask)
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
             (lambda action_N: action_N) if distribution is None else distribution.env_action
         )
         """Converts the actions of ActOut to the form that the env takes."""
         self._choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
-            "default": self._sample if logp else self._draw,
+            "default": self._sample if logp else self._sample_without_logp,
             "boltzmann": self._boltzmann,
             "epsilon_greedy": self._epsilon_greedy,
             "gaussian": self._gaussian,
             "random": lambda params_NP: self._uniform(len(params_NP), self._masks_from_outputs(params_NP)),
         }[self.action_policy]
 
-    def check_rarely(self, rarely: bool) -> None:
+    def set_rare_checks(self, rarely: bool) -> None:
         """Set whether the modules of the net are checked for changes only rarely (see Agent.check_rarely)."""
         if self._numpy_actor is not None:
             self._numpy_actor.check_every = RARELY if rarely else CHECK_EVERY
@@ -183,7 +183,7 @@ class Policy:
         if self.action_policy == "random" or self.uniform:
             if self.state_size and self.action_policy != "random":  # update the hidden state, with which replayed sequences begin
                 _, state_N = self.forward(obs_N, state_N)
-            return ActOut(*self._uniform(len(obs_N), None if self.mask is None else self.mask.valid(obs_N)), state_N, self.version)
+            return ActOut(*self._uniform(len(obs_N), None if self.mask is None else self.mask.valid_choices(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
         if self._numpy_actor is not None:
             action_N, logp_N = choose(self._numpy_actor(obs_N, deterministic))
@@ -199,9 +199,9 @@ class Policy:
 
     def _masks_from_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
         """Return the action masks, bool [N, A], which are read from the masked outputs of the net, or None for an env without masks."""
-        return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
+        return None if self.mask is None else valid_actions(params_NP[:, : self._nvec.sum()])
 
-    def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
+    def action_function(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
         """Return a function (obs_N, first_N, acts_N=None) that chooses actions with this policy and returns them in the env's form.
 
         The function keeps the hidden state of the policy between its calls. The argument acts_N, bool [N], of the function says which envs
@@ -264,11 +264,11 @@ class Policy:
         assert self.distribution is not None
         return self.distribution.sample(params_NP, self.rng)
 
-    def _draw(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _sample_without_logp(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.distribution is not None
         if len(self._unknown_N) != len(params_NP):
             self._unknown_N = np.full(len(params_NP), np.nan, np.float32)
-        return self.distribution.draw(params_NP, self.rng), self._unknown_N
+        return self.distribution.sample_actions(params_NP, self.rng), self._unknown_N
 
     def _greedy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.distribution is not None
@@ -279,7 +279,7 @@ class Policy:
 
     def _gaussian(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the mode plus Gaussian noise, clipped to the action bounds (arXiv:1802.09477, Algorithm 1), and NaN log-probabilities."""
-        action_ND, unknown_N = self._draw(params_NP)
+        action_ND, unknown_N = self._sample_without_logp(params_NP)
         noise_ND = self.rng.standard_normal(action_ND.shape, np.float32)
         noise_ND *= self.explore_var
         noise_ND += action_ND
@@ -302,27 +302,27 @@ class Policy:
         return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
     def _uniform(self, num_envs: int, valid_NA: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        return draw_uniform(self.action, num_envs, self.rng, valid_NA)
+        return draw_uniform_actions(self.action, num_envs, self.rng, valid_NA)
 
 
-def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
+def supports_action_space(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
     """Return whether an algorithm can act in an action space."""
     return action.kind in algorithm.action_kinds and (action.kind != "continuous" or action.bounded or not algorithm.bounded_only)
 
 
-def algorithms_for(action: ActionSpace) -> str:
+def supported_algorithm_names(action: ActionSpace) -> str:
     """Return the names of the built-in algorithms that can learn in an action space, separated by commas."""
-    return ", ".join(name for name, model in ALGORITHMS.items() if model.learns and fits(model, action))
+    return ", ".join(name for name, model in ALGORITHMS.items() if model.learns and supports_action_space(model, action))
 
 
-def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
+def check_action_space(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
     """Raise SpecError if an algorithm cannot act in an action space."""
-    if fits(type(algorithm), action):
+    if supports_action_space(type(algorithm), action):
         return
     kinds = {"discrete": "a discrete action", "continuous": f"{'bounded ' if algorithm.bounded_only else ''}continuous actions"}
     needs = " or ".join(kinds.get(kind, f"{kind.replace('_', '-')} actions") for kind in algorithm.action_kinds)
-    space = _actions_text(action)
-    message = f"{algorithm.name!r} requires {needs}; this env has {space}; allowed: {algorithms_for(action)}"
+    space = _describe_actions(action)
+    message = f"{algorithm.name!r} requires {needs}; this env has {space}; allowed: {supported_algorithm_names(action)}"
     raise SpecError("agent", [Problem("agent.algorithm.name", message)])
 
 
@@ -332,11 +332,11 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     Raises SpecError if the distribution or the action policy does not support the action space.
     """
     name, parts = spec.action_pdtype, action.parts
-    found = [_part_distribution(name, part) for part in parts]
+    found = [_distribution_class(name, part) for part in parts]
     # with several kinds of components, action_pdtype applies to the components that it fits, and the others keep their default
     if None in found and (len(parts) == 1 or not any(found)):
-        fitting = dict.fromkeys(fit for part in parts for fit in _fitting(part))
-        message = f"{name!r} is not supported for {_actions_text(action)}; allowed: default, {', '.join(fitting)}"
+        fitting = dict.fromkeys(fit for part in parts for fit in _supported_distributions(part))
+        message = f"{name!r} is not supported for {_describe_actions(action)}; allowed: default, {', '.join(fitting)}"
         raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
     if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind in ("continuous", "hybrid"):
         message = f"{spec.action_policy!r} is not supported for {action.kind} actions; allowed: default, random"
@@ -344,26 +344,26 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     if name == "NormalTanh" and spec.action_policy == "random":
         message = "'random' is not supported with NormalTanh; allowed: default"
         raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
-    built = [kind or _part_distribution("default", part) for kind, part in zip(found, parts, strict=True)]
+    built = [kind or _distribution_class("default", part) for kind, part in zip(found, parts, strict=True)]
     distributions = [kind(part) for kind, part in zip(built, parts, strict=True) if kind is not None]
     return distributions[0] if len(parts) == 1 else Product(action, distributions)
 
 
-def _part_distribution(name: str, part: ActionSpace) -> type[ActionDistribution] | None:
+def _distribution_class(name: str, part: ActionSpace) -> type[ActionDistribution] | None:
     """Return the distribution class with the given name, or None if the class does not support the action space `part`.
 
     Args: part: an action space in which all actions are of one kind.
     """
-    return _fitting(part).get(DEFAULT_DISTRIBUTION[part.kind] if name == "default" else name)
+    return _supported_distributions(part).get(DEFAULT_DISTRIBUTION[part.kind] if name == "default" else name)
 
 
-def _fitting(part: ActionSpace) -> dict[str, type[ActionDistribution]]:
+def _supported_distributions(part: ActionSpace) -> dict[str, type[ActionDistribution]]:
     """Return the distribution classes that support an action space with actions of one kind, as name → class."""
     kinds = DISTRIBUTIONS | MULTI_DISCRETE if part.kind == "multi_discrete" else DISTRIBUTIONS
     return {name: kind for name, kind in kinds.items() if part.kind in kind.kinds and (part.bounded or not kind.needs_bounds)}
 
 
-def _actions_text(action: ActionSpace) -> str:
+def _describe_actions(action: ActionSpace) -> str:
     """Describe the actions of a space, such as "unbounded continuous actions" or "hybrid actions (multi-discrete and continuous)"."""
     kinds = [part.kind.replace("_", "-") for part in action.parts]
     text = kinds[0] + " actions" if len(kinds) == 1 else f"hybrid actions ({' and '.join(kinds)})"
@@ -417,7 +417,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
         return Policy(info.action, rng, mask=mask)
     assert agent.net is not None  # checked by the rules of specs
     set_tf32(device, agent.net.tf32)
-    check_actions(algorithm, info.action)
+    check_action_space(algorithm, info.action)
     net: ActorCriticNet | QNet
     if algorithm.values:
         net = build_q_net(agent.net, info.observation, info.action.nvec, algorithm.value_distribution())
@@ -425,17 +425,17 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     else:
         if isinstance(algorithm, SoftActorCriticSpec):
             check_soft_actor_critic(algorithm, info.action)
-        distribution, log_std = _distribution(agent, agent.net, info.action)
+        distribution, log_std = _build_actor_distribution(agent, agent.net, info.action)
         critic = algorithm.has_critic and not algorithm.own_critics
         net = ActorCriticNet(agent.net, info.observation, distribution.param_dim, log_std, critic)
-    parts = optimizer_parts(agent)
+    parts = optimizer_group_names(agent)
     groups = [getattr(net, f"{part}_parameters")() for part in parts] if len(parts) > 1 else None
     flat = FlatParams(net, groups, device)
     net.eval()
     return Policy(info.action, rng, net, distribution, algorithm.action_policy, algorithm.needs_logp, flat, mask)
 
 
-def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
+def optimizer_group_names(agent: AgentSpec) -> tuple[str, ...]:
     """Return the names of the parts of the policy's net that have separate optimizer keys in the spec.
 
     The result ("actor", "critic") means that actor and critic have separate optimizers. The result ("actor",) means that the net has one
@@ -448,21 +448,21 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
     return ("actor", "critic") if separate else ("actor",)
 
 
-def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
+def actor_critic_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
     """Return the gradients of the actor and of the critic, as views of `flat.grad`, or None if actor and critic share a body."""
     if not isinstance(net, ActorCriticNet) or net.critic_body is None:
         return None
-    return [[flat.grad[flat.span(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]
+    return [[flat.grad[flat.param_slice(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]
 
 
-def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
+def _build_actor_distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
     """Return the action distribution and its learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
     own = agent.algorithm.actor_distribution(action.kind)
     distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
     if net.log_std_init is None:
         return distribution, None
-    if distribution.normal is None:
+    if distribution.gaussian_part is None:
         notice(f"agent.net.log_std_init: has no effect with {distribution.name}, only with Normal; ignored")
         return distribution, None
-    log_std = nn.Parameter(torch.full((distribution.normal.action.dim,), net.log_std_init))
+    log_std = nn.Parameter(torch.full((distribution.gaussian_part.action.dim,), net.log_std_init))
     return distribution.with_log_std(log_std), log_std

@@ -14,7 +14,7 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.memory import ReplaySpec
 
 
-def demonstration_replay(
+def build_demonstration_replay(
     data: Demonstrations, info: EnvInfo, batch_size: int, clock: Clock, rng: np.random.Generator, device: str | None = None
 ) -> Replay:
     """Return a replay buffer that contains all transitions of `data`, and that samples batches of batch_size transitions uniformly.

@@ -17,7 +17,7 @@ _BLOCK = 10_000
 """Number of frames that are copied at once. With 84 × 84 pixels, these frames take 70 MB."""
 
 
-class DeviceRows:
+class DeviceArray:
     """Array of rows in the memory of a CUDA device, with those parts of numpy's array interface that replay buffers use."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: str) -> None:
@@ -29,7 +29,7 @@ class DeviceRows:
 
     def __setitem__(self, rows: np.ndarray | slice, values: np.ndarray) -> None:
         values_K = upload(torch.from_numpy(np.asarray(values)).to(self.tensor.dtype), self.tensor.device)
-        self.tensor[rows if isinstance(rows, slice) else self._index(rows)] = values_K
+        self.tensor[rows if isinstance(rows, slice) else self._device_index(rows)] = values_K
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Return a copy of the given rows, in host memory."""
@@ -37,18 +37,18 @@ class DeviceRows:
 
     def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:
         """Return the given rows, [B, …], as a new tensor on the device."""
-        return self.tensor.index_select(axis, self._index(rows))
+        return self.tensor.index_select(axis, self._device_index(rows))
 
-    def _index(self, rows: np.ndarray) -> Tensor:
+    def _device_index(self, rows: np.ndarray) -> Tensor:
         return upload(torch.from_numpy(rows.astype(np.int64, copy=False)), self.tensor.device)
 
 
-Rows = np.ndarray | DeviceRows
+Rows = np.ndarray | DeviceArray
 
 
-def zero_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
+def allocate_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
     """Return an array of zeros with the given shape, in the memory of a CUDA device, or in host memory if `device` is None."""
-    return np.zeros(shape, dtype) if device is None else DeviceRows(shape, dtype, device)
+    return np.zeros(shape, dtype) if device is None else DeviceArray(shape, dtype, device)
 
 
 class ObservationStore(ABC):
@@ -65,28 +65,28 @@ class ObservationStore(ABC):
         """Store the observations and true next observations of the envs env_K [K] in the rows row_K [K]."""
 
     @abstractmethod
-    def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+    def observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
         """Return the observations [B, *shape] of the transitions in rows row_B."""
 
     @abstractmethod
-    def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+    def next_observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
         """Return the true next observations [B, *shape] of the transitions in rows row_B."""
 
     def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
         """Return the observations and the true next observations, both [B, *shape], of the transitions in rows row_B."""
-        return self.obs_of(row_B), self.next_obs_of(row_B)
+        return self.observations(row_B), self.next_observations(row_B)
 
-    def lost(self, row: int) -> bool:
+    def has_lost_frames(self, row: int) -> bool:
         """Return whether frames of the transition in row `row` were overwritten by newer frames."""
         return False
 
-    def used(self, rows: int) -> dict[str, int]:
+    def used_entries(self, rows: int) -> dict[str, int]:
         """Return the number of used entries of each array, by array name, if the first `rows` rows are used."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
         """Return the contents of the first `rows` rows, as arrays and numbers."""
-        used = self.used(rows)
+        used = self.used_entries(rows)
         return {name: array[: used[name]] for name, array in self.arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ class VectorStore(ObservationStore):
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
         shape, dtype = (capacity, *info.observation.shape), info.observation.dtype
-        self.obs, self.next_obs = zero_rows(shape, dtype, device), zero_rows(shape, dtype, device)
+        self.obs, self.next_obs = allocate_rows(shape, dtype, device), allocate_rows(shape, dtype, device)
         self.arrays = {"obs": self.obs, "next_obs": self.next_obs}
 
     @staticmethod
@@ -119,10 +119,10 @@ class VectorStore(ObservationStore):
         self.obs[row_K] = obs_N[env_K]
         self.next_obs[row_K] = step.last_obs_N[env_K]
 
-    def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+    def observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
         return self.obs.take(row_B, axis=0)
 
-    def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+    def next_observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
         return self.next_obs.take(row_B, axis=0)
 
 
@@ -137,9 +137,9 @@ class FrameStore(ObservationStore):
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
-        self.space, self.slots, self.count = info.observation, self._slots(capacity, info), 0
+        self.space, self.slots, self.count = info.observation, self._number_of_slots(capacity, info), 0
         stack = self.space.stack
-        self.frames = zero_rows((self.slots, *self._frame_shape(self.space)), np.uint8, device)
+        self.frames = allocate_rows((self.slots, *self._frame_shape(self.space)), np.uint8, device)
         self.slot = np.zeros((capacity, 2, stack), np.int32)
         """Slots of the frames of each transition's observation and next observation."""
         self.oldest = np.zeros(capacity, np.int64)
@@ -155,7 +155,7 @@ class FrameStore(ObservationStore):
         return (space.shape[0] // space.stack, *space.shape[1:])
 
     @staticmethod
-    def _slots(capacity: int, info: EnvInfo) -> int:
+    def _number_of_slots(capacity: int, info: EnvInfo) -> int:
         # space for the first frames of episodes, one in every 64 steps, and for unfinished episodes
         return capacity + capacity // 64 + 2 * (info.observation.stack + 1) * info.num_envs
 
@@ -163,16 +163,16 @@ class FrameStore(ObservationStore):
     def nbytes(capacity: int, info: EnvInfo) -> int:
         """Return the size in bytes of a store for `capacity` transitions."""
         frame = math.prod(FrameStore._frame_shape(info.observation))
-        return FrameStore._slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
+        return FrameStore._number_of_slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
 
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
         for n in env_K[first_N[env_K] | ~self.known_N[env_K]]:
-            self._begin(int(n), obs_N[n])
+            self._store_first_observation(int(n), obs_N[n])
         if not len(env_K):
             return
         self.oldest[row_K] = self.current[self.known_N].min()
         before_KS = self.current[env_K]
-        new_K = self._write(self._frames_of(step.last_obs_N[env_K])[:, -1])
+        new_K = self._write_frames(self._frames_of(step.last_obs_N[env_K])[:, -1])
         after_KS = np.concatenate([before_KS[:, 1:], new_K[:, None]], axis=1)
         self.current[env_K] = after_KS
         self.slot[row_K, 0], self.slot[row_K, 1] = before_KS % self.slots, after_KS % self.slots
@@ -181,46 +181,46 @@ class FrameStore(ObservationStore):
         """Reshape observations [K, C, H, W] to frames [K, stack, C / stack, H, W]."""
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
-    def _begin(self, n: int, obs: np.ndarray) -> None:
+    def _store_first_observation(self, n: int, obs: np.ndarray) -> None:
         """Store the frames of an episode's first observation, unless these frames are already stored as the env's current frames.
 
         After a lost life, the first observation of an episode equals the last observation of the previous episode.
         """
         frames = self._frames_of(obs[None])[0]
-        if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
+        if self.known_N[n] and np.array_equal(frames, self._frames_on_host(self.current[n] % self.slots)):
             return
         for index, frame in enumerate(frames):
             if index and np.array_equal(frame, frames[index - 1]):
                 self.current[n, index] = self.current[n, index - 1]
             else:
-                self.current[n, index] = self._write(frame[None])[0]
+                self.current[n, index] = self._write_frames(frame[None])[0]
         self.known_N[n] = True
 
-    def _on_host(self, slot_K: np.ndarray) -> np.ndarray:
+    def _frames_on_host(self, slot_K: np.ndarray) -> np.ndarray:
         """Return the frames [K, …] in the slots slot_K [K], in host memory."""
         frames_K = self.frames.take(slot_K, axis=0)
         return frames_K if isinstance(frames_K, np.ndarray) else frames_K.cpu().numpy()
 
-    def _write(self, frames_K: np.ndarray) -> np.ndarray:
+    def _write_frames(self, frames_K: np.ndarray) -> np.ndarray:
         number_K = np.arange(self.count, self.count + len(frames_K))
         self.frames[number_K % self.slots] = frames_K
         self.count += len(frames_K)
         return number_K
 
-    def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
-        return self._stacked(self.slot[row_B, 0])
+    def observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        return self._stack_frames(self.slot[row_B, 0])
 
-    def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
-        return self._stacked(self.slot[row_B, 1])
+    def next_observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
+        return self._stack_frames(self.slot[row_B, 1])
 
-    def _stacked(self, slot_BS: np.ndarray) -> np.ndarray | Tensor:
+    def _stack_frames(self, slot_BS: np.ndarray) -> np.ndarray | Tensor:
         """Return observations [B, *shape], each of which consists of the frames in S slots, given these slots [B, S]."""
         return self.frames.take(slot_BS.reshape(-1), axis=0).reshape(len(slot_BS), *self.space.shape)
 
-    def lost(self, row: int) -> bool:
+    def has_lost_frames(self, row: int) -> bool:
         return bool(self.oldest[row] < self.count - self.slots)
 
-    def used(self, rows: int) -> dict[str, int]:
+    def used_entries(self, rows: int) -> dict[str, int]:
         each = {"current": len(self.current), "known": len(self.known_N)}
         return {"frames": min(self.count, self.slots), "slot": rows, "oldest": rows, **each}
 
@@ -232,10 +232,10 @@ class FrameStore(ObservationStore):
         if slots == self.slots or count <= min(slots, self.slots):
             super().load_state_dict(state)
         else:
-            self._load_other_ring(state, count, slots)
+            self._load_resized_ring(state, count, slots)
         self.count = count
 
-    def _load_other_ring(self, state: dict[str, Any], count: int, slots: int) -> None:
+    def _load_resized_ring(self, state: dict[str, Any], count: int, slots: int) -> None:
         """Load the contents of a ring buffer with another number of slots. Raises ValueError if the frames have another shape."""
         frames, slot = np.asarray(state["frames"]), np.asarray(state["slot"])
         if frames.shape[1:] != self.frames.shape[1:]:

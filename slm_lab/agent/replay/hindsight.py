@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.replay.replay import Replay, Transitions
-from slm_lab.lib.demonstrations import Recorded, joined
+from slm_lab.lib.demonstrations import RecordedStep, join_episodes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import HindsightReplaySpec
 from slm_lab.spec.report import Problem, SpecError
@@ -39,7 +39,7 @@ class HindsightReplay(Replay):
         first batch is sampled."""
         self.observed = 0
         """Number of transitions so far, including transitions of unfinished episodes."""
-        self._open: list[list[Recorded]] = [[] for _ in range(info.num_envs)]
+        self._open: list[list[RecordedStep]] = [[] for _ in range(info.num_envs)]
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Keep the transitions of one vector step until their episodes end. Entries of `step` that are not transitions are ignored."""
@@ -48,7 +48,7 @@ class HindsightReplay(Replay):
             if first_N[n]:
                 self._store_episode(n)  # the env was reset before the end
             flags = bool(step.terminated_N[n]), bool(step.truncated_N[n])
-            row = Recorded(obs_N[n].copy(), out.action_N[n].copy(), float(step.reward_N[n]), *flags, step.last_obs_N[n].copy())
+            row = RecordedStep(obs_N[n].copy(), out.action_N[n].copy(), float(step.reward_N[n]), *flags, step.last_obs_N[n].copy())
             self._open[n].append(row)
             self.observed += 1
             if ended_N[n]:
@@ -62,8 +62,8 @@ class HindsightReplay(Replay):
             return
         K = len(episode)
         row_K = (self.seen + np.arange(K)) % self.capacity
-        obs_K, first_K, _, out, step = joined([episode]).steps(0, K)
-        self._put(row_K, np.arange(K), obs_K, first_K, out, step)
+        obs_K, first_K, _, out, step = join_episodes([episode]).steps(0, K)
+        self._write_transitions(row_K, np.arange(K), obs_K, first_K, out, step)
         self.columns["begin"][row_K], self.columns["end"][row_K] = self.seen, self.seen + K
         self.seen += K
         self.size = min(self.size + K, self.capacity)
@@ -72,7 +72,7 @@ class HindsightReplay(Replay):
         """Sample a batch of batch_size transitions, some of which get a new desired goal."""
         batch = super().sample()
         changed_K = np.flatnonzero(self.rng.random(self.batch_size) < self.share)
-        return self._relabelled(batch, changed_K, self._draw_goal_rows(batch.row_B[changed_K]))
+        return self._relabel_goals(batch, changed_K, self._draw_goal_rows(batch.row_B[changed_K]))
 
     def _draw_goal_rows(self, row_K: np.ndarray) -> np.ndarray:
         """For each of the rows row_K [K], draw a row of the same episode.
@@ -88,13 +88,13 @@ class HindsightReplay(Replay):
         first_K = own_K if self.strategy == "future" else np.maximum(self.columns["begin"][row_K], oldest)
         return self.rng.integers(first_K, end_K) % self.capacity
 
-    def _relabelled(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:
+    def _relabel_goals(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:
         """Give the transitions changed_K [K] of a batch new desired goals, recompute the rewards, and return the batch.
 
         The new goals were achieved after the transitions in rows goal_row_K [K].
         """
         assert self.goal_reward is not None
-        goal_KG = np.asarray(self.store.next_obs_of(goal_row_K))[:, self._achieved]
+        goal_KG = np.asarray(self.store.next_observations(goal_row_K))[:, self._achieved]
         obs_B, next_obs_B = batch.obs_B.numpy(), batch.next_obs_B.numpy()  # copies of the stored rows
         obs_B[changed_K, self._desired] = goal_KG
         next_obs_B[changed_K, self._desired] = goal_KG
@@ -107,13 +107,13 @@ class HindsightReplay(Replay):
     def contents(self) -> dict[str, Any]:
         """Return the stored transitions, and the transitions of unfinished episodes."""
         rows = [(n, row) for n, episode in enumerate(self._open) for row in episode]
-        fields = {name: torch.from_numpy(np.array([getattr(row, name) for _, row in rows])) for name in Recorded._fields}
+        fields = {name: torch.from_numpy(np.array([getattr(row, name) for _, row in rows])) for name in RecordedStep._fields}
         return {**super().contents(), "observed": self.observed, "open": {"env": [n for n, _ in rows], **fields}}
 
     def load_contents(self, state: dict[str, Any]) -> None:
         super().load_contents(state)
         self.observed, kept = int(state["observed"]), state["open"]
         self._open = [[] for _ in self._open]
-        columns = [kept[name].numpy() for name in Recorded._fields]
+        columns = [kept[name].numpy() for name in RecordedStep._fields]
         for n, obs, action, reward, terminated, truncated, next_obs in zip(kept["env"], *columns, strict=True):
-            self._open[n].append(Recorded(obs, action, float(reward), bool(terminated), bool(truncated), next_obs))
+            self._open[n].append(RecordedStep(obs, action, float(reward), bool(terminated), bool(truncated), next_obs))

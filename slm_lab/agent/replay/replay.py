@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.ops.device import is_asynchronous, upload
-from slm_lab.agent.replay.frames import FrameStore, ObservationStore, VectorStore, load_rows, zero_rows
+from slm_lab.agent.replay.frames import FrameStore, ObservationStore, VectorStore, allocate_rows, load_rows
 from slm_lab.agent.replay.step_links import StepLinks
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
@@ -66,7 +66,7 @@ class SumTree:
             index_B = index_B // self.FANOUT
             above.reshape(-1)[index_B] = below.take(index_B, axis=0).sum(axis=1)
 
-    def find(self, mass_B: np.ndarray) -> np.ndarray:
+    def find_by_cumulative_weight(self, mass_B: np.ndarray) -> np.ndarray:
         """Return, for each mass in [0, total), the first index i at which the cumulative sum of the weights (including i) exceeds the mass.
 
         An index of weight 0 is never returned, provided that at least one weight is above 0.
@@ -110,16 +110,16 @@ class Transitions(NamedTuple):
     """With n-step returns, float32 [B]: the number of steps that exist, from 1 to n."""
 
     @property
-    def drawn(self) -> np.ndarray:
+    def sampled_rows(self) -> np.ndarray:
         """Rows of the sampled transitions, int64 [B], as `update_priorities` expects them."""
         return self.row_B
 
     def to(self, device: str) -> Transitions:
         """Return the batch on `device`."""
-        return self._replace(**uploaded(self._asdict(), device))
+        return self._replace(**tensors_on_device(self._asdict(), device))
 
 
-def uploaded(items: dict[str, Any], device: str) -> dict[str, Any]:
+def tensors_on_device(items: dict[str, Any], device: str) -> dict[str, Any]:
     """Return those items that are tensors, moved to `device`.
 
     If `device` is "cpu", no items are returned, because the tensors are already on the CPU.
@@ -174,8 +174,8 @@ class Replay:
         check_replay_memory(self.capacity, self.nbytes, device=device)
         self.store: ObservationStore = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info, device)
         self.columns: dict[str, Any] = {
-            "action": zero_rows((self.capacity, *info.action.shape), info.action.dtype, device),
-            **{name: zero_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
+            "action": allocate_rows((self.capacity, *info.action.shape), info.action.dtype, device),
+            **{name: allocate_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
         self.seen = 0
         """Number of transitions added so far. The newest transition is in row (seen − 1) mod capacity."""
@@ -205,7 +205,7 @@ class Replay:
         return replay_bytes(self.capacity, info)
 
     @property
-    def items(self) -> int:
+    def max_items(self) -> int:
         """Maximum number of items in the buffer.
 
         An item of a replay buffer is a transition, or a sequence in SequenceReplay.
@@ -221,16 +221,18 @@ class Replay:
         """Store the transitions of one vector step. Entries of `step` that are not transitions are ignored."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
-        self._put(row_K, env_K, obs_N, first_N, out, step)
+        self._write_transitions(row_K, env_K, obs_N, first_N, out, step)
         before, self.seen = self.seen, self.seen + len(env_K)
         self.size = min(self.size + len(env_K), self.capacity)
         self._on_added(row_K)
-        while self.size and self.store.lost((self.seen - self.size) % self.capacity):
+        while self.size and self.store.has_lost_frames((self.seen - self.size) % self.capacity):
             self._on_row_dropped((self.seen - self.size) % self.capacity)
             self.size -= 1
         self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
 
-    def _put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, out: ActOut, step: VecStep) -> None:
+    def _write_transitions(
+        self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, out: ActOut, step: VecStep
+    ) -> None:
         """Write the transitions of the envs env_K [K] into the rows row_K [K]."""
         self.store.put(row_K, env_K, obs_N, first_N, step)
         if self.links is not None:
@@ -248,14 +250,14 @@ class Replay:
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""
         own = self._sample()
-        return own if self.demonstrations is None else _mixed_batch(own, self.demonstrations.sample())
+        return own if self.demonstrations is None else _append_recorded(own, self.demonstrations.sample())
 
     def _sample(self) -> Transitions:
         """Sample batch_size transitions of this buffer, without recorded transitions."""
-        row_B = self._draw()
+        row_B = self._draw_rows()
         if self.use_cer:
-            self._include_new(row_B)
-        weight_B = self._weights(row_B)
+            self._include_new_transitions(row_B)
+        weight_B = self._importance_weights(row_B)
         weight = None if weight_B is None else torch.from_numpy(weight_B)
         if self.links is not None:
             return self._n_step_batch(self.links, row_B, weight)
@@ -272,7 +274,7 @@ class Replay:
         row_KB, exists_KB = links.follow(row_B, self.num_steps)
         reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
-        obs_B, next_obs_B = as_tensor(self.store.obs_of(row_B)), as_tensor(self.store.next_obs_of(row_KB[-1]))
+        obs_B, next_obs_B = as_tensor(self.store.observations(row_B)), as_tensor(self.store.next_observations(row_KB[-1]))
         action_B, logp_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "logp"))
         terminated_B = as_tensor(self.columns["terminated"].take(row_KB[-1], axis=0))
         steps_B = torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))
@@ -281,19 +283,19 @@ class Replay:
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
         """Do nothing, because transitions are sampled uniformly. Subclasses with priorities override this method."""
 
-    def _draw(self) -> np.ndarray:
+    def _draw_rows(self) -> np.ndarray:
         """Draw the rows of a batch at random."""
         age_B = self.rng.integers(1, self.size + 1, self.batch_size)
         return (self.seen - age_B) % self.capacity
 
-    def _include_new(self, row_B: np.ndarray) -> None:
+    def _include_new_transitions(self, row_B: np.ndarray) -> None:
         """Replace the last rows of a batch by the oldest transitions that were not yet included in a batch as new transitions."""
         oldest = max(self.replayed, self.seen - self.size)
         self.fresh = min(self.seen - oldest, self.batch_size)
         row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity
         self.replayed = oldest + self.fresh
 
-    def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
+    def _importance_weights(self, row_B: np.ndarray) -> np.ndarray | None:
         """Return the importance weights [B] of the transitions in rows row_B, or None if all weights are equal."""
         return None
 
@@ -319,7 +321,7 @@ class Replay:
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
         links = {} if self.links is None else {"links": self.links.state_dict(rows)}
-        return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows)), **links}
+        return {**counts, "columns": _arrays_to_tensors(columns), "store": _arrays_to_tensors(self.store.state_dict(rows)), **links}
 
     def _rows_in_use(self) -> int:
         """Return the smallest n such that only the first n rows have been written."""
@@ -329,7 +331,7 @@ class Replay:
         """Return the smallest n such that only the first n items (see `items`) have been written."""
         return self._rows_in_use()
 
-    def collect_batch(self) -> None:
+    def require_full_batch(self) -> None:
         """Require at least one batch of transitions before the next update, for a trained agent that continues with an empty buffer."""
         self.start = max(self.start, self.batch_size)
 
@@ -349,7 +351,7 @@ class Replay:
             load_rows(name, column, state["columns"][name].numpy())
 
 
-def _mixed_batch(own: Transitions, recorded: Transitions) -> Transitions:
+def _append_recorded(own: Transitions, recorded: Transitions) -> Transitions:
     """Append recorded transitions to a uniformly sampled batch. In the result, `row_B` contains only the rows of the batch `own`."""
     names = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
     joined: dict[str, Any] = {name: torch.cat((getattr(own, name), getattr(recorded, name))) for name in names}
@@ -375,7 +377,7 @@ class PrioritizedReplay(Replay):
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
-        self.tree = SumTree(self.items)
+        self.tree = SumTree(self.max_items)
         self.greatest = 1.0
         """Greatest priority of a transition so far."""
         error = self.INITIAL_ERROR if spec.initial_error is None else spec.initial_error
@@ -388,11 +390,11 @@ class PrioritizedReplay(Replay):
     def _on_row_dropped(self, row: int) -> None:
         self.tree.set(np.array([row]), 0.0)
 
-    def _draw(self) -> np.ndarray:
+    def _draw_rows(self) -> np.ndarray:
         strata_B = np.arange(self.batch_size) + self.rng.random(self.batch_size)
-        return self.tree.find(strata_B * (self.tree.total / self.batch_size))
+        return self.tree.find_by_cumulative_weight(strata_B * (self.tree.total / self.batch_size))
 
-    def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
+    def _importance_weights(self, row_B: np.ndarray) -> np.ndarray | None:
         if self.beta is None:
             return None
         beta = self.beta if isinstance(self.beta, float) else self.beta.value(self.clock.global_frame)
@@ -459,14 +461,14 @@ def as_tensor(values: np.ndarray | Tensor) -> Tensor:
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
-def _tensors(state: dict[str, Any]) -> dict[str, Any]:
+def _arrays_to_tensors(state: dict[str, Any]) -> dict[str, Any]:
     """Convert arrays to tensors for a checkpoint.
 
     The tensors share the arrays' memory, except that views of a part of an array are copied.
     """
-    return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
+    return {name: _array_to_tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def _array_to_tensor(array: np.ndarray) -> Tensor:
     base = array.base
     return torch.from_numpy(array.copy() if isinstance(base, np.ndarray) and base.nbytes > array.nbytes else array)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.replay.frames import FrameStore, load_rows
-from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, as_tensor, uploaded
+from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, as_tensor, tensors_on_device
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.report import Problem, SpecError
@@ -54,7 +54,7 @@ class SequenceBatch(NamedTuple):
     """float32 [B], 0 or 1: whether the episode terminated, so that its value is not bootstrapped."""
     weight_B: Tensor | None
     """float32 [B]: importance weight of each transition's sequence, or None if all weights are 1."""
-    drawn: np.ndarray
+    sampled_rows: np.ndarray
     """int64 [M]: indices of the sequences in the buffer, as `update_priorities` expects them."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
@@ -66,22 +66,22 @@ class SequenceBatch(NamedTuple):
 
     def to(self, device: str) -> SequenceBatch:
         """Return the batch on `device`."""
-        return self._replace(**(uploaded(self._asdict(), device) | {"burn_in_first_TM": self.burn_in_first_TM}))
+        return self._replace(**(tensors_on_device(self._asdict(), device) | {"burn_in_first_TM": self.burn_in_first_TM}))
 
     @property
     def obs_B(self) -> Tensor:
         """Observations [B, *shape] of the transitions."""
-        return self.now(self.obs_PC.flatten(0, 1))
+        return self.current_outputs(self.obs_PC.flatten(0, 1))
 
     @property
     def next_obs_B(self) -> Tensor:
         """True next observations [B, *shape] of the transitions."""
-        return self.after(self.obs_PC.flatten(0, 1))
+        return self.next_outputs(self.obs_PC.flatten(0, 1))
 
     def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Run a net over all steps of all segments, and return its action outputs and its values, both [(P + 1) × C, …].
 
-        The methods `now` and `after` select rows of these outputs. The steps of the burn-in have no gradient.
+        The methods `current_outputs` and `next_outputs` select rows of these outputs. The steps of the burn-in have no gradient.
         Args: state_MS: hidden state before the first step of each sequence, or None for the stored hidden state of the acting policy.
         """
         state_MS = self.state_MS if state_MS is None else state_MS
@@ -92,11 +92,11 @@ class SequenceBatch(NamedTuple):
         params, values, _ = net.unroll(self.obs_PC, torch.zeros(self.obs_PC.shape[:2], dtype=torch.bool), state_CS)
         return params.flatten(0, 1), values.flatten(0, 1)
 
-    def now(self, outputs: Tensor) -> Tensor:
+    def current_outputs(self, outputs: Tensor) -> Tensor:
         """Select from outputs of `unroll` the outputs [B, …] for the observations of the transitions."""
         return outputs.index_select(0, self.flat_index_B)
 
-    def after(self, outputs: Tensor) -> Tensor:
+    def next_outputs(self, outputs: Tensor) -> Tensor:
         """Select from outputs of `unroll` the outputs [B, …] for the true next observations of the transitions.
 
         With n-step returns, the outputs are for the observations after n steps, or after fewer steps at the end of a segment.
@@ -125,10 +125,10 @@ class SequenceReplay(Replay):
         self, spec: ReplaySpec | PrioritizedReplaySpec, info: EnvInfo, *arguments: Any, state_size: int, seq_len: int, **keywords: Any
     ) -> None:
         self.state_size, self.seq_len = state_size, seq_len
-        self.burn_in, self.window, self.stride = spec.sequences(seq_len)
+        self.burn_in, self.window, self.stride = spec.sequence_layout(seq_len)
         super().__init__(spec, info, *arguments, **keywords)
         self.num_envs, self.steps = info.num_envs, self.capacity // info.num_envs
-        self.state_KS = np.zeros((self.items, state_size), np.float32)
+        self.state_KS = np.zeros((self.max_items, state_size), np.float32)
         """Hidden state before the first step of each sequence."""
         self.columns["first"] = np.zeros(self.capacity, np.bool_)
         """Whether the observation begins an episode."""
@@ -150,10 +150,10 @@ class SequenceReplay(Replay):
         return steps * num_envs
 
     def _nbytes(self, info: EnvInfo) -> int:
-        return super()._nbytes(info) + self.capacity + self.items * (4 * self.state_size + 8)
+        return super()._nbytes(info) + self.capacity + self.max_items * (4 * self.state_size + 8)
 
     @property
-    def items(self) -> int:
+    def max_items(self) -> int:
         """Maximum number of sequences in the buffer.
 
         The env and the first transition of a sequence determine the index of the sequence, which is less than the maximum number of
@@ -175,12 +175,12 @@ class SequenceReplay(Replay):
         env_K = np.flatnonzero(step.valid_N)
         count_K = self.count_N[env_K]
         row_K = count_K % self.steps * self.num_envs + env_K
-        self._put(row_K, env_K, obs_N, first_N, out, step)
+        self._write_transitions(row_K, env_K, obs_N, first_N, out, step)
         self.columns["first"][row_K] = first_N[env_K]
         begins_K = count_K % self.stride == 0
         if begins_K.any():  # the new sequence replaces the sequence whose first transition has just been overwritten
             env_J = env_K[begins_K]
-            place_J = self._place(count_K[begins_K], env_J)
+            place_J = self._sequence_indices(count_K[begins_K], env_J)
             self._on_sequences_dropped(place_J)
             self.state_KS[place_J] = np.where(first_N[env_J, None], np.float32(0.0), state_N[env_J])
         self.count_N[env_K] = count_K + 1
@@ -188,14 +188,14 @@ class SequenceReplay(Replay):
         start_K = count_K + 1 - self.window
         ended_K = (start_K >= self.begin_N[env_K]) & (start_K % self.stride == 0)
         if ended_K.any():
-            self._on_added(self._place(start_K[ended_K], env_K[ended_K]))
+            self._on_added(self._sequence_indices(start_K[ended_K], env_K[ended_K]))
         if isinstance(self.store, FrameStore):
-            self._drop_lost()
+            self._drop_lost_sequences()
         before, self.seen = self.seen, self.seen + len(env_K)
-        self.size = int(self._number_N().sum())
+        self.size = int(self._sequence_counts_N().sum())
         self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
-    def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
+    def _sequence_indices(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
         """Return the indices of sequences in the buffer (see `items`).
 
         Args: start_K: number of each sequence's first transition, counted for each env. env_K: env of each sequence.
@@ -206,42 +206,42 @@ class SequenceReplay(Replay):
     def _on_sequences_dropped(self, place_K: np.ndarray) -> None:
         """Hook for subclasses, called with the indices of sequences that can no longer be sampled."""
 
-    def _drop_lost(self) -> None:
+    def _drop_lost_sequences(self) -> None:
         """Drop the sequences that contain overwritten images."""
         for n in range(self.num_envs):
-            while (begin := self.begin_N[n]) < self.count_N[n] and self.store.lost(int(begin % self.steps * self.num_envs + n)):
-                self._on_sequences_dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
+            while (begin := self.begin_N[n]) < self.count_N[n] and self.store.has_lost_frames(int(begin % self.steps * self.num_envs + n)):
+                self._on_sequences_dropped(self._sequence_indices(self.begin_N[n : n + 1], np.array([n])))
                 self.begin_N[n] += self.stride
 
-    def _number_N(self) -> np.ndarray:
+    def _sequence_counts_N(self) -> np.ndarray:
         """Return the number of sequences of each env that can be sampled."""
         number_N: np.ndarray = np.maximum((self.count_N - self.window - self.begin_N) // self.stride + 1, 0)
         return number_N
 
-    def _draw(self) -> np.ndarray:
+    def _draw_rows(self) -> np.ndarray:
         """Draw the indices of batch_size sequences at random, each sequence with the same probability."""
-        number_N = self._number_N()
+        number_N = self._sequence_counts_N()
         last_N = number_N.cumsum()
         which_M = self.rng.integers(0, last_N[-1], self.batch_size)
         env_M = np.searchsorted(last_N, which_M, side="right")
         start_M = self.begin_N[env_M] + (which_M - last_N[env_M] + number_N[env_M]) * self.stride
-        return self._place(start_M, env_M)
+        return self._sequence_indices(start_M, env_M)
 
-    def _newest(self) -> int:
+    def _newest_sequence(self) -> int:
         """Return the index of the sequence that was completed last.
 
         If several envs completed a sequence in the same step, the sequence of the first of these envs is returned.
         """
         start_N = (self.count_N - self.window) // self.stride * self.stride
-        n = int(np.argmin(np.where(self._number_N() > 0, self.count_N - self.window - start_N, self.steps)))
-        return int(self._place(start_N[n : n + 1], np.array([n]))[0])
+        n = int(np.argmin(np.where(self._sequence_counts_N() > 0, self.count_N - self.window - start_N, self.steps)))
+        return int(self._sequence_indices(start_N[n : n + 1], np.array([n]))[0])
 
     def sample(self) -> SequenceBatch:  # type: ignore[override]  # an algorithm knows which kind of buffer it uses
         """Sample a batch of batch_size sequences."""
-        place_M = self._draw()
+        place_M = self._draw_rows()
         if self.use_cer:
-            place_M[-1] = self._newest()
-        return self.batch(place_M, self._weights(place_M))
+            place_M[-1] = self._newest_sequence()
+        return self.batch(place_M, self._importance_weights(place_M))
 
     def batch(self, place_M: np.ndarray, weight_M: np.ndarray | None = None) -> SequenceBatch:
         """Return a batch of the sequences with the indices place_M [M]."""
@@ -249,9 +249,9 @@ class SequenceReplay(Replay):
         row_WM = (begin_M + np.arange(self.window)[:, None]) % self.steps * self.num_envs + env_M
         early_TM, row_LM = row_WM[: self.burn_in], row_WM[self.burn_in :]
         first_LM = self.columns["first"].take(row_LM)
-        obs_PC, segments = self._segments(row_LM, first_LM)
-        shape = self.store.obs_of(row_LM[:1, 0]).shape[1:]
-        burn_in = as_tensor(self.store.obs_of(early_TM.reshape(-1))).reshape(*early_TM.shape, *shape)
+        obs_PC, segments = self._split_into_segments(row_LM, first_LM)
+        shape = self.store.observations(row_LM[:1, 0]).shape[1:]
+        burn_in = as_tensor(self.store.observations(early_TM.reshape(-1))).reshape(*early_TM.shape, *shape)
         row_B = row_LM.reshape(-1)
         action_B, reward_B, terminated_B = (
             as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "reward", "terminated")
@@ -291,7 +291,7 @@ class SequenceReplay(Replay):
         terminated_B = as_tensor(self.columns["terminated"].take(row_KB[-1], axis=0))
         return terminated_B, reward_KB, torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))
 
-    def _segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    def _split_into_segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Divide the transitions in rows row_LM into segments.
 
         Returns (obs_PC, (sequence_C, starts_episode_C, flat_index_B)), which are fields of SequenceBatch.
@@ -305,8 +305,8 @@ class SequenceReplay(Replay):
         column_LM = begins_ML.reshape(-1).cumsum().reshape(M, L).T - 1
         step_LM = np.arange(L)[:, None] - begin_C[column_LM]
         flat_index_B = torch.from_numpy((step_LM * C + column_LM).reshape(-1))
-        obs_B = as_tensor(self.store.obs_of(row_LM.reshape(-1)))
-        last_C = as_tensor(self.store.next_obs_of(row_LM[end_C - 1, sequence_C]))
+        obs_B = as_tensor(self.store.observations(row_LM.reshape(-1)))
+        last_C = as_tensor(self.store.next_observations(row_LM[end_C - 1, sequence_C]))
         steps = int(length_C.max()) + 1
         obs = obs_B.new_zeros(steps * C, *obs_B.shape[1:])
         obs[upload(flat_index_B, obs.device)] = obs_B

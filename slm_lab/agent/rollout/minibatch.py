@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, as_kind_of, copy, flat, tensor, where_true
-from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, copy, flatten_time_and_envs, where_true
+from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout
 
@@ -38,7 +38,7 @@ class RolloutNet(Protocol):
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B]. Only feed-forward nets support this method."""
 
-    def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> ForwardPass:
         """Return a Pass with the same outputs as `__call__`. If the net supports a graph-free pass, the Pass has no autograd graph."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
@@ -62,7 +62,7 @@ def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> i
 
 
 @dataclass(frozen=True)
-class Values(Generic[A]):
+class RolloutOutputs(Generic[A]):
     """Outputs of actor and critic for the observations of a rollout, computed before the update."""
 
     output_TN: A
@@ -73,11 +73,11 @@ class Values(Generic[A]):
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps. C is 1 for feed-forward nets."""
     params_TNP: A | None
     """float32 [T, N, P]: the actor's outputs, or None if they were not computed."""
-    outputs: Pass | None = None
-    """Forward pass over the T · N observations if the gradient step uses the same pass (see `one_pass`), else None."""
+    outputs: ForwardPass | None = None
+    """Forward pass over the T · N observations if the gradient step uses the same pass (see `single_pass_outputs`), else None."""
 
 
-def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
+def single_pass_outputs(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], RolloutOutputs[Any]] | None:
     """Run actor and critic over a rollout once. The gradient step on the rollout uses the same forward pass as the values.
 
     Returns the rollout and the outputs of the pass, as numpy arrays if the pass has no autograd graph. Returns None if a single pass is not
@@ -87,7 +87,7 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
     Args: graph: whether the loss needs tensors with an autograd graph.
     """
     steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.arrays
-    obs_B = flat(steps.obs_TN)
+    obs_B = flatten_time_and_envs(steps.obs_TN)
     is_float = obs_B.dtype.kind == "f" if isinstance(obs_B, np.ndarray) else obs_B.is_floating_point()
     if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or (is_float and not _is_finite(obs_B)):
         return None
@@ -101,7 +101,7 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
     output_TN, rows = value_B.reshape(steps.obs_TN.shape[:2]), slice(math.prod(shape))
     next_TN = _next_outputs(net, steps, output_TN)
     params_TNP = params_BP[rows].reshape(*shape, -1)
-    return steps, Values(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(rows))
+    return steps, RolloutOutputs(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(rows))
 
 
 def _is_finite(x: Tensor | np.ndarray) -> bool:
@@ -110,7 +110,7 @@ def _is_finite(x: Tensor | np.ndarray) -> bool:
 
 
 @torch.no_grad()
-def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
+def compute_critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> RolloutOutputs:
     """Run the critic over the observations of a rollout and over the last observations of truncated episodes.
 
     Args: actor: whether to run the actor in the same pass.
@@ -120,7 +120,7 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
         obs_B = rollout.obs_TN.flatten(0, 1)
         for part in obs_B.split(microbatch_length(obs_B, 1, gradients=False)):
             outputs = net.forward_pass(part, learn=False).values if actor else (None, net.values(part))
-            pairs.append((None if outputs[0] is None else tensor(outputs[0]), tensor(outputs[1])))
+            pairs.append((None if outputs[0] is None else as_tensor(outputs[0]), as_tensor(outputs[1])))
         output_TN = torch.cat([output_B for _, output_B in pairs]).unflatten(0, rollout.obs_TN.shape[:2])
         states = [rollout.state_NS]
     else:
@@ -134,7 +134,7 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
         output_TN = torch.cat([value_LN for _, value_LN in pairs])
     next_TN = _next_outputs(net, rollout, output_TN)
     params_TNP = torch.cat([params for params, _ in pairs if params is not None]).view(*output_TN.shape[:2], -1)[:-1] if actor else None
-    return Values(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
+    return RolloutOutputs(output_TN[:-1], next_TN, torch.stack(states), params_TNP)
 
 
 def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
@@ -142,24 +142,24 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
-        next_TN[cut.t_K, cut.n_K] = as_kind_of(next_TN, last_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
+        next_TN[cut.t_K, cut.n_K] = as_type_of(next_TN, last_observation_values(net, as_tensor(cut.obs_K), as_tensor(cut.state_KS)))
     return next_TN
 
 
-def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
+def last_observation_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
     """Return the critic's outputs [K] for the last observations of truncated episodes.
 
     Args: state_KS: hidden states before the last observations.
     """
     if net.state_size == 0:
-        return tensor(net.values(obs_K))
+        return as_tensor(net.values(obs_K))
     with torch.no_grad():
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool, device=obs_K.device)
         value: Tensor = net.unroll(obs_K.unsqueeze(0), not_first, state_KS)[1][0]
         return value
 
 
-class Sequences(NamedTuple):
+class SequenceInputs(NamedTuple):
     """Inputs of a recurrent net: M sequences of L steps."""
 
     obs_LM: Tensor
@@ -174,7 +174,7 @@ class Sequences(NamedTuple):
 class Minibatch(Generic[A]):
     """B valid transitions, and the inputs of the net for these transitions."""
 
-    inputs: A | Sequences
+    inputs: A | SequenceInputs
     """Observations [B, *shape] for feed-forward nets, or the sequences that contain the transitions for recurrent nets."""
     action_B: A
     logp_B: A
@@ -183,17 +183,17 @@ class Minibatch(Generic[A]):
     """Target of the critic's output."""
     value_B: A
     """The critic's output, computed before the update."""
-    outputs: Pass | None = field(default=None, kw_only=True)
+    outputs: ForwardPass | None = field(default=None, kw_only=True)
     """Forward pass over these transitions if it was already computed, else None."""
 
-    def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
+    def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> ForwardPass:
         """Return the net's forward pass, which outputs distribution parameters [B, P] and values [B].
 
         Args: graph: whether the loss needs tensors with an autograd graph.
         """
         if self.outputs is not None:
             return self.outputs
-        if graph or isinstance(self.inputs, Sequences):
+        if graph or isinstance(self.inputs, SequenceInputs):
             return GraphPass(*self.forward(net))
         return net.forward_pass(self.inputs)
 
@@ -212,26 +212,26 @@ class Minibatch(Generic[A]):
         return params_LMP.flatten(0, 1).index_select(0, inputs.flat_index_B), value_LM.flatten(0, 1).index_select(0, inputs.flat_index_B)
 
 
-class Batch:
+class RolloutBatch:
     """A rollout with advantages and targets, which can be divided into minibatches.
 
     For a recurrent net, a minibatch consists of sequences of seq_len steps, which are never split.
     """
 
-    def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
+    def __init__(self, rollout: Rollout[Any], values: RolloutOutputs[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
         self.seq_len, self.outputs = seq_len, values.outputs
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # values that determine shapes stay on the CPU
-            chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
+            chunks = [_split_into_chunks(x, seq_len) for x in [*inputs, *columns]]
             some_M = chunks[2].any(dim=0).nonzero().squeeze(1)  # drop sequences that contain only padding and dummy rows
             self.columns = [x.index_select(1, upload(some_M, x.device)) for x in chunks]
             self.state_MS = values.state_CNS.flatten(0, 1).index_select(0, upload(some_M, values.state_CNS.device))
             self.size = self.columns[0].shape[1]
             self.transitions = int(self.columns[2].sum())
         else:
-            self.columns, row_B = _transitions(rollout.valid_TN, [rollout.obs_TN[:-1], *columns])
+            self.columns, row_B = _select_valid(rollout.valid_TN, [rollout.obs_TN[:-1], *columns])
             if row_B is not None and self.outputs is not None:
                 self.outputs = self.outputs.select(row_B)
             self.size = self.transitions = len(self.columns[0])
@@ -249,12 +249,12 @@ class Batch:
         items = microbatch_length(obs, 2 if self.recurrent else 1)
         for begin in range(0, self.size, items):
             if self.recurrent:
-                part: Minibatch[Any] = self._sequences(torch.arange(begin, min(begin + items, self.size)))
+                part: Minibatch[Any] = self._sequence_minibatch(torch.arange(begin, min(begin + items, self.size)))
             else:
                 part = Minibatch(*(x[begin : begin + items] for x in self.columns))
             yield part, len(part.action_B) / self.transitions
 
-    def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
+    def epoch_minibatches(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
         """Yield minibatches of about `minibatch_size` transitions, in a new random order for each epoch.
 
         The sizes of the minibatches differ by at most one transition, or by at most one sequence for a recurrent net.
@@ -268,33 +268,33 @@ class Batch:
             shuffled = [] if self.recurrent else [x.index_select(0, order_on_device) for x in self.columns]
             for begin, end in pairwise(bounds):
                 if self.recurrent:
-                    yield self._sequences(order[begin:end])
+                    yield self._sequence_minibatch(order[begin:end])
                 else:
                     yield Minibatch(*(x[begin:end] for x in shuffled))
 
-    def _sequences(self, index_M: Tensor) -> Minibatch:
+    def _sequence_minibatch(self, index_M: Tensor) -> Minibatch:
         there_M = upload(index_M, self.state_MS.device)
         obs, first, valid, *columns = self.columns
         flat_index_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
-        inputs = Sequences(
+        inputs = SequenceInputs(
             obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), flat_index_B
         )
         return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, flat_index_B) for x in columns))
 
 
-def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
+def _select_valid(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
     """Return the valid entries [B, …] of arrays [T, N, …], and the indices of these entries in the flattened arrays [T · N, …].
 
     If every entry is valid, None is returned in place of the indices.
     """
-    rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
+    rows, valid_B = [flatten_time_and_envs(x) for x in columns], flatten_time_and_envs(valid_TN)
     if bool(valid_B.all()):
         return rows, None
     flat_index_B = where_true(valid_B)
     return [x[flat_index_B] for x in rows], flat_index_B
 
 
-def _chunk(x_TN: Tensor, length: int) -> Tensor:
+def _split_into_chunks(x_TN: Tensor, length: int) -> Tensor:
     """Divide x_TN [T, N, …] into chunks of `length` steps, and return the chunks as [length, chunks · N, …], ordered by chunk.
 
     The last chunk is padded with zeros, which are invalid rows.

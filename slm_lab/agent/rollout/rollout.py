@@ -127,7 +127,7 @@ class RolloutStorage(ABC):
             "valid": np.zeros((rows, N), np.bool_),
         }
 
-    def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
+    def _write_row(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         slabs, t = self.slabs, self.t
         if obs_N is not self._next_obs_N or t == 0:
             slabs["obs"][t] = obs_N
@@ -181,7 +181,7 @@ class RolloutStorage(ABC):
             self.slabs[name][: len(slab)] = slab.numpy()
         self.truncations = [(int(t), int(n), obs.numpy().copy(), hidden.numpy().copy()) for t, n, obs, hidden in state["truncations"]]
 
-    def _pack(self, truncations: list[Truncation]) -> Truncations:
+    def _stack_truncations(self, truncations: list[Truncation]) -> Truncations:
         obs = self.info.observation
         return Truncations(
             torch.tensor([item[0] for item in truncations], dtype=torch.int64),
@@ -198,24 +198,24 @@ class OnPolicyBatchReplay(RolloutStorage):
         super().__init__(info, length, length, state_size)
         self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
         """Hidden state before the first step."""
-        self._rollout = self._view()
+        self._rollout = self._rollout_view()
 
-    def _view(self) -> Rollout:
+    def _rollout_view(self) -> Rollout:
         """Return a rollout whose arrays are views of the storage, without truncations."""
         views = {f"{name}_TN": torch.from_numpy(slab) for name, slab in self.slabs.items()}
-        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack([]))
+        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._stack_truncations([]))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays of the storage, by name."""
         return {**self.slabs, "state": self.state_NS}
 
-    def use(self, arrays: Arrays) -> None:
+    def use_arrays(self, arrays: Arrays) -> None:
         """Replace the arrays of the storage by the given arrays, for example to read or write a rollout in shared memory.
 
         Args: arrays: arrays with the names that the method `arrays` returns.
         """
         self.slabs, self.state_NS = {name: arrays[name] for name in self.slabs}, arrays["state"]
-        self._rollout = self._view()
+        self._rollout = self._rollout_view()
 
     def restart(self) -> None:
         """Begin a new rollout in the first row."""
@@ -237,14 +237,14 @@ class OnPolicyBatchReplay(RolloutStorage):
             self.slabs["first"][0] = first_N
             if state_N is not None:
                 self.state_NS[:] = state_N
-        self._write(obs_N, out, step)
+        self._write_row(obs_N, out, step)
 
     @property
     def ready(self) -> bool:
         return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may contain only dummy rows
 
     def rollout(self) -> Rollout:
-        return replace(self._rollout, truncations=self._pack(self.truncations)) if self.truncations else self._rollout
+        return replace(self._rollout, truncations=self._stack_truncations(self.truncations)) if self.truncations else self._rollout
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "state": torch.from_numpy(self.state_NS.copy())}
@@ -254,7 +254,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         self.state_NS[:] = state["state"].numpy()
 
 
-class AgentsBatchReplay(OnPolicyBatchReplay):
+class MultiAgentBatchReplay(OnPolicyBatchReplay):
     """Rollout storage of a fixed number of vector steps, for envs with several agents.
 
     The transitions of different agents may end in different steps (see Turns). Each column contains the transitions of one agent of an env
@@ -276,8 +276,8 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
     def arrays(self) -> dict[str, np.ndarray]:
         return {**super().arrays(), "count": self.count_N, "end_state": self._end_state_NS}
 
-    def use(self, arrays: Arrays) -> None:
-        super().use(arrays)
+    def use_arrays(self, arrays: Arrays) -> None:
+        super().use_arrays(arrays)
         self.count_N, self._end_state_NS = arrays["count"], arrays["end_state"]
 
     def restart(self) -> None:
@@ -288,7 +288,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         self.slabs["valid"][:] = False
 
     def copy_columns(self, begin: int, source: OnPolicyBatchReplay, columns: np.ndarray | slice) -> None:
-        assert isinstance(source, AgentsBatchReplay)
+        assert isinstance(source, MultiAgentBatchReplay)
         super().copy_columns(begin, source, columns)
         count_K = source.count_N[columns]
         end = begin + len(count_K)
@@ -310,7 +310,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         self.slabs["first"][self.t] = first_N  # a backend that resets in the next step reports the new episode only in that step
         if self.t == 0 and state_N is not None:
             self.state_NS[:] = state_N
-        self._write(obs_N, out, step)
+        self._write_row(obs_N, out, step)
         if out.state_N is not None:
             self._end_state_NS[:] = out.state_N
         self.count_N[:] = self.t
@@ -332,12 +332,12 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         slabs["obs"][t_K + 1, n_K] = step.last_obs_N[n_K]
         slabs["first"][t_K + 1, n_K] = (step.terminated_N | step.truncated_N)[n_K]
         for n in np.flatnonzero(step.truncated_N):
-            self._cut(int(n), int(self.count_N[n]), step.last_obs_N[n].copy())
+            self._mark_truncated(int(n), int(self.count_N[n]), step.last_obs_N[n].copy())
         self.count_N[n_K] += 1
         self.t = int(self.count_N.max())
         self._even = self.t == self.count_N.min()
 
-    def _cut(self, n: int, t: int, obs: np.ndarray) -> None:
+    def _mark_truncated(self, n: int, t: int, obs: np.ndarray) -> None:
         """Mark row t of column n as truncated, so that the return of this row is bootstrapped with the value of `obs`."""
         self.slabs["truncated"][t, n] = True
         self.truncations.append((t, n, obs, self._end_state_NS[n].copy()))
@@ -351,11 +351,11 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         done_TN = self.slabs["terminated"] | self.slabs["truncated"]
         for n in np.flatnonzero((last_N >= 0) & (last_N < T - 1)):
             if not done_TN[last_N[n], n]:
-                self._cut(int(n), int(last_N[n]), self.slabs["obs"][last_N[n] + 1, n].copy())
+                self._mark_truncated(int(n), int(last_N[n]), self.slabs["obs"][last_N[n] + 1, n].copy())
         if not self._even:
             self._clear_invalid()
         views = {f"{name}_TN": torch.from_numpy(slab[: T + (name in ("obs", "first"))]) for name, slab in self.slabs.items()}
-        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
+        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._stack_truncations(self.truncations))
 
     def _clear_invalid(self) -> None:
         """Set invalid rows, which contain data of earlier rollouts, to zero.
@@ -401,9 +401,9 @@ class OnPolicyReplay(RolloutStorage):
         if self._taken:
             self._drop_ended()
         if self.t == len(self.slabs["reward"]):
-            self._grow()
+            self._grow_arrays()
         t = self.t
-        self._write(obs_N, out, step)
+        self._write_row(obs_N, out, step)
         for n in np.flatnonzero(step.terminated_N | step.truncated_N):
             self.ended.append((int(n), int(self.begin_N[n]), t + 1))
         self.begin_N[step.first_N] = t + 1
@@ -419,7 +419,7 @@ class OnPolicyReplay(RolloutStorage):
         self.ended = [(int(n), int(begin), int(end)) for n, begin, end in state["ended"]]
         self._taken = bool(state["taken"])
 
-    def _grow(self) -> None:
+    def _grow_arrays(self) -> None:
         old = self.slabs
         self.slabs = self._allocate(2 * self.t)
         for name, slab in old.items():
@@ -445,7 +445,7 @@ class OnPolicyReplay(RolloutStorage):
         """Return the episodes that the next rollout contains."""
         return self.ended
 
-    def _rows(self, n: int, begin: int, end: int) -> np.ndarray:
+    def _transition_rows(self, n: int, begin: int, end: int) -> np.ndarray:
         """Return those rows of an episode that are transitions.
 
         If several agents act in turn, an agent has no transition in the rows in which other agents act.
@@ -454,7 +454,7 @@ class OnPolicyReplay(RolloutStorage):
 
     def rollout(self) -> Rollout:
         episodes = self._episodes()
-        rows = [self._rows(*episode) for episode in episodes]
+        rows = [self._transition_rows(*episode) for episode in episodes]
         T, E = max(map(len, rows)), len(episodes)
         padded = {
             name: np.zeros((T + (name in ("obs", "first")), E, *slab.shape[2:]), slab.dtype)
@@ -469,7 +469,7 @@ class OnPolicyReplay(RolloutStorage):
         cuts = [(*where[n, t], obs, state) for t, n, obs, state in self.truncations if (n, t) in where]
         self._taken = True
         arrays = {f"{name}_TN": torch.from_numpy(slab) for name, slab in padded.items()}
-        return Rollout(**arrays, state_NS=torch.zeros(E, self.state_size), truncations=self._pack(cuts))
+        return Rollout(**arrays, state_NS=torch.zeros(E, self.state_size), truncations=self._stack_truncations(cuts))
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
@@ -491,15 +491,15 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]
 
 
-def batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:
+def build_batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:
     """Build the storage for rollouts of `length` vector steps.
 
     The storage is an AgentsBatchReplay for envs with several agents, and an OnPolicyBatchReplay for other envs.
     """
-    return (AgentsBatchReplay if info.agents else OnPolicyBatchReplay)(info, length, state_size)
+    return (MultiAgentBatchReplay if info.agents else OnPolicyBatchReplay)(info, length, state_size)
 
 
-def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
+def build_rollout_storage(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
     """Build the rollout storage that an on-policy memory spec names.
 
     The class of the storage is `type(spec).implementation()`, except that envs with several agents use AgentsBatchReplay instead of
@@ -510,6 +510,6 @@ def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -
     arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
     kind = type(spec).implementation()
     if kind is OnPolicyBatchReplay:
-        return batch_storage(info, length, state_size)
+        return build_batch_storage(info, length, state_size)
     storage: RolloutStorage = kind(info, length, state_size, **arguments)
     return storage

@@ -10,13 +10,13 @@ import torch
 
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.local import EnvSource
-from slm_lab.experiment.collect.turns import Turns
+from slm_lab.experiment.collect.turns import TurnTransitionBuilder
 from slm_lab.experiment.execute.heartbeat import RESETTING, STEPPING, TRAINING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, Experience, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.self_play import SelfPlay
-from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.padding import pad_rows, remove_padding
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 
 
@@ -33,7 +33,7 @@ class PolicyRows:
 
     def __init__(self, learner: PolicyLearner, info: EnvInfo, names: Collection[str]) -> None:
         self.learner = learner
-        self.rows = rows = info.rows_of(names)
+        self.rows = rows = info.agent_rows(names)
         """Indices of the policy's rows in the vector env, int64 [K], ascending."""
         self.all = len(rows) == info.num_envs
         """Whether the policy acts for all rows of the vector env."""
@@ -42,16 +42,16 @@ class PolicyRows:
         self._positions = {int(row): k for k, row in enumerate(rows)}
         policy = learner.agent.policy
         self.state_K = policy.initial_state(len(rows))
-        self.turns = Turns(len(rows), policy.state_size)
+        self.turns = TurnTransitionBuilder(len(rows), policy.state_size)
 
     def of(self, values_N: np.ndarray) -> np.ndarray:
         """Select the values of the policy's K rows, [K, …], from the values of all N rows of the vector env, [N, …]."""
         return values_N if self.all else values_N[self.rows]
 
-    def seen(self, obs_N: np.ndarray) -> np.ndarray:
+    def select_observations(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations of the policy's K rows without padding, [K, …]."""
         obs_K = self.of(obs_N)
-        return obs_K if self._own_space is None else without_padding(obs_K, self._own_space)
+        return obs_K if self._own_space is None else remove_padding(obs_K, self._own_space)
 
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
         """Choose actions for the rows whose agents act in the next step.
@@ -70,7 +70,7 @@ class PolicyRows:
             agent.act(obs_K[rows], None if self.state_K is None else self.state_K[rows]), rows, len(acts_K), self.state_K
         )
 
-    def advance(
+    def finish_step(
         self,
         obs_K: np.ndarray,
         first_K: np.ndarray,
@@ -87,20 +87,20 @@ class PolicyRows:
             step: result of the step for all rows of the vector env.
             own_K: whether the policy (and not an opponent) acts for each row in the running episode, bool [K]; None: for all rows.
         """
-        own = step if self.all else self._own(step)
+        own = step if self.all else self._select_step(step)
         if own_K is not None:
             own = own._replace(episodes=[episode for episode in own.episodes if own_K[episode.env]])
-        transition = self.turns.advance(obs_K, first_K, self.state_K, out, own, acts_K)
+        transition = self.turns.finish_transitions(obs_K, first_K, self.state_K, out, own, acts_K)
         if out.state_N is not None:
             self.state_K = np.where(own.first_N[:, None], np.float32(0.0), out.state_N)
         return Experience(0, 0, own.episodes, transition)
 
-    def _own(self, step: VecStep) -> VecStep:
+    def _select_step(self, step: VecStep) -> VecStep:
         """Return a VecStep that contains only the policy's rows of `step`."""
         rows, position = self.rows, self._positions
         episodes = [episode._replace(env=position[episode.env]) for episode in step.episodes if episode.env in position]
-        obs_K = self.seen(step.obs_N)
-        last_obs_K = obs_K if step.last_obs_N is step.obs_N else self.seen(step.last_obs_N)
+        obs_K = self.select_observations(step.obs_N)
+        last_obs_K = obs_K if step.last_obs_N is step.obs_N else self.select_observations(step.last_obs_N)
         return VecStep(
             step.reward_N[rows], step.terminated_N[rows], step.truncated_N[rows], last_obs_K, obs_K, step.first_N[rows],
             step.valid_N[rows], episodes, None if step.acts_N is None else step.acts_N[rows],
@@ -163,16 +163,18 @@ class AgentsSource(EnvSource):
             self._obs_N = self.env.reset()
             if self.self_play is not None:
                 self.self_play.take_snapshot_if_due()
-                self.self_play.choose(self._first_N)
+                self.self_play.choose_opponents(self._first_N)
 
     def __iter__(self) -> Iterator[Experience]:
         env, stop, beat, self_play = self.env, self.stop, self.beat, self.self_play
         while not (self.learner.finished or stop.requested):
             if self_play is not None:
                 self_play.take_snapshot_if_due()
-            obs_N, first_N, acts_N = self._obs_N, self._first_N, self._acting()
+            obs_N, first_N, acts_N = self._obs_N, self._first_N, self._acting_mask()
             assert obs_N is not None
-            inputs = [(part.seen(obs_N), part.of(first_N), None if acts_N is None else part.of(acts_N)) for part in self.parts]
+            inputs = [
+                (part.select_observations(obs_N), part.of(first_N), None if acts_N is None else part.of(acts_N)) for part in self.parts
+            ]
             outs = [part.act(obs_K, acts_K) for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)]
             action_N = self._env_actions(outs)
             if self_play is not None:
@@ -182,9 +184,9 @@ class AgentsSource(EnvSource):
             beat(TRAINING)
             # assign before the learner trains on the step, so that the state can be saved after the update
             self._obs_N, self._first_N = step.obs_N, step.first_N
-            own_N = None if self_play is None else self_play.learner_N
+            own_N = None if self_play is None else self_play.learner_mask_N
             experiences = [
-                part.advance(obs_K, first_K, out, acts_K, step, own_N)
+                part.finish_step(obs_K, first_K, out, acts_K, step, own_N)
                 for part, (obs_K, first_K, acts_K), out in zip(self.parts, inputs, outs, strict=True)
             ]
             if self_play is not None:
@@ -196,12 +198,12 @@ class AgentsSource(EnvSource):
         if self_play is not None and self.learner.finished:
             self_play.take_snapshot_if_due()
 
-    def _acting(self) -> np.ndarray | None:
+    def _acting_mask(self) -> np.ndarray | None:
         """Return whether a learning policy acts next for each row, bool [N]; None: for all rows."""
         acts_N = self.env.acts_N
         if self.self_play is None:
             return acts_N
-        own_N = self.self_play.learner_N
+        own_N = self.self_play.learner_mask_N
         return own_N if acts_N is None else acts_N & own_N
 
     def _env_actions(self, outs: Sequence[ActOut]) -> np.ndarray:
@@ -210,7 +212,7 @@ class AgentsSource(EnvSource):
         if self.parts[0].all:
             return actions[0]
         if self.env.info.groups:
-            actions = [padded(action_K, self.env.info.action) for action_K in actions]
+            actions = [pad_rows(action_K, self.env.info.action) for action_K in actions]
         action_N = np.zeros((self.env.info.num_envs, *actions[0].shape[1:]), actions[0].dtype)
         for part, action_K in zip(self.parts, actions, strict=True):
             action_N[part.rows] = action_K

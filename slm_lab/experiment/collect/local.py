@@ -28,11 +28,11 @@ class EnvSource:
         self.backend = env.backend
 
     @property
-    def lost_reason(self) -> str:
+    def unsaved_episodes_reason(self) -> str:
         """Reason why unfinished episodes cannot be saved. The text is used only if unfinished episodes cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
 
-    def recent_spans(self) -> None:
+    def recent_busy_spans(self) -> None:
         return None
 
     def close(self) -> None:

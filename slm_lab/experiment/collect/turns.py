@@ -11,7 +11,7 @@ from slm_lab.experiment.training.experience import Transition
 from slm_lab.lib.records import ActOut, VecStep
 
 
-class Turns:
+class TurnTransitionBuilder:
     """Builder of transitions that joins all env steps between two actions of an agent into one transition.
 
     A transition begins when an agent acts, and ends at the agent's next action or at the end of its episode. The reward of the transition
@@ -41,7 +41,7 @@ class Turns:
         }
         """The unfinished transition of each row: observation, action, log probability, hidden states, and sum of the rewards so far."""
 
-    def advance(
+    def finish_transitions(
         self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep, acted_N: np.ndarray | None
     ) -> Transition:
         """Return the transitions that end with an env step. In the returned step, `valid_N` is True for the rows with such a transition.

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slm_lab.experiment.deploy.facts import Facts
+from slm_lab.experiment.deploy.facts import PolicyFacts
 from slm_lab.experiment.deploy.load import LoadedAgent
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.lib.files import replace_file
@@ -23,7 +23,7 @@ from slm_lab.spec.models.spec import Spec
 _SEAL = re.compile(r"\n<!-- crc32 ([0-9a-f]{8}): [^\n]*-->\n\Z")
 
 
-class Exports(NamedTuple):
+class ExportedFile(NamedTuple):
     """Name, inputs and outputs of the exported policy file that a model card describes."""
 
     file: str
@@ -31,7 +31,7 @@ class Exports(NamedTuple):
     outputs: Mapping[str, str]
 
 
-def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | None, *, is_named: bool) -> str:
+def model_card(name: str, known: PolicyFacts, agent: LoadedAgent, exported: ExportedFile | None, *, is_named: bool) -> str:
     """Return the Markdown text of a model card.
 
     Args:
@@ -41,9 +41,9 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
         is_named: whether `name` is the name of a registered model, so that `load_agent(name)` loads the policy.
     """
     parts = [_header(name, known), f"# {name}", _introduction(known), _return_text(known)]
-    parts += [_table("Training", _training(known)), _table("Interface", _interface(known, agent)), "## Use"]
-    parts += [_use_named(name, _is_recurrent(agent))] if is_named else []
-    parts += [_use_exported(exported)] if exported is not None else []
+    parts += [_table("Training", _training_rows(known)), _table("Interface", _interface_rows(known, agent)), "## Use"]
+    parts += [_named_model_usage(name, _is_recurrent(agent))] if is_named else []
+    parts += [_exported_file_usage(exported)] if exported is not None else []
     body = "\n\n".join(parts) + "\n"
     return f"{body}\n<!-- crc32 {zlib.crc32(body.encode()):08x}: written by slm_lab; a card that was edited is not overwritten -->\n"
 
@@ -69,7 +69,7 @@ def _is_unchanged(text: str) -> bool:
     return seal is not None and zlib.crc32(text[: seal.start()].encode()) == int(seal[1], 16)
 
 
-def _header(name: str, known: Facts) -> str:
+def _header(name: str, known: PolicyFacts) -> str:
     """Return the YAML header of a model card. Strings are written as JSON, which is valid YAML."""
     spec = known.spec
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", _env_id(spec), spec.agent.algorithm.name]
@@ -87,13 +87,13 @@ def _header(name: str, known: Facts) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _introduction(known: Facts) -> str:
+def _introduction(known: PolicyFacts) -> str:
     spec = known.spec
     env, name = _escaped_for_code(spec.env.name), _escaped_for_code(spec.name)
     return f"A policy for `{env}`, trained with {spec.agent.algorithm.name} by slm_lab (spec `{name}`)."
 
 
-def _return_text(known: Facts) -> str:
+def _return_text(known: PolicyFacts) -> str:
     if known.mean_return is None:
         return "No episode had ended when the weights were saved, so their return is not known."
     value, error, over = known.mean_return
@@ -110,7 +110,7 @@ def _return_text(known: Facts) -> str:
     return " ".join(lines)
 
 
-def _training(known: Facts) -> Iterator[tuple[str, str]]:
+def _training_rows(known: PolicyFacts) -> Iterator[tuple[str, str]]:
     spec, start = known.spec, known.start
     versions = start.get("versions") or package_versions()
     yield "environment", f"`{_escaped_for_code(spec.env.name)}`"
@@ -129,7 +129,7 @@ def _training(known: Facts) -> Iterator[tuple[str, str]]:
             yield key, f"`{_escaped_for_code(str(start[key]))}`"
 
 
-def _interface(known: Facts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
+def _interface_rows(known: PolicyFacts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
     env = known.spec.env
     yield "observation space", f"`{_escaped_for_code(str(agent.observation_space))}`"
     yield "action space", f"`{_escaped_for_code(str(agent.action_space))}`"
@@ -140,7 +140,7 @@ def _interface(known: Facts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
         )
     if env.obs_keys:
         yield "parts of the observation", f"`{_escaped_for_code(', '.join(env.obs_keys))}`"
-    yield "observation normaliser", _normalizer(agent)
+    yield "observation normaliser", _describe_normalizer(agent)
     if _is_recurrent(agent):
         yield "hidden state", "that of the previous step; at the start of an episode None in `agent.act`, zeros in an exported file"
 
@@ -149,7 +149,7 @@ def _is_recurrent(agent: LoadedAgent) -> bool:
     return agent.policy.initial_state(1) is not None
 
 
-def _normalizer(agent: LoadedAgent) -> str:
+def _describe_normalizer(agent: LoadedAgent) -> str:
     obs = agent.normalizers.obs
     if obs is None:
         return "none"
@@ -161,7 +161,7 @@ def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
     return "\n".join([f"## {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _use_named(name: str, is_recurrent: bool) -> str:
+def _named_model_usage(name: str, is_recurrent: bool) -> str:
     state = "state, " if is_recurrent else ""
     return f"""```python
 from slm_lab import load_agent
@@ -175,7 +175,7 @@ slm-lab enjoy@{name} --episodes 20
 ```"""
 
 
-def _use_exported(exported: Exports) -> str:
+def _exported_file_usage(exported: ExportedFile) -> str:
     rows = [f"| {name} | {form} |" for ports in (exported.inputs, exported.outputs) for name, form in ports.items()]
     ports = "\n".join(["| input, output | |", "|---|---|", *rows])
     names = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in exported.inputs)

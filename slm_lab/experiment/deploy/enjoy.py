@@ -17,17 +17,17 @@ from slm_lab.env.make import make_env
 from slm_lab.env.render import has_display, with_rendering
 from slm_lab.env.spaces import action_codec, same_form, space_from_dict
 from slm_lab.env.vec import Env
-from slm_lab.experiment.deploy.facts import digest, read_saved_spec
+from slm_lab.experiment.deploy.facts import read_saved_spec, spec_digest
 from slm_lab.experiment.deploy.load import LoadedAgent
 from slm_lab.experiment.deploy.players import (
+    GameReturns,
     Opponent,
     PolicyPlayer,
-    Results,
-    check_all_played,
+    assign_policies,
+    check_agents_covered,
     find_opponent,
     load_players,
-    own_agents,
-    policy_parts,
+    own_rows,
 )
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.find import CheckpointName, Training
@@ -40,12 +40,12 @@ from slm_lab.experiment.training import demonstrations
 from slm_lab.experiment.training.evaluate import MAX_STEPS, joint_act, play_episodes
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.experiment.training.self_play import team_score
-from slm_lab.lib.demonstrations import EpisodeRecorder, joined
+from slm_lab.lib.demonstrations import EpisodeRecorder, join_episodes
 from slm_lab.lib.limits import cores
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
 from slm_lab.lib.text import error_line, last_line
-from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
+from slm_lab.spec.load.loader import load_spec, mark_set_arguments, parse_set_arguments
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, show_path
@@ -159,7 +159,7 @@ class EnjoyOptions:
     """`--set` arguments, which may change only keys that are used to build the env."""
 
 
-class Games(NamedTuple):
+class GameResults(NamedTuple):
     """Results of the games that were played in an env with several agents."""
 
     policy_of: dict[str, str]
@@ -173,7 +173,7 @@ class Games(NamedTuple):
     opponent: str | None = None
 
 
-class Played(NamedTuple):
+class EnjoyResult(NamedTuple):
     """Result of `enjoy`: the episodes that were played, and the files that were written."""
 
     checkpoint: Location
@@ -186,47 +186,47 @@ class Played(NamedTuple):
     """Lowest and highest possible return of the env, or None if these bounds are unknown."""
     recorded: Path | None = None
     """File to which the episodes were written as a data set, if any."""
-    games: Games | None = None
+    games: GameResults | None = None
     """Results of the games if the env has several agents."""
 
 
-def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
+def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> EnjoyResult:
     """Play episodes with a checkpoint of a training, in the env of the training or in another env with the same spaces.
 
     With parallel envs, the number of episodes per env is fixed in advance. With a window or a video, a single env is used. Raises SpecError
     if the env section is invalid, and UserError if the options cannot be used.
     """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    env_spec = env_section(spec, training.spec_file, options.sets)
+    env_spec = env_with_set_arguments(spec, training.spec_file, options.sets)
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
     if options.record is not None:
-        demonstrations.check_new(options.record, options.replace)
+        demonstrations.check_output_path(options.record, options.replace)
     device = select_device(spec, plan, 0)
     players = load_players(training, spec, options.which, options.session, device)
     opponent = None if options.against is None else find_opponent(options.against, plan.data_dir, device)
     agent = players[0].agent
     bounds = return_range({f"env.{key}": value for key, value in env_spec.model_dump(exclude_defaults=True).items()})
-    video = _video(training.paths, agent, options) if options.show == "video" else None
+    video = _new_video_file(training.paths, agent, options) if options.show == "video" else None
     try:
         if options.show is not None:
             env_spec = with_rendering(env_spec, "human" if video is None else "rgb_array", video)
-        returns, games = _play(spec, env_spec, players, opponent, options, _origin_of(training, spec, agent))
+        returns, games = _play(spec, env_spec, players, opponent, options, _recording_origin(training, spec, agent))
     except BaseException as error:
         if video is not None:
             video.close(keep=False)
         if isinstance(error, SpecError):
-            raise mark_sets(error, f"{training.spec_file} {spec.name}", options.sets) from None
+            raise mark_set_arguments(error, f"{training.spec_file} {spec.name}", options.sets) from None
         raise
     if video is not None:
         video.close(keep=True)
     description = "\n".join(player.agent.description for player in players)
-    return Played(agent.path, description, returns, video, bounds, options.record, games)
+    return EnjoyResult(agent.path, description, returns, video, bounds, options.record, games)
 
 
-def _origin_of(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
+def _recording_origin(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
     """Return the information about the origin of recorded episodes (spec, digest, checkpoint) that is stored with the data set."""
-    return {"spec": spec.name, "digest": digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
+    return {"spec": spec.name, "digest": spec_digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
 
 
 def _play(
@@ -236,7 +236,7 @@ def _play(
     opponent: Opponent | None,
     options: EnjoyOptions,
     note: dict[str, Any],
-) -> tuple[list[float], Games | None]:
+) -> tuple[list[float], GameResults | None]:
     """Play the episodes, and return the returns of the episodes and, in an env with several agents, the results of the games.
 
     If options.record is set, the episodes and `note` are written to the file options.record.
@@ -244,17 +244,17 @@ def _play(
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
     usual = EPISODES if opponent is None or options.show is not None else GAMES
     episodes = usual if options.episodes is None else options.episodes
-    env = make_player_env(spec, env_spec, seed, 1 if options.show is not None else min(episodes, MAX_ENVS))
+    env = make_play_env(spec, env_spec, seed, 1 if options.show is not None else min(episodes, MAX_ENVS))
     try:
         for player in (*players, *(opponent.players if opponent is not None else ())):
             check_spaces([player.agent], env, spec, env_spec.name, player.agents)
         _check_agents(env, players, opponent, options)
         count = max(1, len(env.info.agents))
-        results = Results(env.info.num_envs, count)
+        results = GameReturns(env.info.num_envs, count)
         recorder = EpisodeRecorder(env.info.num_envs, env.info.action.kind == "continuous" and env.info.action.bounded)
-        own_N = own_agents(env, players) if opponent is not None else np.ones(env.info.num_envs, np.bool_)
+        own_N = own_rows(env, players) if opponent is not None else np.ones(env.info.num_envs, np.bool_)
         deterministic = options.deterministic or spec.meta.eval_deterministic
-        parts = policy_parts(players, env, np.flatnonzero(own_N), np.random.default_rng(seed), deterministic)
+        parts = assign_policies(players, env, np.flatnonzero(own_N), np.random.default_rng(seed), deterministic)
         if opponent is not None:
             parts += opponent.parts(env, np.flatnonzero(~own_N), np.random.default_rng([seed, 1]), deterministic)
         act = parts[0][1] if len(parts) == 1 else joint_act(parts)
@@ -265,11 +265,11 @@ def _play(
     if not returns:
         raise UserError(f"no episode of {env_spec.name} ended within {MAX_STEPS:,} steps; limit their length by --set env.max_t=…")
     if options.record is not None:
-        demonstrations.write(options.record, joined(recorder.episodes), {**note, "env": env_spec.name, "spaces": env.info.spaces})
-    return returns, _games(env, players, opponent, results, own_N) if count > 1 else None
+        demonstrations.write(options.record, join_episodes(recorder.episodes), {**note, "env": env_spec.name, "spaces": env.info.spaces})
+    return returns, _game_results(env, players, opponent, results, own_N) if count > 1 else None
 
 
-def make_player_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
+def make_play_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
     """Return a vector env for playing, which does not normalise observations, because each policy has its own statistics."""
     raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None})
     return make_env(raw, seed, num_envs=num_envs, gamma=spec.agent.algorithm.gamma, training=False, threads=cores(), input=spec.agent.input)
@@ -284,28 +284,30 @@ def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent 
     if options.record is not None:
         raise UserError(f"--record is not supported for {env.name}, which has several agents: a data set is of one agent")
     if opponent is None:
-        check_all_played(players, env, f"policy {players[0].policy}")
+        check_agents_covered(players, env, f"policy {players[0].policy}")
 
 
-def _games(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, results: Results, own_N: np.ndarray) -> Games:
+def _game_results(
+    env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, results: GameReturns, own_N: np.ndarray
+) -> GameResults:
     """Return the results of the games that were played in an env with several agents."""
-    found, count = results.games(), len(env.info.agents)
+    found, count = results.completed_games(), len(env.info.agents)
     returns = [returns_A for _, returns_A in found]
     if opponent is None:
         policy_of = {agent: player.policy or "" for player in players for agent in player.agents or env.info.agents}
-        return Games({agent: policy_of[agent] for agent in env.info.agents}, returns, [])
+        return GameResults({agent: policy_of[agent] for agent in env.info.agents}, returns, [])
     own_EA = own_N.reshape(-1, count)
-    return Games({}, returns, [team_score(returns_A, own_EA[index]) for index, returns_A in found], opponent.name)
+    return GameResults({}, returns, [team_score(returns_A, own_EA[index]) for index, returns_A in found], opponent.name)
 
 
-def env_section(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
+def env_with_set_arguments(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
     """Return the section env of a spec with `--set` arguments applied.
 
     Raises UserError if an argument changes a key that is not used to build the env.
     """
-    for name in parse_sets(sets).variables:
+    for name in parse_set_arguments(sets).variables:
         raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
-    for path in parse_sets(sets).overrides:
+    for path in parse_set_arguments(sets).overrides:
         key = path[2:] if path[1:2] in ((0,), ("0",)) else path[1:]
         if path[0] != "env" or not key or key[0] in _TRAINING_KEYS:
             allowed = "env.name, env.max_t, env.backend, env.wrappers, env.obs_keys, and arguments of the env's constructor (env.KEY)"
@@ -341,18 +343,18 @@ def _check_spaces(agent: LoadedAgent, info: EnvInfo, spec: Spec, played: str) ->
         raise UserError("\n".join(f"the policy was trained in {spec.env.name} with {line}" for line in differing))
 
 
-def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:
+def _new_video_file(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:
     """Return a new video file, named after the checkpoint and the current time."""
     name = f"{agent.path.stem}_{datetime.now():%Y_%m_%d_%H%M%S}.mp4"
     return VideoFile(paths.output_dir / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
 
 
-def summary(played: Played) -> str:
+def format_summary(played: EnjoyResult) -> str:
     """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the written files, if any."""
     returns = played.returns
-    count = _episodes(len(returns) if played.games is None else len(played.games.returns))
+    count = _format_episode_count(len(returns) if played.games is None else len(played.games.returns))
     lines = [played.description]
-    lines += [f"{count}: {_statistics(returns, played.bounds)}"] if played.games is None else _game_lines(played.games)
+    lines += [f"{count}: {_format_statistics(returns, played.bounds)}"] if played.games is None else _game_lines(played.games)
     if played.video is not None:
         shown = f"{played.video.episodes} of {count}" if played.video.episodes < int(count.split()[0]) else count
         lines.append(f"{played.video.path}: {shown}, {played.video.frames:,} frames")
@@ -361,11 +363,11 @@ def summary(played: Played) -> str:
     return "\n".join(lines)
 
 
-def _episodes(count: int) -> str:
+def _format_episode_count(count: int) -> str:
     return f"{count} episode{'s' if count > 1 else ''}"
 
 
-def _statistics(returns: Sequence[float], bounds: tuple[float, float] | None) -> str:
+def _format_statistics(returns: Sequence[float], bounds: tuple[float, float] | None) -> str:
     """Return a text with the mean, the 95 % interval and the range of returns."""
     mean = estimate(returns, bounds)
     assert mean is not None
@@ -373,13 +375,13 @@ def _statistics(returns: Sequence[float], bounds: tuple[float, float] | None) ->
     return f"mean return {mean.value:.5g}{interval}, min {min(returns):.5g}, max {max(returns):.5g}"
 
 
-def _game_lines(games: Games) -> list[str]:
+def _game_lines(games: GameResults) -> list[str]:
     """Return lines of text with the results of games: the returns of each agent, or the results against an opponent."""
-    count = _episodes(len(games.returns))
+    count = _format_episode_count(len(games.returns))
     if games.opponent is None:
         of_agents = np.array(games.returns).T.tolist()
         names = [f"{agent} (policy {policy})" if policy else agent for agent, policy in games.policy_of.items()]
-        return [f"{count}:", *(f"  {name}: {_statistics(of_agent, None)}" for name, of_agent in zip(names, of_agents, strict=True))]
+        return [f"{count}:", *(f"  {name}: {_format_statistics(of_agent, None)}" for name, of_agent in zip(names, of_agents, strict=True))]
     won, lost = games.scores.count(1.0), games.scores.count(0.0)
     score = estimate(games.scores, (0.0, 1.0))
     assert score is not None

@@ -17,8 +17,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from slm_lab.env.nested_actions import assembled, leaf_values
-from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
+from slm_lab.env.nested_actions import assemble_action, leaf_values
+from slm_lab.experiment.deploy.exported import ExportedPolicy, InputEntry, append_log_std, torch_dtype
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.named_model import ModelPaths
@@ -40,7 +40,7 @@ Run = Callable[[list[np.ndarray]], Outputs]
 """Function that maps the inputs of an exported policy to its outputs."""
 
 
-class Exported(NamedTuple):
+class ExportResult(NamedTuple):
     """An exported policy file that was written and checked."""
 
     path: Path
@@ -61,7 +61,7 @@ class Exported(NamedTuple):
 
 def export_training(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
-) -> tuple[Exported, LoadedAgent]:
+) -> tuple[ExportResult, LoadedAgent]:
     """Export the policy of a checkpoint to a file, as a function from observations to deterministic actions.
 
     The function includes the observation normaliser and the conversion of network outputs to actions. Returns the exported file and the
@@ -75,14 +75,14 @@ def export_training(
 
     Raises UserError if the policy cannot be exported, or if the actions of the exported file differ from those of the agent.
     """
-    format = format_of(out, format)
+    format = choose_format(out, format)
     check_packages(format)
     agent = load_trained(training, which, session)
     default = POLICIES[format] if isinstance(training.paths, ModelPaths) else f"{agent.path.stem}{SUFFIXES[format]}"
     return export_agent(agent, format, out or training.paths.model_dir / default, new_folder=out is None), agent
 
 
-def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: bool = False) -> Exported:
+def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: bool = False) -> ExportResult:
     """Export the policy of an agent to the file `path`, and check the outputs of the file.
 
     Args: new_folder: whether to create the folder of `path` if it does not exist.
@@ -102,7 +102,7 @@ def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: 
     finally:
         with suppress(OSError):  # deletion fails if the folder is read-only
             temporary.unlink(missing_ok=True)
-    return Exported(path, agent.path, agent.description, *ports, *differences)
+    return ExportResult(path, agent.path, agent.description, *ports, *differences)
 
 
 def check_packages(format: Format) -> None:
@@ -112,7 +112,7 @@ def check_packages(format: Format) -> None:
             raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'")
 
 
-def format_of(out: Path | None, format: Format | None) -> Format:
+def choose_format(out: Path | None, format: Format | None) -> Format:
     """Return the format of the output file `out`: the given format, the format of the suffix of `out`, or "onnx".
 
     Raises UserError if `out` cannot be written, or if its suffix does not fit the format.
@@ -127,7 +127,7 @@ def format_of(out: Path | None, format: Format | None) -> Format:
     return format or named or "onnx"
 
 
-def summary(done: Exported) -> str:
+def format_summary(done: ExportResult) -> str:
     """Return a text with the checkpoint, the exported file, its inputs and outputs, and the differences of its outputs from the agent's."""
     lines = [done.description, str(done.path)]
     lines += [
@@ -147,7 +147,7 @@ Ports = tuple[dict[str, str], dict[str, str]]
 """Two dicts {name: dtype and shape}, the first for the inputs and the second for the outputs of an exported policy."""
 
 
-class _Example(NamedTuple):
+class _ExampleInputs(NamedTuple):
     """An example batch of inputs for the exporters, the names of the inputs, and the names of the outputs."""
 
     inputs: tuple[Tensor, ...]
@@ -163,26 +163,26 @@ def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Port
     that depends on values. torch.export is therefore used if tracing fails or warns, or if the traced policy gives different actions.
     """
     policy = ExportedPolicy(agent)
-    example = _example(policy)
+    example = _make_example_inputs(policy)
     writers = {"onnx": (_trace_to_onnx, _export_to_onnx), "torch": (_export_to_torch,)}[format]
     for write in writers:
         try:
-            with _quiet():
+            with _suppress_torch_output():
                 outputs = policy(*example.inputs)
                 path.write_bytes(write(policy, example))
-            differences = _check(agent, policy, _runner(format, path))
+            differences = _compare_with_agent(agent, policy, _load_exported(format, path))
         except OSError:
             raise
         except Exception as error:  # torch raises many types of errors for code that it cannot trace or translate
             if write is writers[-1]:
-                raise error if isinstance(error, UserError) else _not_exportable(format, error) from error
+                raise error if isinstance(error, UserError) else _not_exportable_error(format, error) from error
             continue
-        forms = dict(zip(example.names, map(_form, example.inputs), strict=True))
-        return (forms, dict(zip(example.out_names, map(_form, outputs), strict=True))), differences
+        forms = dict(zip(example.names, map(_describe_tensor, example.inputs), strict=True))
+        return (forms, dict(zip(example.out_names, map(_describe_tensor, outputs), strict=True))), differences
     raise AssertionError
 
 
-def _example(policy: ExportedPolicy) -> _Example:
+def _make_example_inputs(policy: ExportedPolicy) -> _ExampleInputs:
     rows = 3  # torch.export would treat 0 and 1 as fixed sizes
     inputs = [torch.zeros(rows, *(entry.space.shape or ()), dtype=torch_dtype(entry.space)) for entry in policy.entries]
     names, out_names = [entry.name for entry in policy.entries], [*policy.action_names, "params"]
@@ -190,15 +190,15 @@ def _example(policy: ExportedPolicy) -> _Example:
         inputs.append(torch.zeros(rows, policy.state_size))
         names.append("state")
         out_names.append("next_state")
-    return _Example(tuple(inputs), names, out_names)
+    return _ExampleInputs(tuple(inputs), names, out_names)
 
 
-def _not_exportable(format: Format, error: Exception) -> UserError:
+def _not_exportable_error(format: Format, error: Exception) -> UserError:
     other = "; --format torch may work" if format == "onnx" else ""
     return UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {first_line(str(error))[:200]}{other}")
 
 
-def _trace_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
+def _trace_to_onnx(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
     """Return the content of an ONNX file of the traced policy. Raises TracerWarning if the trace turns computed values into constants."""
     content: Any = BytesIO()
     axes = {name: {0: "batch"} for name in (*example.names, *example.out_names)}
@@ -210,12 +210,12 @@ def _trace_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
     return bytes(content.getvalue())
 
 
-def _exported_program(policy: ExportedPolicy, example: _Example) -> torch.export.ExportedProgram:
+def _exported_program(policy: ExportedPolicy, example: _ExampleInputs) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
     return torch.export.export(policy, example.inputs, dynamic_shapes=(tuple({0: batch} for _ in example.inputs),))
 
 
-def _export_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
+def _export_to_onnx(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
     """Return the content of the ONNX file to which torch translates the program of torch.export."""
     program = _exported_program(policy, example)
     written = torch.onnx.export(program, input_names=example.names, output_names=example.out_names, verbose=False)
@@ -224,19 +224,19 @@ def _export_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
     return content
 
 
-def _export_to_torch(policy: ExportedPolicy, example: _Example) -> bytes:
+def _export_to_torch(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
     """Return the content of a torch.export file, created in memory, because torch's file writer aborts if the disk is full."""
     content = BytesIO()
     torch.export.save(_exported_program(policy, example), content)
     return content.getvalue()
 
 
-def _form(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} [{', '.join(['batch', *map(str, tensor.shape[1:])])}]"
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _suppress_torch_output() -> Iterator[None]:
     """Suppress log messages and warnings of torch's exporters, which are not needed because failures of the exporters raise errors."""
     logger = logging.getLogger("torch")
     level = logger.level
@@ -249,7 +249,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _runner(format: Format, path: Path) -> Run:
+def _load_exported(format: Format, path: Path) -> Run:
     if format == "torch":
         module = torch.export.load(path).module()
         return lambda inputs: [value.detach().numpy() for value in module(*map(torch.from_numpy, inputs))]
@@ -263,15 +263,15 @@ def _runner(format: Format, path: Path) -> Run:
     return lambda inputs: list(session.run(None, dict(zip(names, inputs, strict=True))))
 
 
-def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
+def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
     """Compare the exported policy with agent.act(deterministic=True), and return the largest differences of actions and of parameters.
 
     An integer action of the file may differ from the agent's action only because of slightly different distribution parameters. The action
     of the file must therefore be the mode of the distribution that the file's own parameters define. Raises UserError for a mismatch.
     """
     rng = np.random.default_rng(0)
-    inputs = [_observations(entry, policy, rng) for entry in policy.entries]
-    obs = assembled(agent.acting_space, iter(inputs))
+    inputs = [_sample_observations(entry, policy, rng) for entry in policy.entries]
+    obs = assemble_action(agent.acting_space, iter(inputs))
     state = agent.policy.initial_state(OBSERVATIONS)
     if state is not None:
         state = rng.uniform(-0.9, 0.9, state.shape).astype(np.float32)
@@ -283,16 +283,18 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
     actions, others = found[: len(expected)], found[len(expected) :]
     distribution = agent.policy.distribution
     assert distribution is not None
-    outputs = [all_params(distribution, torch.from_numpy(params_NP)).numpy()]
+    outputs = [append_log_std(distribution, torch.from_numpy(params_NP)).numpy()]
     outputs += [] if next_state is None else [next_state[:, : policy.state_size]]
-    difference = max(_difference(found, known) for found, known in zip(others, outputs, strict=True))
+    difference = max(_relative_difference(found, known) for found, known in zip(others, outputs, strict=True))
     own = policy.decode(distribution.env_action(distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))))
     wrong = difference > TOLERANCE
     for found_N, expected_N, own_N, one_N in zip(actions, expected, own, one, strict=False):
         if found_N.shape != expected_N.shape or found_N.dtype != expected_N.dtype:
             mismatch = f"{found_N.dtype} {found_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
             raise UserError(f"the file's actions are {mismatch}")
-        same = _difference(found_N, expected_N) <= TOLERANCE if found_N.dtype.kind == "f" else np.array_equal(found_N, own_N.numpy())
+        same = (
+            _relative_difference(found_N, expected_N) <= TOLERANCE if found_N.dtype.kind == "f" else np.array_equal(found_N, own_N.numpy())
+        )
         wrong |= not same or not np.allclose(one_N, found_N[:1], atol=TOLERANCE)
     greatest = max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(actions, expected, strict=True))
     if wrong:
@@ -303,7 +305,7 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
     return greatest, max(float(np.abs(found - known).max()) for found, known in zip(others, outputs, strict=True))
 
 
-def _difference(found: np.ndarray, known: np.ndarray) -> float:
+def _relative_difference(found: np.ndarray, known: np.ndarray) -> float:
     """Return the largest difference between two arrays, relative to the largest absolute value of `known` (at least 1).
 
     If a value is not finite, return infinity.
@@ -312,7 +314,7 @@ def _difference(found: np.ndarray, known: np.ndarray) -> float:
     return difference if np.isfinite(difference) else float("inf")
 
 
-def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator) -> np.ndarray:
+def _sample_observations(entry: InputEntry, policy: ExportedPolicy, rng: np.random.Generator) -> np.ndarray:
     """Sample random values of an entry of the observation, in the form of the env.
 
     Values of a normalised entry are drawn around the mean of the normaliser, and other values are drawn from the complete space.

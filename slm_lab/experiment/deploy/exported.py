@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody
-from slm_lab.agent.net.layers import Unpack
+from slm_lab.agent.net.layers import UnpackObservations
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.masks import MASKED
 from slm_lab.env.layout import BoxLayout
@@ -24,7 +24,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.lib.records import Use
 
 
-class Entry(NamedTuple):
+class InputEntry(NamedTuple):
     """One input of an exported policy: the observation, or an entry of a Dict or Tuple observation."""
 
     name: str
@@ -58,12 +58,12 @@ class ExportedPolicy(nn.Module):
             raise UserError("it acts at random, without a net")
         self.head = copy.deepcopy(policy.net.actor_head)
         self.distribution = copy.copy(policy.distribution)
-        if self.distribution.normal is not None and self.distribution.normal.log_std is not None:
+        if self.distribution.gaussian_part is not None and self.distribution.gaussian_part.log_std is not None:
             assert self.head.log_std is not None
             self.distribution = self.distribution.with_log_std(self.head.log_std)
         self.body: Body = copy.deepcopy(policy.net.actor_body)
         self.state_size = self.body.state_size
-        self.entries = [entry for entry in _entries(agent) if entry.use != "critic"]
+        self.entries = [entry for entry in _input_entries(agent) if entry.use != "critic"]
         mask = next((entry for entry in self.entries if entry.use == "mask"), None)
         self.masked = mask is not None
         self.unmasked = 0 if mask is None else self.distribution.param_dim - math.prod(mask.space.shape or ())
@@ -71,9 +71,9 @@ class ExportedPolicy(nn.Module):
         self.packed = len(self.entries) > 1 and any(entry.is_image for entry in self.entries)
         if self.packed:
             first = next(iter(self.body.layers), None)
-            if not isinstance(first, Unpack):
+            if not isinstance(first, UnpackObservations):
                 raise UserError(f"{type(first).__name__} reads packed observations (a Dict or Tuple with images) itself")
-            self.body.layers[0] = _Join(first)
+            self.body.layers[0] = _JoinEntries(first)
         normalizer = agent.normalizers.obs
         self.clip = math.inf if normalizer is None else normalizer.clip
         stats = None if normalizer is None else normalizer.stats
@@ -90,10 +90,10 @@ class ExportedPolicy(nn.Module):
         obs_B = torch.cat([x.to(torch.float32).flatten(1) for x in encoded], dim=1) if flat else encoded[0]
         if isinstance(self.body, RecurrentBody):
             features_1B, state_BS = self.body.run_cell(self.body.run_layers(obs_B).unsqueeze(0), inputs[-1])
-            return (*self._act(features_1B[0], mask_BA), state_BS)
-        return self._act(self.body(obs_B), mask_BA)
+            return (*self._actions(features_1B[0], mask_BA), state_BS)
+        return self._actions(self.body(obs_B), mask_BA)
 
-    def _normalize(self, entry: Entry, x: Tensor) -> Tensor:
+    def _normalize(self, entry: InputEntry, x: Tensor) -> Tensor:
         if entry.floats.start == entry.floats.stop or (self.mean is None and self.clip == math.inf):
             return x
         if self.mean is not None and self.inv_std is not None:  # in float64, as the env does
@@ -101,30 +101,30 @@ class ExportedPolicy(nn.Module):
             x = (x.to(torch.float64) - self.mean[entry.floats].view(shape)) * self.inv_std[entry.floats].view(shape)
         return x.clamp(-self.clip, self.clip).to(torch.float32)
 
-    def _act(self, features_BF: Tensor, mask_BA: Tensor | None) -> tuple[Tensor, ...]:
+    def _actions(self, features_BF: Tensor, mask_BA: Tensor | None) -> tuple[Tensor, ...]:
         params_BP = self.head(features_BF)
         if mask_BA is not None:
             valid_BP = nn.functional.pad(mask_BA != 0, (0, self.unmasked), value=True)  # not `masked`: a trace cannot compare sizes
             params_BP = torch.where(valid_BP, params_BP, MASKED)
         action_B = self.decode(self.distribution.env_action(self.distribution.mode(params_BP)))
-        return *action_B, all_params(self.distribution, params_BP)
+        return *action_B, append_log_std(self.distribution, params_BP)
 
 
-def all_params(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
+def append_log_std(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
     """Return the parameters [B, P] of the action distribution.
 
     These are the outputs of the actor, and the log standard deviation if it does not depend on the observation.
     """
-    if distribution.normal is None or distribution.normal.log_std is None:
+    if distribution.gaussian_part is None or distribution.gaussian_part.log_std is None:
         return params_BP
-    log_std_BD = distribution.normal.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
+    log_std_BD = distribution.gaussian_part.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
     return torch.cat([params_BP, log_std_BD], dim=1)
 
 
-class _Join(nn.Module):
+class _JoinEntries(nn.Module):
     """Layer that replaces the layer Unpack of a net, and reads a float32 tensor [B, F] of concatenated entries instead of packed bytes."""
 
-    def __init__(self, unpack: Unpack) -> None:
+    def __init__(self, unpack: UnpackObservations) -> None:
         super().__init__()
         self.unpack = unpack
 
@@ -135,14 +135,14 @@ class _Join(nn.Module):
         return self.unpack.join([(x * scale).reshape(-1, *part.shape) for x, scale, part in zip(columns, scales, parts, strict=True)])
 
 
-def _entries(agent: LoadedAgent) -> list[Entry]:
-    entries, at, uses = list[Entry](), 0, agent.spaces.uses
+def _input_entries(agent: LoadedAgent) -> list[InputEntry]:
+    entries, at, uses = list[InputEntry](), 0, agent.spaces.uses
     for (path, leaf), layout in zip(leaves(agent.observation_space), agent.layouts, strict=True):
         use = uses.get(path[0], "all") if path else "all"
         known = observation_codec(leaf)[0] if layout is None else layout
         size = math.prod(known.shape) if known.dtype == "float32" and use != "mask" else 0
         name, is_image = ".".join(["obs", *map(str, path)]), layout is not None and layout.is_image
-        entries.append(Entry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image, use))
+        entries.append(InputEntry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image, use))
         at += size
     return entries
 

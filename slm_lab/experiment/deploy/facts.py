@@ -13,14 +13,14 @@ from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.named_model import PRETRAINED, SPEC, WEIGHTS, model_in, model_names, models_dir, pretrained_names
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.progress import estimate_number
-from slm_lab.lib.text import aligned, last_line
+from slm_lab.experiment.report.progress import format_with_error
+from slm_lab.lib.text import format_table, last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 
 
-class Facts(NamedTuple):
+class PolicyFacts(NamedTuple):
     """Information about a trained policy."""
 
     spec: Spec
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
         return float(value), self.saved.get("current_return_se"), f"{over}{'' if is_eval else ', with sampled actions'}"
 
 
-def policy_facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> Facts:
+def policy_facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> PolicyFacts:
     """Return information about the policy of a checkpoint. Raises SpecError or UserError if the saved spec is damaged.
 
     Args: saved: entries of the checkpoint.
@@ -53,7 +53,7 @@ def policy_facts(training: Training, saved: Mapping[str, Any], checkpoint: Locat
     name, body = read_saved_spec(training.spec_file)
     starts = body.get("meta", {}).get("run") or [{}]
     source = saved.get("source") or _checkpoint_text(training, checkpoint)
-    return Facts(spec, digest(name, body), saved, source, starts[-1] if isinstance(starts, list) else starts)
+    return PolicyFacts(spec, spec_digest(name, body), saved, source, starts[-1] if isinstance(starts, list) else starts)
 
 
 def _checkpoint_text(training: Training, checkpoint: Location) -> str:
@@ -71,7 +71,7 @@ def read_saved_spec(file: Path) -> tuple[str, dict[str, Any]]:
         raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
 
-def digest(name: str, body: Mapping[str, Any]) -> str:
+def spec_digest(name: str, body: Mapping[str, Any]) -> str:
     """Return the digest of a saved spec without meta.run: the first 16 hexadecimal digits of its SHA-256."""
     meta = {key: value for key, value in body.get("meta", {}).items() if key != "run"}
     return hashlib.sha256(json.dumps({name: {**body, "meta": meta}}, sort_keys=True).encode()).hexdigest()[:16]
@@ -84,10 +84,10 @@ def list_models(data_dir: Path) -> list[dict[str, Any]]:
     folder. If a model cannot be read, its dict contains only name, pretrained, problem and folder.
     """
     own, shipped = [models_dir(data_dir) / name for name in model_names(data_dir)], [PRETRAINED / name for name in pretrained_names()]
-    return [{"name": folder.name, "pretrained": folder in shipped, **_row(folder), "folder": str(folder)} for folder in own + shipped]
+    return [{"name": folder.name, "pretrained": folder in shipped, **_model_row(folder), "folder": str(folder)} for folder in own + shipped]
 
 
-def _row(folder: Path) -> dict[str, Any]:
+def _model_row(folder: Path) -> dict[str, Any]:
     try:
         if (model := model_in(folder)) is None:
             return {"problem": f"the folder has no {WEIGHTS} or no {SPEC}"}
@@ -98,7 +98,7 @@ def _row(folder: Path) -> dict[str, Any]:
     return {**_facts_row(known, values), "policy": model.policy and model.policy.name}
 
 
-def _facts_row(known: Facts, values: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_row(known: PolicyFacts, values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "env": known.spec.env.name,
         "algorithm": known.spec.agent.algorithm.name,
@@ -115,19 +115,19 @@ def _facts_row(known: Facts, values: Mapping[str, Any]) -> dict[str, Any]:
 def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
     """Return a text table of the registered models, followed by a text table of the pretrained agents. Args: rows: as from list_models."""
     own = [row for row in rows if not row["pretrained"]]
-    lines = _table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
-    if shipped := _table([row for row in rows if row["pretrained"]], columns=5):
+    lines = _format_table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
+    if shipped := _format_table([row for row in rows if row["pretrained"]], columns=5):
         lines += ["", "pretrained agents:", *shipped]
     return "\n".join(lines)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: int = 6) -> list[str]:
-    cells = [_cells(row)[:columns] for row in rows if "problem" not in row]
-    lines = aligned([["name", "env", "algorithm", "return", "frames", "date"][:columns], *cells]) if cells else []
+def _format_table(rows: Sequence[Mapping[str, Any]], columns: int = 6) -> list[str]:
+    cells = [_model_cells(row)[:columns] for row in rows if "problem" not in row]
+    lines = format_table([["name", "env", "algorithm", "return", "frames", "date"][:columns], *cells]) if cells else []
     return lines + [f"{row['name']}: {row['problem']}" for row in rows if "problem" in row]
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    value = "" if row["return"] is None else estimate_number(row["return"], row["standard_error"])
+def _model_cells(row: Mapping[str, Any]) -> list[str]:
+    value = "" if row["return"] is None else format_with_error(row["return"], row["standard_error"])
     frames = "" if row["frames"] is None else f"{row['frames']:,}"
     return [row["name"], row["env"].rpartition(":")[2], row["algorithm"], value, frames, str(row["registered"] or "")[:10]]

@@ -19,7 +19,17 @@ from typing import Any
 
 from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import Training
-from slm_lab.experiment.files.named_model import CARD, FILES, SPEC, WEIGHTS, ModelPaths, check_free, models_dir, named_model, new_model
+from slm_lab.experiment.files.named_model import (
+    CARD,
+    FILES,
+    SPEC,
+    WEIGHTS,
+    ModelPaths,
+    check_name_available,
+    get_model,
+    models_dir,
+    new_model,
+)
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.text import error_line
 from slm_lab.spec.report import KeyPath, show_path
@@ -49,14 +59,14 @@ def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
     Raises UserError if the model does not exist, if the token, the network or the permission is missing, or if the repository is public
     although `private` is True.
     """
-    model = named_model(name, data_dir)
+    model = get_model(name, data_dir)
     _check_repo(repo)
-    hub = _package()
+    hub = _import_hub()
     if hub.get_token() is None:
         raise UserError("no token of the Hugging Face Hub: log in with hf auth login, or set HF_TOKEN (a token with write access)")
     files = [model.root / file for file in FILES if (model.root / file).is_file()]
     with _hub_errors(hub, repo):
-        api = _api(hub)
+        api = _hub_api(hub)
         api.create_repo(repo, private=private or None, exist_ok=True)
         info = api.model_info(repo)
         if private and not info.private:
@@ -84,18 +94,18 @@ def pull(where: str, data_dir: Path, name: str | None = None, *, replace: bool =
     repo, _, revision = where.partition("@")
     _check_repo(repo)
     name = name or repo.rpartition("/")[2]
-    check_free(name, data_dir, replace)
-    hub = _package()
+    check_name_available(name, data_dir, replace)
+    hub = _import_hub()
     with _hub_errors(hub, where):
-        info = _api(hub).model_info(repo, revision=revision or None, files_metadata=True)
-    files = _files(where, {one.rfilename: one.size for one in info.siblings or ()})
+        info = _hub_api(hub).model_info(repo, revision=revision or None, files_metadata=True)
+    files = _files_to_download(where, {one.rfilename: one.size for one in info.siblings or ()})
     folder = models_dir(data_dir) / name
     try:
         with new_model(name, data_dir, replace) as temporary:
             with _hub_errors(hub, where):
                 for file in files:
                     _download(hub, repo, info.sha, file, temporary)
-            described = _checked(where, ModelPaths(temporary, name), trust_code)
+            described = _check_downloaded_model(where, ModelPaths(temporary, name), trust_code)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
     return f"{described}: {folder}"
@@ -108,7 +118,7 @@ def _check_repo(repo: str) -> None:
         raise UserError(f"invalid repository {repo!r}; expected USER/REPO, its name on the Hugging Face Hub, such as alice/cartpole{hint}")
 
 
-def _package() -> ModuleType:
+def _import_hub() -> ModuleType:
     try:
         package = import_module("huggingface_hub")
         import_module("huggingface_hub.utils").disable_progress_bars()
@@ -117,7 +127,7 @@ def _package() -> ModuleType:
     return package
 
 
-def _api(hub: ModuleType) -> Any:
+def _hub_api(hub: ModuleType) -> Any:
     return hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"), library_name="slm-lab")
 
 
@@ -135,18 +145,18 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
         why = _WHY.get(status or 0, error_line(error))
         why = "the repository is gated: accept its conditions on its page first" if isinstance(error, hub.errors.GatedRepoError) else why
         why = _WHY[404] if isinstance(error, hub.errors.RepositoryNotFoundError) else why
-        raise UserError(f"{where}: {why} ({_api(hub).endpoint}, HTTP status {status})") from None
+        raise UserError(f"{where}: {why} ({_hub_api(hub).endpoint}, HTTP status {status})") from None
     except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError) as error:
         raise UserError(f"{where}: {error_line(error)}") from None
     except (RuntimeError, ValueError) as error:  # a file was not uploaded, or the answer is not from the Hub
-        raise UserError(f"{where}: {error_line(error)} ({_api(hub).endpoint})") from None
+        raise UserError(f"{where}: {error_line(error)} ({_hub_api(hub).endpoint})") from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub"):
             raise
-        raise UserError(f"cannot reach {_api(hub).endpoint}: {type(error).__name__}: {error}") from None
+        raise UserError(f"cannot reach {_hub_api(hub).endpoint}: {type(error).__name__}: {error}") from None
 
 
-def _files(where: str, sizes: Mapping[str, int | None]) -> list[str]:
+def _files_to_download(where: str, sizes: Mapping[str, int | None]) -> list[str]:
     """Return the names of the files to download. Raises UserError if the repository has no model of slm_lab, or if a file is too large."""
     if missing := [file for file in (WEIGHTS, SPEC) if file not in sizes]:
         pickles = sorted(file for file in sizes if file.endswith(_PICKLES))
@@ -164,7 +174,7 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
     """Download one file of a repository to `folder`."""
     cache = folder / ".download"
     try:
-        found = Path(_api(hub).hf_hub_download(repo, file, revision=revision, local_dir=cache))
+        found = Path(_hub_api(hub).hf_hub_download(repo, file, revision=revision, local_dir=cache))
         if found.stat().st_size > LARGEST[file]:
             raise UserError(f"{repo}: {file} has {found.stat().st_size:,} bytes; allowed: {LARGEST[file]:,}")
         shutil.copyfile(found, folder / file)
@@ -172,7 +182,7 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
         shutil.rmtree(cache, ignore_errors=True)
 
 
-def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
+def _check_downloaded_model(where: str, model: ModelPaths, trust_code: bool) -> str:
     """Load a downloaded model to check it, and return its description.
 
     Raises UserError if the model is damaged, unsafe, or of another version of slm_lab.

@@ -9,8 +9,8 @@ import numpy as np
 
 from slm_lab.env.boards import BOARD_GAMES, BoardGame
 from slm_lab.env.vec import Env
-from slm_lab.experiment.deploy.enjoy import EnjoyOptions, check_spaces, env_section, make_player_env
-from slm_lab.experiment.deploy.players import PolicyPlayer, load_players, policy_act
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, check_spaces, env_with_set_arguments, make_play_env
+from slm_lab.experiment.deploy.players import PolicyPlayer, load_players, make_policy_act
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.plan import Plan, UserError
@@ -31,7 +31,7 @@ Read = Callable[[], str]
 Write = Callable[[str], None]
 
 
-class _End(Exception):
+class _PlayerQuit(Exception):
     """Raised if the person ends the game."""
 
 
@@ -46,13 +46,13 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
     Raises SpecError if the env section is invalid, and UserError if the agent was not trained in a supported board game.
     """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    env_spec = env_section(spec, training.spec_file, options.sets)
+    env_spec = env_with_set_arguments(spec, training.spec_file, options.sets)
     name = env_spec.name.rpartition(":")[2]
     if (game := BOARD_GAMES.get(name)) is None:
         raise UserError(f"--human plays {', '.join(BOARD_GAMES)} only; {training.paths.root} was trained in {env_spec.name}")
     players = load_players(training, spec, options.which, options.session, select_device(spec, plan, 0))
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
-    env = make_player_env(spec, env_spec, seed, 1)
+    env = make_play_env(spec, env_spec, seed, 1)
     try:
         if not game.fits(env.info):
             changed = "a key of the env section, such as action_mask, changes them"
@@ -60,18 +60,18 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
         check_spaces([player.agent for player in players], env, spec, env_spec.name)
         write("\n".join([*(player.agent.description for player in players), f"{_STONES[0]} moves first. q ends the game.", ""]))
         deterministic = options.deterministic or spec.meta.eval_deterministic
-        games = _HumanGames(env, game, joint_acts(players, env, deterministic), read, write)
+        games = _HumanGames(env, game, make_joint_act(players, env, deterministic), read, write)
         games.play(options.episodes or 1, seat, np.random.default_rng())
     finally:
         close_env(env.close)
 
 
-def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
+def make_joint_act(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
     """Return a function that computes the actions of all agents of an env, with the policy of each agent or the only policy."""
     rng = np.random.default_rng()
     if len(players) == 1:  # the policy also acts for the person's agent, but these actions are replaced
-        return policy_act(players[0].agent, rng, deterministic)
-    return joint_act([(env.info.rows_of(one.agents or ()), policy_act(one.agent, rng, deterministic)) for one in players])
+        return make_policy_act(players[0].agent, rng, deterministic)
+    return joint_act([(env.info.agent_rows(one.agents or ()), make_policy_act(one.agent, rng, deterministic)) for one in players])
 
 
 class _HumanGames:
@@ -90,7 +90,7 @@ class _HumanGames:
             for _ in range(games):
                 is_first = bool(rng.integers(2)) if seat == "random" else seat == "first"
                 self.results[self._play_game(is_first)] += 1
-        except _End:
+        except _PlayerQuit:
             self.write("\n")
         if games > 1:
             self.write(f"you have {', '.join(f'{result} {count}' for result, count in self.results.items())}\n")
@@ -99,29 +99,29 @@ class _HumanGames:
         """Play one game, and return the result for the person."""
         obs_N, first_N = self.env.reset(), np.ones(2, np.bool_)
         observation = self.env.info.observation
-        turn = self._turn()
+        turn = self._player_to_move()
         human = turn if is_first else 1 - turn
         stones = _STONES if is_first else _STONES[::-1]
         self.write(f"\nYou play {stones[0]}.\n")
         while True:
             action_N = self.act(obs_N, first_N, self.env.acts_N)
-            if self._turn() == human:
-                self.write(f"\n{self.game.draw(observation, obs_N[human], *stones)}\n")
-                action_N[human] = self._ask(self.game.valid(observation, obs_N[human]))
+            if self._player_to_move() == human:
+                self.write(f"\n{self.game.board_text(observation, obs_N[human], *stones)}\n")
+                action_N[human] = self._ask_move(self.game.valid_moves(observation, obs_N[human]))
             else:
                 self.write(f"{stones[1]} plays {self.game.moves[int(action_N[1 - human])]}\n")
             step = self.env.step(action_N)
             if step.episodes:
-                self.write(f"\n{self.game.draw(observation, step.last_obs_N[human], *stones)}\n")
-                return self._result(step, human)
+                self.write(f"\n{self.game.board_text(observation, step.last_obs_N[human], *stones)}\n")
+                return self._announce_result(step, human)
             obs_N, first_N = step.obs_N, step.first_N
 
-    def _turn(self) -> int:
+    def _player_to_move(self) -> int:
         """Return the index of the player whose turn it is."""
         assert self.env.acts_N is not None
         return int(self.env.acts_N.argmax())
 
-    def _ask(self, valid: list[str]) -> int:
+    def _ask_move(self, valid: list[str]) -> int:
         """Ask the person for a move until the move is valid, and return the action. Raises _End if the person quits."""
         if valid == ["pass"]:
             self.write("you have no other move than: pass\n")
@@ -130,14 +130,14 @@ class _HumanGames:
             line = self.read()
             word = line.strip().lower()
             if not line or word in _QUIT:
-                raise _End
+                raise _PlayerQuit
             if word in valid:
                 return self.game.moves.index(word)
             if word:
                 why = "is not a valid move now" if word in self.game.moves else f"is not a move{nearest_hint(word, valid)}"
                 self.write(f"'{word}' {why}\n")
 
-    def _result(self, step: VecStep, human: int) -> Literal["won", "drawn", "lost"]:
+    def _announce_result(self, step: VecStep, human: int) -> Literal["won", "drawn", "lost"]:
         """Print who has won the game, and return the result for the person."""
         returns = {episode.env: episode.total_reward for episode in step.episodes}
         difference = returns[human] - returns[1 - human]

@@ -15,9 +15,9 @@ from slm_lab.env.agent_spaces import AgentSpaces, agent_spaces, image_channels
 from slm_lab.env.layout import BoxLayout
 from slm_lab.env.nested_actions import first_action
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.spaces import batch_of_one, laid_out, space_from_dict
+from slm_lab.env.spaces import batch_of_one, entry_layouts, space_from_dict
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import CheckpointName, Choice, Training, checkpoints, find_training, readable_checkpoint
+from slm_lab.experiment.files.find import CheckpointName, Training, TrainingChoice, checkpoints, find_training, readable_checkpoint
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
@@ -82,7 +82,7 @@ class LoadedAgent:
         Returns: (action, hidden state). The action is an element of `action_space`, or a batch of elements for a batch of observations. The
             hidden state is None if the policy is not recurrent.
         """
-        if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
+        if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_entries_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
         batched = _is_batch(self.acting_space, obs)
         obs_N = self.encode(obs if batched else batch_of_one(obs))
@@ -127,7 +127,7 @@ def load_agent(
 
     Raises UserError if the folder, model, trial, run or policy does not exist, or if there is no usable checkpoint.
     """
-    return load_trained(find_training(folder, None, Path("data"), Choice(trial, entry, env, seed, policy)), which, session, device)
+    return load_trained(find_training(folder, None, Path("data"), TrainingChoice(trial, entry, env, seed, policy)), which, session, device)
 
 
 def load_trained(training: Training, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
@@ -141,9 +141,9 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
     if training.policy is None and len(names := training.policies) > 1:
         raise UserError(f"{training.paths.root} has several policies; choose one of {', '.join(names)} (--policy, or policy=…)")
     problems: list[str] = []
-    found = _checkpoints(training, which, session, problems)
+    found = _readable_checkpoints(training, which, session, problems)
     if not found:
-        raise UserError(_problems_text(problems, training, session) or _no_checkpoint(training, which, session))
+        raise UserError(_problems_text(problems, training, session) or _no_checkpoint_message(training, which, session))
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     for path, bundle in found:
         try:
@@ -178,37 +178,37 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"])
-    layouts = [layout for _, _, layout in laid_out(known.space, spec.agent.input, image_channels(spec.env))]
+    layouts = [layout for _, _, layout in entry_layouts(known.space, spec.agent.input, image_channels(spec.env))]
     agent = LoadedAgent(policy, normalizers, known, action_space, path, layouts, spec.env.obs_keys)
     agent.description, agent.saved = _description(spec, path, bundle, name), {key: bundle[key] for key in state.PLAYABLE if key in bundle}
     return agent
 
 
 def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: str) -> str:
-    from slm_lab.experiment.report.progress import estimate_number
+    from slm_lab.experiment.report.progress import format_with_error
 
     parts = [f"{spec.agent.algorithm.name} of {spec.name} for {spec.env.name}", *([name] if name else [])]
     parts += [f"policy {bundle['policy']}"] if "policy" in bundle else []
     parts += [f"frame {bundle['frame']:,}"] if "frame" in bundle else []
     if (value := bundle.get("current_return")) is not None:
         over = f"{bundle['current_epi']} {'evaluation ' if bundle['mode'] == 'eval' else ''}episodes"
-        parts.append(f"return {estimate_number(value, bundle['current_return_se'])} ({over})")
+        parts.append(f"return {format_with_error(value, bundle['current_return_se'])} ({over})")
     return f"{', '.join(parts)}: {path}"
 
 
 def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
     """Return a text with the reasons why no checkpoint can be used, and the name of a readable checkpoint, or "" without problems."""
-    index = None if session is None else _tables(training, session)[0]
+    index = None if session is None else _log_indices(training, session)[0]
     other = readable_checkpoint(training.paths, index, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
-def _no_checkpoint(training: Training, which: CheckpointName, session: int | None) -> str:
+def _no_checkpoint_message(training: Training, which: CheckpointName, session: int | None) -> str:
     """Return the message that a checkpoint does not exist, with a list of the existing checkpoints."""
     paths, trial = training.paths, training.trial
     if not (of_any := checkpoints(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
-    if session is not None and not (of_any := checkpoints(paths, _tables(training, session)[0], trial)):
+    if session is not None and not (of_any := checkpoints(paths, _log_indices(training, session)[0], trial)):
         count = max(1, len(training.policies))  # policies without names are numbered like sessions
         known = sorted({index // count for index in paths.sessions(t=trial) if checkpoints(paths, index, trial)})
         return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
@@ -216,7 +216,7 @@ def _no_checkpoint(training: Training, which: CheckpointName, session: int | Non
     return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
 
 
-def _checkpoints(
+def _readable_checkpoints(
     training: Training, which: CheckpointName, session: int | None, problems: list[str]
 ) -> list[tuple[Location, dict[str, Any]]]:
     """Return (path, content) of the readable checkpoints of a training, best first.
@@ -224,7 +224,7 @@ def _checkpoints(
     The reasons why other checkpoints cannot be read are added to `problems`.
     """
     found, paths, trial = [], training.paths, training.trial
-    for index in _tables(training, session):
+    for index in _log_indices(training, session):
         path = paths.checkpoint(index, which, trial)
         try:
             if path.is_file():
@@ -235,10 +235,10 @@ def _checkpoints(
             problems.append(str(error))
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror or error}")
-    return sorted(found, key=lambda one: state.rank(one[1]), reverse=True)
+    return sorted(found, key=lambda one: state.weights_sort_key(one[1]), reverse=True)
 
 
-def _tables(training: Training, session: int | None) -> list[int]:
+def _log_indices(training: Training, session: int | None) -> list[int]:
     """Return the indices of the logs whose checkpoints may be used.
 
     Each Session or, if the training has several policies, each policy of each Session has its own log and checkpoints.
@@ -250,7 +250,7 @@ def _tables(training: Training, session: int | None) -> list[int]:
     return known if session is None else [session * len(names) + policy]
 
 
-def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
+def _has_entries_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
     """Return whether an observation has exactly the entries of a Dict or Tuple space."""
     if isinstance(space, gym.spaces.Dict):
         return isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()

@@ -17,7 +17,7 @@ from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import CheckpointName, Training, find_training
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.training.evaluate import Act, without_padding_of
+from slm_lab.experiment.training.evaluate import Act, strip_padding
 from slm_lab.lib.records import VecStep
 from slm_lab.spec.models.base import is_extension
 from slm_lab.spec.models.spec import Spec
@@ -66,23 +66,23 @@ def best_session(training: Training, which: CheckpointName) -> int | None:
     for session in sorted({index // count for index in paths.sessions(t=training.trial)}):
         with suppress(state.BundleError, OSError):
             files = [paths.checkpoint(session * count + policy, which, training.trial) for policy in range(count)]
-            ranks[session] = min(state.rank(state.read_header(file)) for file in files)
+            ranks[session] = min(state.weights_sort_key(state.read_header(file)) for file in files)
     return max(ranks, key=lambda session: ranks[session]) if ranks else None
 
 
-def policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool) -> Act:
+def make_policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool) -> Act:
     """Return a function that computes the actions of a policy for all rows (agents of parallel envs) of a vector env.
 
     The function normalises the observations, so the env must return raw observations.
     """
-    act: Act = agent.policy.evaluator(rng, deterministic)
+    act: Act = agent.policy.action_function(rng, deterministic)
     normalizer = agent.normalizers.obs
     if normalizer is None:
         return act
     return lambda obs_N, first_N, acts_N=None, /: act(normalizer(obs_N), first_N, acts_N)
 
 
-def scripted_act(player: Player) -> Act:
+def make_scripted_act(player: Player) -> Act:
     """Return a function that computes the actions of a scripted player for the rows (agents of parallel envs) that act in a step."""
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
@@ -96,7 +96,7 @@ def scripted_act(player: Player) -> Act:
     return act
 
 
-def random_act(env: Env, rows: np.ndarray) -> Act:
+def make_random_act(env: Env, rows: np.ndarray) -> Act:
     """Return a function that draws actions uniformly among the valid actions, for some rows (agents of parallel envs) of an env."""
     return lambda obs_N, first_N, acts_N=None, /: env.sample()[rows]
 
@@ -105,17 +105,17 @@ Parts = list[tuple[np.ndarray, Act]]
 """Pairs (rows, function) for each player. The rows, int64 [K], are indices of agents of parallel envs, for which the function acts."""
 
 
-def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
+def assign_policies(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
     """Assign policies to the given rows (agents of parallel envs), and return pairs (rows, function that acts for these rows).
 
     Rows for which no policy acts are left out.
     """
     parts: Parts = []
     for player in players:
-        own = rows if player.agents is None else np.intersect1d(rows, env.info.rows_of(player.agents))
+        own = rows if player.agents is None else np.intersect1d(rows, env.info.agent_rows(player.agents))
         if len(own):
-            act = policy_act(player.agent, rng, deterministic)
-            parts.append((own, act if player.agents is None else without_padding_of(env.info, player.agents, act)))
+            act = make_policy_act(player.agent, rng, deterministic)
+            parts.append((own, act if player.agents is None else strip_padding(env.info, player.agents, act)))
     return parts
 
 
@@ -136,24 +136,24 @@ class Opponent:
         Raises UserError if the opponent does not fit the env.
         """
         if self.path is not None:
-            return self._scripted(self.path, env, rows, rng)
+            return self._assign_scripted_players(self.path, env, rows, rng)
         if not self.players:
-            return [(rows, random_act(env, rows))]
-        parts = policy_parts(self.players, env, rows, rng, deterministic)
+            return [(rows, make_random_act(env, rows))]
+        parts = assign_policies(self.players, env, rows, rng, deterministic)
         if sum(len(own) for own, _ in parts) < len(rows):
             raise UserError(f"--against {self.name}: its policies do not act for all other agents of {env.name}")
         return parts
 
-    def _scripted(self, path: str, env: Env, rows: np.ndarray, rng: np.random.Generator) -> Parts:
+    def _assign_scripted_players(self, path: str, env: Env, rows: np.ndarray, rng: np.random.Generator) -> Parts:
         """Return pairs (rows, function that acts), with one scripted player for each group of agents that have equal spaces."""
         parts: Parts = []
         for info in env.info.groups or (env.info,):
             try:
-                act = scripted_act(board_players.build_player(path, info, rng))
+                act = make_scripted_act(board_players.build_player(path, info, rng))
             except ValueError as error:
                 raise UserError(f"--against {self.name}: it cannot play {env.name}: {error}") from None
-            own = np.intersect1d(rows, env.info.rows_of(info.agents))
-            parts += [(own, without_padding_of(env.info, info.agents, act))] if len(own) else []
+            own = np.intersect1d(rows, env.info.agent_rows(info.agents))
+            parts += [(own, strip_padding(env.info, info.agents, act))] if len(own) else []
         return parts
 
 
@@ -180,7 +180,7 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
     return Opponent(name, players=tuple(load_players(training, spec, device=device)))
 
 
-def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
+def own_rows(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
     """Return for which rows (agents of parallel envs) the policies of a training play in games against an opponent, bool [N].
 
     A policy that has agents of its own plays for these agents. A single policy for all agents plays for one agent of each env: the first
@@ -189,14 +189,14 @@ def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
     num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
     for player in players:
         if player.agents is not None:
-            own_N[env.info.rows_of(player.agents)] = True
+            own_N[env.info.agent_rows(player.agents)] = True
     if not own_N.any():
         envs = np.arange(env.info.frames)
         own_N[envs * num_agents + envs % num_agents] = True
     return own_N
 
 
-class Results:
+class GameReturns:
     """Collects the returns of all agents in each game.
 
     Args: num_rows: number of agents of all parallel envs. num_agents: A, number of agents per env.
@@ -212,7 +212,7 @@ class Results:
             if counts_N[episode.env]:
                 self._returns[episode.env].append(episode.total_reward)
 
-    def games(self) -> list[tuple[int, np.ndarray]]:
+    def completed_games(self) -> list[tuple[int, np.ndarray]]:
         """Return (index of the env, returns [A] of its agents) for each game that has ended for all agents."""
         found = []
         for first in range(0, len(self._returns), self.num_agents):
@@ -221,7 +221,7 @@ class Results:
         return found
 
 
-def check_all_played(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
+def check_agents_covered(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
     """Raise UserError if there is an agent of the env for which no policy plays. Args: name: name of the policies for the message."""
     played: set[Any] = {agent for player in players for agent in player.agents or env.info.agents}
     if missing := [agent for agent in env.info.agents if agent not in played]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from slm_lab.experiment.deploy.card import Exports, model_card, write_card
-from slm_lab.experiment.deploy.export import POLICIES, Exported, Format, check_packages, export_agent, export_training, format_of
+from slm_lab.experiment.deploy.card import ExportedFile, model_card, write_card
+from slm_lab.experiment.deploy.export import POLICIES, ExportResult, Format, check_packages, choose_format, export_agent, export_training
 from slm_lab.experiment.deploy.facts import policy_facts, read_saved_spec
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files import tensor_file
-from slm_lab.experiment.files.find import CheckpointName, Choice, Training, find_training
+from slm_lab.experiment.files.find import CheckpointName, Training, TrainingChoice, find_training
 from slm_lab.experiment.files.named_model import (
     CARD,
     SPEC,
     WEIGHTS,
     ModelPaths,
-    check_free,
+    check_name_available,
     models_dir,
     new_model,
 )
@@ -42,7 +42,7 @@ def export(
     env: str | None = None,
     seed: int | None = None,
     policy: str | None = None,
-) -> Exported:
+) -> ExportResult:
     """Export the policy of a checkpoint to a file with a model card beside it, or as a named model.
 
     Args:
@@ -55,7 +55,7 @@ def export(
     Raises UserError if the policy cannot be exported, or if the actions of the exported file differ from those of the agent.
     """
     data_dir = Path("data")
-    training = find_training(folder, None, data_dir, Choice(trial, entry, env, seed, policy))
+    training = find_training(folder, None, data_dir, TrainingChoice(trial, entry, env, seed, policy))
     if name is None:
         return export_with_card(training, format, None if out is None else Path(out), which, session)
     if out is not None:
@@ -67,7 +67,7 @@ def export(
 
 def export_with_card(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
-) -> Exported:
+) -> ExportResult:
     """Export a policy as `export_training` does, and write a model card beside the exported file, with the same name and the suffix .md.
 
     If the path of the model card is that of an edited card or of another file, the existing file is kept, and a notice is logged.
@@ -76,7 +76,7 @@ def export_with_card(
     if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
         return done  # the folder of a named model already has a model card
     card = done.path.with_suffix(".md")
-    text = model_card(done.path.stem, policy_facts(training, agent.saved, agent.path), agent, _exports(done), is_named=False)
+    text = model_card(done.path.stem, policy_facts(training, agent.saved, agent.path), agent, _exported_file(done), is_named=False)
     return done._replace(card=card if write_card(card, text) else None)
 
 
@@ -89,14 +89,14 @@ def register(
     session: int | None = None,
     *,
     replace: bool = False,
-) -> Exported:
+) -> ExportResult:
     """Register a policy as a named model: write weights, spec, exported policy and model card to the folder `data_dir`/models/`name`.
 
     If `format` is None and the policy cannot be exported, the policy is registered without an exported file, a notice is logged, and the
     result contains the path of the weights. Raises UserError, without writing anything, if the name cannot be used, if there is no usable
     checkpoint, or if an export to the given `format` fails.
     """
-    check_free(name, data_dir, replace)
+    check_name_available(name, data_dir, replace)
     agent = load_trained(training, which, session)
     known = policy_facts(training, agent.saved, agent.path)
     folder = models_dir(data_dir) / name
@@ -105,17 +105,17 @@ def register(
             about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
             tensor_file.save(temporary / WEIGHTS, {**agent.saved, **about})
             replace_file(temporary / SPEC, public_spec(training.spec_file))
-            done = _exported(agent, format, temporary)
-            exports = None if done.path.name == WEIGHTS else _exports(done)
+            done = _export_to_model(agent, format, temporary)
+            exports = None if done.path.name == WEIGHTS else _exported_file(done)
             replace_file(temporary / CARD, model_card(name, known, agent, exports, is_named=True).encode())
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
     return done._replace(path=folder / done.path.name, card=folder / CARD)
 
 
-def _exported(agent: LoadedAgent, format: Format | None, folder: Path) -> Exported:
+def _export_to_model(agent: LoadedAgent, format: Format | None, folder: Path) -> ExportResult:
     """Export a policy to the folder of a named model. If the export fails, raise UserError if `format` is given, else log a notice."""
-    chosen = format_of(None, format)
+    chosen = choose_format(None, format)
     try:
         check_packages(chosen)
         return export_agent(agent, chosen, folder / POLICIES[chosen])
@@ -123,11 +123,11 @@ def _exported(agent: LoadedAgent, format: Format | None, folder: Path) -> Export
         if format is not None:
             raise
         notice(f"the model has no exported file: {error}")
-        return Exported(folder / WEIGHTS, agent.path, agent.description, {}, {}, 0.0, 0.0)
+        return ExportResult(folder / WEIGHTS, agent.path, agent.description, {}, {}, 0.0, 0.0)
 
 
-def _exports(done: Exported) -> Exports:
-    return Exports(done.path.name, done.inputs, done.outputs)
+def _exported_file(done: ExportResult) -> ExportedFile:
+    return ExportedFile(done.path.name, done.inputs, done.outputs)
 
 
 def public_spec(file: Path) -> bytes:

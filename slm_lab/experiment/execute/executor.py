@@ -73,7 +73,7 @@ class Context(ABC):
         self.orders.put(None)
 
     @abstractmethod
-    def print_to(self, path: Path) -> None:
+    def redirect_output(self, path: Path) -> None:
         """Redirect the output of this process: append it to the file `path` on the executor's machine."""
 
 
@@ -227,7 +227,7 @@ class Executor(ABC):
         """Make the running call of `events` in another thread return soon. If no call is running, the next call returns soon."""
         self._woken.set()
 
-    def share(self, content: Any) -> Any:
+    def put_shared(self, content: Any) -> Any:
         """Return an object to pass to `Task.send` or `Task.signal` in place of `content`. The content is sent only once to each node."""
         return content
 

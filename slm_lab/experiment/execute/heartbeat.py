@@ -42,7 +42,7 @@ class Heartbeat:
 
         def disown() -> None:
             nonlocal cell
-            cell = _EndsCopy()
+            cell = _ForkedCopyExit()
 
         self.beat, self._disown = beat, disown
         _heartbeats.add(self)
@@ -58,7 +58,7 @@ class Heartbeat:
         return int(self._cell[0]) % len(PHASES)
 
 
-class _EndsCopy:
+class _ForkedCopyExit:
     """Replacement for the memory of a heartbeat in a forked copy of the process, which ends the copy when the copy calls `beat`."""
 
     def __setitem__(self, index: int, value: int) -> None:
@@ -66,14 +66,14 @@ class _EndsCopy:
         os._exit(1)
 
 
-def _disown_heartbeats() -> None:
+def _disable_inherited_heartbeats() -> None:
     for heartbeat in list(_heartbeats):
         heartbeat._disown()
 
 
 _heartbeats: WeakSet[Heartbeat] = WeakSet()
 if has_feature("fork"):
-    os.register_at_fork(after_in_child=_disown_heartbeats)
+    os.register_at_fork(after_in_child=_disable_inherited_heartbeats)
 
 
 StallLevel = Literal["notice", "limit"]
@@ -87,7 +87,7 @@ class StallTimer:
         self._value, self._since = heartbeat.value, time.monotonic()
         self._reported = 0
 
-    def seconds(self) -> float:
+    def seconds_since_beat(self) -> float:
         """Return the time in seconds for which the heartbeat has not changed, as observed by the calls of this method.
 
         Returns 0 in the phase "waiting", in which a process may wait without limit.
@@ -97,7 +97,7 @@ class StallTimer:
             self._value, self._since = value, now
         return now - self._since
 
-    def stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
+    def check_stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
         """Return (seconds, phase, level) if the heartbeat has not changed for at least `notice` or `limit` seconds; else None.
 
         The same stall is returned only once for each level. Before the first beat, `limit` is not applied, since importing torch may take
@@ -107,7 +107,7 @@ class StallTimer:
             notice: seconds after which the level "notice" is returned; None: never.
             limit: seconds after which the level "limit" is returned; None: never.
         """
-        seconds, before = self.seconds(), self._reported
+        seconds, before = self.seconds_since_beat(), self._reported
         over = self.heartbeat.value and seconds >= (limit or math.inf)
         self._reported = 2 if over else 1 if seconds >= (notice or math.inf) else 0
         if self._reported <= before:

@@ -70,7 +70,7 @@ class DamagedError(BundleError):
     """Raised if a checkpoint file is damaged, or if a file is not a checkpoint."""
 
 
-class _Sealed:
+class _ChecksumWriter:
     """Writes a checkpoint file sequentially, computes the CRC-32 of the written bytes, and ends the file with a header and a seal."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -83,7 +83,7 @@ class _Sealed:
     def flush(self) -> None:
         self.file.flush()
 
-    def seal(self, header: dict[str, Any]) -> None:
+    def write_header_and_checksum(self, header: dict[str, Any]) -> None:
         packed = base64.b64encode(zlib.compress(json.dumps(header).encode()))
         if len(packed) > _HEADER_BYTES:
             packed = b""
@@ -120,10 +120,10 @@ def save(path: Location, bundle: dict[str, Any]) -> None:
 
 
 def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
-    sealed = _Sealed(file)
+    sealed = _ChecksumWriter(file)
     try:
         _torch().save(bundle, sealed)
-        sealed.seal(_header_of(bundle))
+        sealed.write_header_and_checksum(_header_of(bundle))
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None  # the disk is full, which torch.save reports as "unexpected pos"
@@ -142,14 +142,14 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
-            return _of_this_version(tensor_file.load(path), path)
+            return _check_version(tensor_file.load(path), path)
     import torch
 
-    with _bundle_errors(path), _opened(path) as file:
-        _check(file, path)
+    with _bundle_errors(path), _open_for_reading(path) as file:
+        _check_integrity(file, path)
         mapped = mapped and not isinstance(path, StoredPath)
         bundle = torch.load(str(path) if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
-    return _of_this_version(bundle, path)
+    return _check_version(bundle, path)
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
     if _is_tensor_file(path):
         with _bundle_errors(path):
             values = tensor_file.load(path) if check else tensor_file.load_values(path)
-            return _header_of(_of_this_version(values, path))
-    with _bundle_errors(path), _opened(path) as file:
+            return _header_of(_check_version(values, path))
+    with _bundle_errors(path), _open_for_reading(path) as file:
         if check:
-            _check(file, path)
+            _check_integrity(file, path)
         header = _read_header(file)
-    return _header_of(load(path)) if header is None else _of_this_version(header, path)
+    return _header_of(load(path)) if header is None else _check_version(header, path)
 
 
 def _is_tensor_file(path: Location) -> TypeGuard[Path]:
@@ -208,7 +208,7 @@ def _bundle_errors(path: Location) -> Iterator[None]:
         raise DamagedError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
 
 
-def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
+def _check_version(bundle: Any, path: Location) -> dict[str, Any]:
     """Return `bundle` unchanged. Raises BundleError if `bundle` is not a bundle or the header of a bundle, or if its version is not
     VERSION."""
     if not isinstance(bundle, dict) or "version" not in bundle:
@@ -220,7 +220,7 @@ def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(path: Location) -> Iterator[IO[bytes]]:
+def _open_for_reading(path: Location) -> Iterator[IO[bytes]]:
     """Open a file for reading with random access. A file at a URL (StoredPath) is first copied to this machine, so that it is transferred
     only once."""
     if not isinstance(path, StoredPath):
@@ -228,12 +228,12 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
             yield file
         return
     with tempfile.SpooledTemporaryFile(_IN_MEMORY) as copy:
-        with path.reading() as stored:
+        with path.open_for_reading() as stored:
             shutil.copyfileobj(stored, copy, _CHUNK)
         yield copy
 
 
-def _check(file: IO[bytes], path: Location) -> None:
+def _check_integrity(file: IO[bytes], path: Location) -> None:
     """Raise DamagedError if a checkpoint file has changed since `save` wrote the file. The file position is then set to the beginning of
     the file.
 
@@ -245,14 +245,14 @@ def _check(file: IO[bytes], path: Location) -> None:
     file.seek(size)
     seal = _SEAL.fullmatch(file.read())
     file.seek(0)
-    if seal is None or _crc(file, size) != int(seal[1], 16):
-        damage = _damaged_member(file) or ("" if seal is None else ": its content does not match its checksum (CRC-32)")
+    if seal is None or _file_crc32(file, size) != int(seal[1], 16):
+        damage = _describe_damaged_member(file) or ("" if seal is None else ": its content does not match its checksum (CRC-32)")
         if damage:
             raise DamagedError(f"{path} is damaged{damage}")
     file.seek(0)
 
 
-def _crc(file: IO[bytes], size: int) -> int:
+def _file_crc32(file: IO[bytes], size: int) -> int:
     """Return the CRC-32 of the next `size` bytes of a file."""
     crc = 0
     while size and (chunk := file.read(min(size, _CHUNK))):
@@ -260,7 +260,7 @@ def _crc(file: IO[bytes], size: int) -> int:
     return crc
 
 
-def _damaged_member(file: IO[bytes]) -> str | None:
+def _describe_damaged_member(file: IO[bytes]) -> str | None:
     """Return the part of an error message that names the damaged member of a ZIP archive, or None if no member is damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -297,7 +297,7 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
 
 def to_tensors(tree: Any) -> Any:
     """Return nested dicts, lists and tuples with each numpy array converted to a tensor, since a bundle cannot contain numpy arrays."""
-    return _mapped(tree, np.ndarray, lambda array: _torch().from_numpy(array))
+    return _convert_leaves(tree, np.ndarray, lambda array: _torch().from_numpy(array))
 
 
 def to_arrays(tree: Any) -> Any:
@@ -305,15 +305,15 @@ def to_arrays(tree: Any) -> Any:
 
     A numpy array is sent to another process as bytes, while sending a tensor needs a file descriptor.
     """
-    return _mapped(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
+    return _convert_leaves(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
 
 
-def _mapped(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+def _convert_leaves(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
     match tree:
         case dict():
-            return {key: _mapped(value, kind, convert) for key, value in tree.items()}
+            return {key: _convert_leaves(value, kind, convert) for key, value in tree.items()}
         case list() | tuple():
-            return type(tree)(_mapped(value, kind, convert) for value in tree)
+            return type(tree)(_convert_leaves(value, kind, convert) for value in tree)
     return convert(tree) if isinstance(tree, kind) else tree
 
 
@@ -323,7 +323,7 @@ def _torch() -> Any:
     return torch
 
 
-def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
+def weights_sort_key(weights: Mapping[str, Any] | None) -> tuple[int, float]:
     """Return a sort key for saved weights. Better weights have a greater key.
 
     The first element of the key is the group of the weights. The groups, from best to worst, are weights with an Elo rating (in self-play,

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.lock import unfinished_notice
-from slm_lab.experiment.files.named_model import ModelPaths, check_no_model, find_model, near_model
+from slm_lab.experiment.files.named_model import ModelPaths, check_no_model, find_model, similar_name_hint
 from slm_lab.experiment.files.paths import (
     RunPaths,
     StudyPaths,
     StudyRunFolder,
     belongs_to_other_spec,
     names_with_runs,
-    not_a_run,
+    not_a_run_message,
+    parse_folder_time,
     policy_names,
     run_paths_in,
     runs_of_spec,
     study_in,
-    time_in,
 )
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.files.storage import Location
@@ -47,7 +47,7 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
         where: path of a run folder, name of a run folder in `data_dir`, or "latest".
         spec_name: name of the spec that the run must have trained, or None for any spec.
     """
-    return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
+    return _find_any_run(where, data_dir) if spec_name is None else _find_run_of_spec(where, spec_name, data_dir)
 
 
 def newest_run(data_dir: Path) -> RunPaths:
@@ -80,10 +80,10 @@ def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     raise UserError(f"no search{f' of {spec_name!r}' if spec_name else ''} in {data_dir}; start one first: FILE NAME search")
 
 
-def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
+def _find_run_of_spec(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     known = [folder for folder in runs_of_spec(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
     if where == "latest":
-        latest, advice = _newest_of_train(RunPaths(folder, spec_name) for folder in reversed(known))
+        latest, advice = _newest_training_run(RunPaths(folder, spec_name) for folder in reversed(known))
         if latest is not None:
             return latest
         others = names_with_runs(data_dir, spec_name)
@@ -98,7 +98,7 @@ def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     raise UserError(f"no run of '{spec_name}' in the folder '{where}'" + (f"; the latest is {known[-1]}" if known else ""))
 
 
-def _find_any(where: str, data_dir: Path) -> RunPaths:
+def _find_any_run(where: str, data_dir: Path) -> RunPaths:
     given = Path(where)
     if where != "latest":
         for folder in (given, data_dir / where):
@@ -106,20 +106,20 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
                 return RunPaths(folder, spec_names(paths.spec)[0])
         check_no_model(where, data_dir)
         given = data_dir / where if (data_dir / where).is_dir() else given
-    latest, advice = _newest_of_train(paths for folder in _newest_first(data_dir) if (paths := run_paths_in(folder)) is not None)
+    latest, advice = _newest_training_run(paths for folder in _newest_first(data_dir) if (paths := run_paths_in(folder)) is not None)
     if where == "latest":
         if latest is None:
             raise UserError(f"no run of train in {data_dir}; {advice}")
         return RunPaths(latest.root, spec_names(latest.spec)[0])
-    raise UserError(not_a_run(given) if latest is None else f"{not_a_run(given)} (latest run: {latest.root})")
+    raise UserError(not_a_run_message(given) if latest is None else f"{not_a_run_message(given)} (latest run: {latest.root})")
 
 
-def _newest_of_train(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None, str]:
+def _newest_training_run(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None, str]:
     """Return the paths of the newest run of mode train and an empty string, or None and advice for the error message if there is no such
     run."""
     other: Path | None = None
     for paths in newest_first:
-        if paths.is_of_train:
+        if paths.is_training_run:
             return paths, ""
         other = other or paths.root
     return None, "train it first" if other is None else f"the newest run, of dev or search, is {other}: give this folder to use it"
@@ -131,7 +131,7 @@ def _newest_first(data_dir: Path) -> list[Path]:
         folders = [path for path in data_dir.iterdir() if path.is_dir()]
     except OSError:
         return []
-    dated = [(time, path) for path in folders if (time := time_in(path.name)) is not None]
+    dated = [(time, path) for path in folders if (time := parse_folder_time(path.name)) is not None]
     return [path for _, path in sorted(dated, reverse=True)]
 
 
@@ -147,7 +147,7 @@ def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> 
         prefix = paths.checkpoint(index, "best", trial).name.removesuffix("best.pt")
         pattern = re.compile(re.escape(prefix) + r"(best|\d+)\.pt")
         found |= {"last"} if paths.checkpoint(index, "last", trial).is_file() else set()
-        found |= {match[1] for path in _files(paths.checkpoint_dir) if (match := pattern.fullmatch(path.name))}
+        found |= {match[1] for path in _files_in_folder(paths.checkpoint_dir) if (match := pattern.fullmatch(path.name))}
     return sorted(found, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
 
 
@@ -168,13 +168,13 @@ def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int 
     return None
 
 
-def _files(folder: Location) -> list[Location]:
+def _files_in_folder(folder: Location) -> list[Location]:
     if isinstance(folder, Path) and not folder.is_dir():
         return []
     return list(folder.iterdir())
 
 
-class Choice(NamedTuple):
+class TrainingChoice(NamedTuple):
     """The user's choice of a training in a search or study, and of a policy in agent.policies.
 
     If neither a trial nor an entry, env or seed is chosen, the best training is used. If `policy` is None, no policy was chosen.
@@ -188,7 +188,7 @@ class Choice(NamedTuple):
 
 
 _OF_STUDY = ("entry", "env", "seed")
-BEST = Choice()
+BEST = TrainingChoice()
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Training:
         return []
 
 
-def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
+def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: TrainingChoice = BEST) -> Training:
     """Return the training to which `where` and `choice` refer.
 
     If `where` is a search and `choice` names no trial, the best confirmed trial is returned or, if no trial was confirmed, the best trial.
@@ -246,23 +246,23 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     return replace(found, policy=choice.policy)
 
 
-def _find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice) -> Training:
+def _find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: TrainingChoice) -> Training:
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
-            return _of_study(study, spec_name, choice)
+            return _training_of_study(study, spec_name, choice)
     if where != "latest" and (model := find_model(where, data_dir)) is not None:
-        return _of_model(model, spec_name, choice)
+        return _training_of_model(model, spec_name, choice)
     try:
         paths = find_run(str(where), spec_name, data_dir)
     except UserError as error:
-        raise UserError(f"{error}{near_model(str(where), data_dir)}") from None
+        raise UserError(f"{error}{similar_name_hint(str(where), data_dir)}") from None
     for option in _OF_STUDY:
         if (value := getattr(choice, option)) is not None:
             raise UserError(f"{option} {value}: {paths.root} is not the folder of a study")
-    return _of_search(paths, choice.trial) if paths.holds_trials else _of_train(paths, choice.trial)
+    return _training_of_search(paths, choice.trial) if paths.has_several_trials else _training_of_run(paths, choice.trial)
 
 
-def _of_model(model: ModelPaths, spec_name: str | None, choice: Choice) -> Training:
+def _training_of_model(model: ModelPaths, spec_name: str | None, choice: TrainingChoice) -> Training:
     if spec_name not in (None, model.spec_name):
         raise UserError(f"{model.root} is a model of '{model.spec_name}', not of '{spec_name}'")
     for option in ("trial", *_OF_STUDY):
@@ -271,13 +271,13 @@ def _of_model(model: ModelPaths, spec_name: str | None, choice: Choice) -> Train
     return Training(model, name=f"model {model.root.name}")
 
 
-def _of_train(paths: RunPaths, trial: int | None) -> Training:
+def _training_of_run(paths: RunPaths, trial: int | None) -> Training:
     if trial:
         raise UserError(f"trial {trial}: {paths.root} is a run of train, whose only trial is 0")
     return Training(paths)
 
 
-def _of_search(paths: RunPaths, trial: int | None) -> Training:
+def _training_of_search(paths: RunPaths, trial: int | None) -> Training:
     """Return the Training for a trial of a search. If the trial was confirmed (trained again with new seeds), the confirmation is returned.
 
     Args: trial: index of the trial, or None for the best trial.
@@ -290,7 +290,7 @@ def _of_search(paths: RunPaths, trial: int | None) -> Training:
         status: dict[int, str] = {one.trial: one.status for one in search.trials}
     else:  # the folder of confirmations
         status = dict.fromkeys(paths.trials(), "finished")
-        ranked = sorted(((paths, one) for one in status), key=lambda one: _best_rank(*one), reverse=True)
+        ranked = sorted(((paths, one) for one in status), key=lambda one: _best_weights_key(*one), reverse=True)
     if trial is not None:
         if trial not in status:
             raise UserError(f"trial {trial}: the trials of {paths.root} are {', '.join(map(str, status)) or 'none'}")
@@ -307,7 +307,7 @@ def _of_search(paths: RunPaths, trial: int | None) -> Training:
     return Training(where, number, f"trial {number} of the search{', confirmed' if where is confirmed else ''}", of_search=True)
 
 
-def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
+def _training_of_study(study: StudyPaths, name: str | None, choice: TrainingChoice) -> Training:
     if name is not None and name != study.name:
         raise UserError(f"{study.root} is a study of '{study.name}', not of '{name}'")
     if choice.trial is not None:
@@ -325,7 +325,7 @@ def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
     found = [one for one in found if checkpoints(one[1])]
     if not found:
         raise UserError(f"no finished run of {study.root} has a checkpoint here")
-    about, paths = max(found, key=lambda one: _best_rank(one[1]))
+    about, paths = max(found, key=lambda one: _best_weights_key(one[1]))
     return Training(paths, name=f"{about['entry']} of the study, in {about['env']}, seed {about['seed']}")
 
 
@@ -337,17 +337,17 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
         with suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(run.identity.read_text(encoding="utf-8"))
             part = {"entry": about["entry"], "env": about["env"], "seed": about["random_seed"]}
-            for paths in run.starts()[-1:]:
+            for paths in run.run_folders()[-1:]:
                 if json.loads(paths.trial_metrics().read_text(encoding="utf-8")).get("status") != "failed":
                     yield part, paths
 
 
-def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
+def _best_weights_key(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
     """Return the highest rank (see bundle.rank) among the "best" checkpoints of all Sessions of a training."""
-    ranks = [state.rank(None)]
+    ranks = [state.weights_sort_key(None)]
     for index in paths.sessions(t=trial):
         with suppress(state.BundleError, OSError):
-            ranks.append(state.rank(state.read_header(paths.checkpoint(index, "best", trial))))
+            ranks.append(state.weights_sort_key(state.read_header(paths.checkpoint(index, "best", trial))))
     return max(ranks)
 
 
@@ -364,12 +364,12 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
     """
     for path in (Path(where), data_dir / where):
         if path.is_file():
-            return path, _playable(path, policy)
+            return path, _load_policy_bundle(path, policy)
         if path.is_dir() and (run_paths_in(path) or study_in(path)):
             return _best_weights(path, data_dir, policy)
     if find_model(where, data_dir):
         return _best_weights(Path(where), data_dir, policy)
-    near = near_model(where, data_dir)
+    near = similar_name_hint(where, data_dir)
     raise UserError(f"meta.init_from: '{where}' is not a run folder, a checkpoint file or the name of a model{near}")
 
 
@@ -382,16 +382,16 @@ def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Loca
     paths, trial, names = training.paths, training.trial, training.policies
     found = {index: paths.checkpoint(index, "best", trial) for index in paths.sessions(t=trial)}
     if names:
-        own = _index_of(policy, names, where)
+        own = _policy_index(policy, names, where)
         found = {index: file for index, file in found.items() if index % len(names) == own}
     files = [file for file in found.values() if file.is_file()]
     if not files:
         raise UserError(f"meta.init_from: {where} has no checkpoint")
-    best = max(files, key=lambda file: state.rank(_read(file, training, state.read_header)))
-    return best, _playable(best, policy, training)
+    best = max(files, key=lambda file: state.weights_sort_key(_read(file, training, state.read_header)))
+    return best, _load_policy_bundle(best, policy, training)
 
 
-def _index_of(policy: str | None, names: Sequence[str], where: Location) -> int:
+def _policy_index(policy: str | None, names: Sequence[str], where: Location) -> int:
     """Return the index of `policy` in `names`, the names of the policies in agent.policies. Raises UserError if no policy has this name."""
     if policy in names:
         return names.index(policy)
@@ -400,13 +400,13 @@ def _index_of(policy: str | None, names: Sequence[str], where: Location) -> int:
     raise UserError(f"meta.init_from: {where} has no policy {policy!r}{nearest_hint(policy, names)}; its policies: {', '.join(names)}")
 
 
-def _playable(path: Location, policy: str | None, training: Training | None = None) -> dict[str, Any]:
+def _load_policy_bundle(path: Location, policy: str | None, training: Training | None = None) -> dict[str, Any]:
     bundle = _read(path, training, state.load)
     if "policies" not in bundle:
         return bundle
     (body,) = bundle["spec"].values()
     names = policy_names(body) if body["agent"].get("policies") else []
-    return dict(bundle["policies"][_index_of(policy, names, path) if names else 0])
+    return dict(bundle["policies"][_policy_index(policy, names, path) if names else 0])
 
 
 def _read(path: Location, training: Training | None, read: Callable[[Location], dict[str, Any]]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class _FileLock:
     def acquire(self, seconds: float = 0.0) -> bool:
         """Wait at most `seconds` seconds for the lock, and return whether the lock was acquired."""
         deadline = time.monotonic() + seconds
-        while not _lock(self.fd):
+        while not _try_lock(self.fd):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.1)
@@ -95,11 +95,11 @@ class RunLock(_FileLock):
         super().__init__(path)
         try:
             if not self.acquire(0.3):  # another process that calls `in_use` holds the lock briefly
-                raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
-            self.killed: str | None = _shown(self.holder) if self.holder else None
+                raise UserError(f"the {what} in {path.parent} is in use by {_describe_holder(self.holder)}; wait until it ends, or stop it")
+            self.killed: str | None = _describe_holder(self.holder) if self.holder else None
             """Text about the previous process if this process ended without releasing the lock, or None otherwise."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
-                self._wait_for(other)
+                self._wait_for_session(other)
         except BaseException:
             self.close()
             raise
@@ -109,7 +109,7 @@ class RunLock(_FileLock):
             "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         }
 
-    def _wait_for(self, path: Path) -> None:
+    def _wait_for_session(self, path: Path) -> None:
         lock = _FileLock(path)
         try:
             if lock.acquire():
@@ -142,7 +142,7 @@ def mark_in_use(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        _lock(fd)
+        _try_lock(fd)
         yield
     finally:
         os.close(fd)
@@ -158,7 +158,7 @@ def in_use(path: Path) -> bool:
     except OSError:  # no lock file: a run of SLM Lab
         return False
     try:
-        return not _lock(fd, shared=True)
+        return not _try_lock(fd, shared=True)
     finally:
         os.close(fd)
 
@@ -172,7 +172,7 @@ def unfinished_notice(root: Path, lock: Path) -> str | None:
         return None
     if not holder or in_use(lock):
         return None
-    return f"{root} is unfinished: its last start, {_shown(holder)}, {ENDED}"
+    return f"{root} is unfinished: its last start, {_describe_holder(holder)}, {ENDED}"
 
 
 def _holder(fd: int) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _holder(fd: int) -> dict[str, Any]:
         return {}
 
 
-def _lock(fd: int, *, shared: bool = False) -> bool:
+def _try_lock(fd: int, *, shared: bool = False) -> bool:
     """Try to lock an open file without waiting, and return whether the file was locked. On systems without file locks, return True."""
     if not has_feature("fcntl"):
         return True
@@ -198,7 +198,7 @@ def _lock(fd: int, *, shared: bool = False) -> bool:
     return True
 
 
-def _shown(holder: dict[str, Any]) -> str:
+def _describe_holder(holder: dict[str, Any]) -> str:
     if not holder:
         return "another process"
     return f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('began')}"

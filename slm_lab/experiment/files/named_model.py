@@ -21,7 +21,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from slm_lab.experiment.files.lock import in_use, mark_in_use
-from slm_lab.experiment.files.paths import DataMode, FileIn, RunPaths, run_paths_in, study_in
+from slm_lab.experiment.files.paths import DataMode, PathDescriptor, RunPaths, run_paths_in, study_in
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.files.tensor_file import SUFFIX, load_values
 from slm_lab.experiment.plan import UserError
@@ -46,9 +46,9 @@ the folder may be in use."""
 class ModelPaths(RunPaths):
     """The paths of the files of a named model. A named model can be read like a run with one Session and one checkpoint."""
 
-    spec = FileIn(SPEC)
-    model_dir = FileIn("")
-    weights = FileIn(WEIGHTS)
+    spec = PathDescriptor(SPEC)
+    model_dir = PathDescriptor("")
+    weights = PathDescriptor(WEIGHTS)
 
     @cached_property
     def checkpoint_dir(self) -> Location:
@@ -63,7 +63,7 @@ class ModelPaths(RunPaths):
         return [0]
 
     @property
-    def holds_trials(self) -> bool:
+    def has_several_trials(self) -> bool:
         return False
 
     @property
@@ -112,10 +112,10 @@ def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
             return model
         if run_paths_in(folder) or study_in(folder):
             return None
-    return model_in(models_dir(data_dir) / where) or pretrained(str(Path(where)), data_dir)
+    return model_in(models_dir(data_dir) / where) or find_pretrained(str(Path(where)), data_dir)
 
 
-def pretrained(name: str, data_dir: Path) -> PretrainedPaths | None:
+def find_pretrained(name: str, data_dir: Path) -> PretrainedPaths | None:
     """Return the paths of the pretrained agent `name`, or None if this package contains no pretrained agent with this name."""
     if not _NAME.fullmatch(name) or (model := model_in(PRETRAINED / name)) is None:
         return None
@@ -141,33 +141,33 @@ def check_no_model(where: str | Path, data_dir: Path) -> None:
 
 def model_names(data_dir: Path) -> list[str]:
     """Return the names of all models below the data folder, sorted."""
-    return _folders(models_dir(data_dir))
+    return _model_folder_names(models_dir(data_dir))
 
 
 def pretrained_names() -> list[str]:
     """Return the names of all pretrained agents, sorted."""
-    return _folders(PRETRAINED)
+    return _model_folder_names(PRETRAINED)
 
 
-def _folders(folder: Path) -> list[str]:
+def _model_folder_names(folder: Path) -> list[str]:
     with suppress(OSError):
         return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
     return []
 
 
-def near_model(where: str, data_dir: Path) -> str:
+def similar_name_hint(where: str, data_dir: Path) -> str:
     """Return a suggestion for an error message ("did you mean …?") with the model name that is most similar to `where`, or "" if no name is
     similar."""
     return nearest_hint(Path(where).name, {*model_names(data_dir), *pretrained_names()})
 
 
-def named_model(name: str, data_dir: Path) -> ModelPaths:
+def get_model(name: str, data_dir: Path) -> ModelPaths:
     """Return the paths of the named model `name` in the data folder. Raises UserError if this model does not exist."""
     check_name(name)
     if (model := model_in(models_dir(data_dir) / name)) is None:
-        if pretrained(name, data_dir) is not None:
+        if find_pretrained(name, data_dir) is not None:
             raise UserError(f"'{name}' is a pretrained agent of slm_lab; register it first: slm-lab export {name} --as NAME")
-        raise UserError(f"no model '{name}' in {models_dir(data_dir)}{near_model(name, data_dir)}; slm-lab models lists them")
+        raise UserError(f"no model '{name}' in {models_dir(data_dir)}{similar_name_hint(name, data_dir)}; slm-lab models lists them")
     return model
 
 
@@ -178,7 +178,7 @@ def check_name(name: str) -> None:
         raise UserError(f"invalid name of a model {name!r}; {rule}")
 
 
-def check_free(name: str, data_dir: Path, replace: bool) -> None:
+def check_name_available(name: str, data_dir: Path, replace: bool) -> None:
     """Raise UserError if `name` cannot be used for a new model, because the name is invalid or already used.
 
     Args: replace: whether the new model may replace a model with the same name.
@@ -201,10 +201,10 @@ def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
 
     Raises UserError if the name cannot be used, and OSError if a file or folder cannot be written.
     """
-    check_free(name, data_dir, replace)
+    check_name_available(name, data_dir, replace)
     folder = models_dir(data_dir) / name
     folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_left_over(folder.parent)
+    _remove_old_temporaries(folder.parent)
     temporary = folder.with_name(f".{uuid4().hex}.tmp")
     temporary.mkdir()
     try:
@@ -218,7 +218,7 @@ def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _remove_left_over(models: Path) -> None:
+def _remove_old_temporaries(models: Path) -> None:
     """Delete the temporary folders that killed processes have left behind. Only folders that are old and not in use are deleted."""
     for path in models.glob(".*.tmp"):
         with suppress(OSError):

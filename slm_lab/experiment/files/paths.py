@@ -34,7 +34,7 @@ def file_stem(spec_name: str) -> str:
     return re.sub(r"[^\w.-]", "_", spec_name)
 
 
-class FileIn:
+class PathDescriptor:
     """Descriptor for the path of a file or folder inside the folder `root` of the object that has this attribute.
 
     The text "{stem}" in the file name is replaced by the attribute `stem` of the object.
@@ -87,29 +87,29 @@ class RunPaths:
     root: Path
     spec_name: str
 
-    graph_dir = FileIn("graph")
-    info_dir = FileIn("info")
-    log_dir = FileIn("log")
-    model_dir = FileIn("model")
-    spec = FileIn("{stem}_spec.json")
+    graph_dir = PathDescriptor("graph")
+    info_dir = PathDescriptor("info")
+    log_dir = PathDescriptor("log")
+    model_dir = PathDescriptor("model")
+    spec = PathDescriptor("{stem}_spec.json")
     """The spec with its defaults, in a file that can be loaded like a spec of the user."""
-    report = FileIn("report.html")
+    report = PathDescriptor("report.html")
     """HTML page with all results of the run, or of the search."""
-    lock = FileIn(".lock")
+    lock = PathDescriptor(".lock")
     """Lock file of the run folder. While a process trains the run, the file is locked and describes the process."""
 
     # ---- of a search
-    search_state = FileIn("{stem}_search_state.json")
+    search_state = PathDescriptor("{stem}_search_state.json")
     """State of a search: its trials, the metrics that they have reported, and the state of the proposer of values."""
-    experiment_df = FileIn("{stem}_experiment_df.csv")
+    experiment_df = PathDescriptor("{stem}_experiment_df.csv")
     """Table (CSV) of a search, with one row per trial."""
-    importance = FileIn("{stem}_importance.json")
+    importance = PathDescriptor("{stem}_importance.json")
     """Importance of each searched key for the search metric."""
-    best_spec = FileIn("{stem}_best_spec.json")
+    best_spec = PathDescriptor("{stem}_best_spec.json")
     """The spec of the best trial of a search, in a file that can be loaded like a spec of the user."""
-    search_log = FileIn("log/{stem}_search.log")
+    search_log = PathDescriptor("log/{stem}_search.log")
     """Log file with the messages of a search."""
-    confirmation = FileIn("confirm")
+    confirmation = PathDescriptor("confirm")
     """Run folder in which the best trials of a search are trained again. A trial has the same index in this folder as in the search."""
 
     @property
@@ -151,7 +151,7 @@ class RunPaths:
         meta: dict[str, Any] = self._saved_spec()["meta"]
         return meta
 
-    def _of(self, index: int) -> str:
+    def _table_part(self, index: int) -> str:
         """Return the part of file names that identifies a table.
 
         The part is "s0" for Session 0 with a single policy, and "s0_p1" for policy 1 of Session 0 with several policies.
@@ -183,7 +183,7 @@ class RunPaths:
 
         In the folder of a search, where `report` is the page of the search, each trial has a separate page.
         """
-        return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
+        return self.root / f"{self.stem}_t{t}_report.html" if self.has_several_trials else self.report
 
     def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
         """Return the path of the graph of a trial for a quantity over frames. `what` is "mean_returns" or "mean_returns_ma" (moving
@@ -202,13 +202,13 @@ class RunPaths:
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
         """Return the path of the table (CSV) with the training or evaluation rows of a Session, or of one policy of a Session."""
-        return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_df_{mode}.csv"
+        return self.info_dir / f"{self.stem}_t{t}_{self._table_part(s)}_session_df_{mode}.csv"
 
     def session_metrics(self, s: int, t: int = 0) -> Path:
-        return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_metrics_scalar.json"
+        return self.info_dir / f"{self.stem}_t{t}_{self._table_part(s)}_session_metrics_scalar.json"
 
     def session_graph(self, s: int, what: str, ext: str, mode: DataMode = "train", t: int = 0) -> Path:
-        return self.graph_dir / f"{self.stem}_t{t}_{self._of(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
+        return self.graph_dir / f"{self.stem}_t{t}_{self._table_part(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
         """Return the path of the table (CSV) of what the processes of a Session do during a few iterations of meta.sampler.
@@ -236,14 +236,14 @@ class RunPaths:
 
     def tensorboard(self, s: int, t: int = 0) -> Path:
         """Return the path of the folder with the TensorBoard events of a Session, or of one policy of a Session."""
-        return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
+        return self.log_dir / f"{self.stem}_t{t}_{self._table_part(s)}_tensorboard"
 
     def tracker(self, s: int, name: str, ext: str, t: int = 0) -> Path:
         """Return the path of a file of the experiment tracker `name` (meta.track) for a Session, or for one policy of a Session.
 
         `ext` is "json" for the saved state of the tracker, "log" for its output, or "lock" for its lock file.
         """
-        return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_{name}.{ext}"
+        return self.log_dir / f"{self.stem}_t{t}_{self._table_part(s)}_{name}.{ext}"
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
         """Return the path of a checkpoint of a Session, or of one policy of a Session.
@@ -251,7 +251,7 @@ class RunPaths:
         The checkpoints "last" and "previous" contain the last two saved states of a Session with all its policies. The checkpoint "best"
         and checkpoints with a frame number contain the weights of one policy.
         """
-        name = f"s{s // self.policies}" if which in ("last", "previous") else self._of(s)
+        name = f"s{s // self.policies}" if which in ("last", "previous") else self._table_part(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
 
     def trial_checkpoint(self, t: int = 0) -> Location:
@@ -287,20 +287,20 @@ class RunPaths:
         return sorted({trial for trial, _ in self._tables("train")})
 
     @property
-    def holds_trials(self) -> bool:
+    def has_several_trials(self) -> bool:
         """Whether the folder contains trials with different hyperparameter values, because it belongs to a search or to the confirmations
         of a search."""
         is_confirmation = self.root.name == "confirm" and any(self.root.parent.glob("*_search_state.json"))
         return self.search_state.exists() or is_confirmation or len(self.trials()) > 1
 
     @property
-    def is_of_train(self) -> bool:
+    def is_training_run(self) -> bool:
         """Whether the folder belongs to a run of mode train, and not to a run of mode dev or to a search."""
         try:
             starts = self._saved_meta().get("run") or [{}]
-            return starts[0].get("mode", "train") == "train" and not self.holds_trials
+            return starts[0].get("mode", "train") == "train" and not self.has_several_trials
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return not self.holds_trials
+            return not self.has_several_trials
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Return the numbers of a trial's existing tables (see events.Row), which are the indices of the Sessions if each Session trains
@@ -314,7 +314,7 @@ class ComparisonPaths:
 
     root: Path
 
-    page = FileIn("compare.html")
+    page = PathDescriptor("compare.html")
 
     def table(self, ext: str) -> Path:
         return self.root / f"compare_table.{ext}"
@@ -366,7 +366,7 @@ def new_folder(data_dir: Path, name: str) -> Path:
             return root
 
 
-def time_in(name: str) -> datetime | None:
+def parse_folder_time(name: str) -> datetime | None:
     """Return the time in the name of a folder that `new_folder` created, or None if the name contains no time."""
     match = re.fullmatch(f".+_({_STAMP_PATTERN})", name)
     try:
@@ -381,7 +381,7 @@ def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
     return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
 
 
-def not_a_run(folder: Path | str) -> str:
+def not_a_run_message(folder: Path | str) -> str:
     """Return an error message with the reason why a folder is not a run folder."""
     return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
 
@@ -392,7 +392,7 @@ def run_paths_in(folder: Path) -> RunPaths | None:
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
 
-def imported_run(folder: Path, spec_name: str) -> RunPaths:
+def retro_analyze_paths(folder: Path, spec_name: str) -> RunPaths:
     """Return the paths of the files that retro_analyze writes about a run folder of SLM Lab.
 
     The files are in a subfolder of the run folder, since SLM Lab uses the same file names.
@@ -435,14 +435,14 @@ class StudyPaths:
     results_folder: Path | None = None
     """Folder of the result files, or None for the subfolder "results" of `root`."""
 
-    study = FileIn(f"{{stem}}{SUFFIX}")
-    lock = FileIn(".lock")
+    study = PathDescriptor(f"{{stem}}{SUFFIX}")
+    lock = PathDescriptor(".lock")
     """Lock file of the study folder. While a process runs the study, the file is locked and describes the process."""
-    runs = FileIn("runs")
-    outdated_runs = FileIn("aside")
-    log = FileIn("{stem}_study.log")
+    runs = PathDescriptor("runs")
+    outdated_runs = PathDescriptor("aside")
+    log = PathDescriptor("{stem}_study.log")
     """Log file with the messages of the study."""
-    report = FileIn("report.html")
+    report = PathDescriptor("report.html")
     """HTML page with all results of the study."""
 
     @property
@@ -479,12 +479,12 @@ class StudyRunFolder:
 
     root: Path
 
-    identity = FileIn("study_run.json")
+    identity = PathDescriptor("study_run.json")
     """File that identifies the run by its entry, env, random_seed, digest, settings and spec_version."""
-    log = FileIn("log.txt")
+    log = PathDescriptor("log.txt")
     """Log file with the output of the process that trains the run."""
 
-    def starts(self) -> list[RunPaths]:
+    def run_folders(self) -> list[RunPaths]:
         """Return the paths of the run folders inside this folder, oldest first. Several run folders exist if an earlier start of the run
         failed."""
         found = (run_paths_in(folder) for folder in sorted(self.root.iterdir()) if folder.is_dir())
@@ -526,7 +526,7 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
     raise UserError(f"'{where}' is not the folder of a study: it {what}")
 
 
-def about_study(paths: StudyPaths) -> dict[str, Any]:
+def study_start_info(paths: StudyPaths) -> dict[str, Any]:
     """Return a dict with the version of the file format, and the source and `--set` arguments of the last start of a study.
 
     Returns {} if the study has results but no study file. Raises UserError if the study file cannot be read.

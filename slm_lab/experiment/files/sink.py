@@ -38,7 +38,7 @@ class RunSink:
     def __call__(self, event: Event) -> None:
         """Receive an event of the Session."""
 
-    def open(self, table: int) -> None:
+    def open_table(self, table: int) -> None:
         """Prepare to receive the rows of a table, for example by starting the experiment trackers of the table."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ class RunSink:
         """Return the complete rows of a table. Each row is a dict: column → text."""
         return []
 
-    def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+    def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         """Append a row to the table "pbt" (population-based training) or "elo" (snapshots of self-play) of a Session."""
 
     def timeline(self, session: int, spans: Spans) -> None:
@@ -107,23 +107,23 @@ class LocalSink(RunSink):
             case Row(table, mode, values):
                 texts = {name: _cell_text(name, value) for name, value in values.items()}
                 self._append(self.paths.session_df(table, mode, self.trial), tuple(values), texts)
-                self._trackers(table).add_row(event)
+                self._open_trackers(table).add_row(event)
             case _:
                 self.forward(event)
 
-    def open(self, table: int) -> None:
-        self._trackers(table)
+    def open_table(self, table: int) -> None:
+        self._open_trackers(table)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         """Save a bundle as a checkpoint. A replaced "last" checkpoint is kept as "previous" for the command `verify`, see
         `_keep_previous`."""
-        with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
+        with _convert_write_errors(self.paths.checkpoint(table, which, self.trial)) as path:
             if which == "last" and isinstance(path, Path):
                 _keep_previous(path, self.paths.checkpoint(table, "previous", self.trial), bundle)
             state.save(path, bundle)
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
-        with _writing(self.paths.trial_checkpoint(self.trial)) as path:
+        with _convert_write_errors(self.paths.trial_checkpoint(self.trial)) as path:
             state.save(path, bundle)
 
     def position(self, session: int) -> Position:
@@ -160,7 +160,7 @@ class LocalSink(RunSink):
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         return complete_rows(self.paths.session_df(table, mode, self.trial))
 
-    def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+    def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         path = self.paths.pbt(session, self.trial) if name == "pbt" else self.paths.elo(session, self.trial)
         self._append(path, columns, {column: _cell_text(column, row[column]) for column in columns})
 
@@ -181,11 +181,11 @@ class LocalSink(RunSink):
 
     def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
         if (table := self.tables.get(path)) is None:
-            with _writing(path):
+            with _convert_write_errors(path):
                 self.tables[path] = table = CsvTable(path, columns)
         table.append([row.get(column, "") for column in table.columns])
 
-    def _trackers(self, table: int) -> Trackers:
+    def _open_trackers(self, table: int) -> Trackers:
         if table not in self.trackers:
             self.trackers[table] = Trackers(self.track, self.paths, table, self.trial)
         return self.trackers[table]
@@ -247,7 +247,7 @@ _L = TypeVar("_L", bound=Location)
 
 
 @contextmanager
-def _writing(path: _L) -> Iterator[_L]:
+def _convert_write_errors(path: _L) -> Iterator[_L]:
     """Convert an OSError that is caused by missing write permission to NotWritable while the with-block runs."""
     try:
         yield path

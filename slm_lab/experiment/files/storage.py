@@ -43,8 +43,8 @@ class StoredPath:
         Returning False for an unreachable store would be wrong, since a Session that finds no checkpoint starts to train from the
         beginning.
         """
-        with _os_errors():
-            files, path = self._files()
+        with _convert_to_os_error():
+            files, path = self._file_system()
             try:
                 files.info(path)
             except FileNotFoundError:
@@ -55,8 +55,8 @@ class StoredPath:
 
     def iterdir(self) -> list[StoredPath]:
         """Return the files in this folder, or [] if the folder does not exist."""
-        with _os_errors():
-            files, path = self._files()
+        with _convert_to_os_error():
+            files, path = self._file_system()
             try:
                 names = files.ls(path, detail=False)
             except FileNotFoundError:
@@ -64,10 +64,10 @@ class StoredPath:
         return [self / name.rstrip("/").rpartition("/")[2] for name in names]
 
     @contextmanager
-    def reading(self) -> Iterator[IO[bytes]]:
+    def open_for_reading(self) -> Iterator[IO[bytes]]:
         """Open the file for reading with random access."""
-        with _os_errors():
-            files, path = self._files()
+        with _convert_to_os_error():
+            files, path = self._file_system()
             opened = files.open(path, "rb")
         with opened as file:
             yield file
@@ -80,16 +80,16 @@ class StoredPath:
         Object stores copy the hidden file on the server, and replace the object atomically. A process that is killed while writing leaves
         the hidden file behind, and the next call for the same file overwrites the hidden file.
         """
-        with _os_errors():
-            files, path = self._files()
+        with _convert_to_os_error():
+            files, path = self._file_system()
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}.tmp"
         try:
-            with _os_errors():
-                opened = _opened(files, temporary)
+            with _convert_to_os_error():
+                opened = _open_for_writing(files, temporary)
             with opened as file:
                 write(file)
-            with _os_errors():
+            with _convert_to_os_error():
                 files.mv(temporary, path)
         except BaseException:
             with suppress(Exception):
@@ -98,7 +98,7 @@ class StoredPath:
 
     def read_text(self) -> str:
         """Return the content of the file as text."""
-        with self.reading() as file:
+        with self.open_for_reading() as file:
             return file.read().decode()
 
     def write_text(self, content: str) -> None:
@@ -107,11 +107,11 @@ class StoredPath:
 
     def unlink(self) -> None:
         """Remove the file at the URL."""
-        with _os_errors():
-            files, path = self._files()
+        with _convert_to_os_error():
+            files, path = self._file_system()
             files.rm(path)
 
-    def _files(self) -> tuple[Any, str]:
+    def _file_system(self) -> tuple[Any, str]:
         """Return the fsspec file system of the URL, and the path of the file in this file system.
 
         The cache of the file system is cleared, since other processes may have changed files.
@@ -129,7 +129,7 @@ class StoredPath:
 
 
 @contextmanager
-def _os_errors() -> Iterator[None]:
+def _convert_to_os_error() -> Iterator[None]:
     """Convert all other errors of a store to OSError while the with-block runs.
 
     Errors of other types are caused for example by a missing package for the protocol, or by missing credentials.
@@ -142,7 +142,7 @@ def _os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {str(error).strip()}") from error
 
 
-def _opened(files: Any, path: str) -> Any:
+def _open_for_writing(files: Any, path: str) -> Any:
     """Open a file for writing, and create the folder of the file if it is missing.
 
     The parent of the folder must exist, so that no bucket of an object store is created.

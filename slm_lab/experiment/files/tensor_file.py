@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slm_lab.lib.files import replace_file, with_checksum, without_checksum
+from slm_lab.lib.files import replace_file, verify_checksum, with_checksum
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +51,11 @@ def save(path: Path, tree: Mapping[str, Any]) -> None:
     If writing fails, OSError is raised, and an existing file is left unchanged.
     """
     tensors: dict[str, torch.Tensor] = {}
-    values = _taken_out(tree, "", tensors)
+    values = _extract_tensors(tree, "", tensors)
     table, content, at = dict[str, Any](), [], 0
     for name, tensor in tensors.items():
-        data = _bytes_of(tensor)
-        table[name] = {"dtype": _name_of(tensor), "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
+        data = _tensor_bytes(tensor)
+        table[name] = {"dtype": _dtype_name(tensor), "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
         content.append(data)
         at += len(data)
     body = b"".join(content)
@@ -68,14 +68,14 @@ def save(path: Path, tree: Mapping[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Return the nested dicts from a file that `save` has written, after verifying every byte. Raises TensorFileError or OSError."""
     data = path.read_bytes()
-    header = _header(data[:8], data[8:], len(data))
+    header = _parse_header(data[:8], data[8:], len(data))
     table = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    values, size = _values(header), struct.unpack("<Q", data[:8])[0]
+    values, size = _parse_values(header), struct.unpack("<Q", data[:8])[0]
     body = memoryview(data)[8 + size :]
     if values.get("tensors_crc32") != _crc(table, body):
         raise TensorFileError("is damaged: its tensors do not match their checksum (CRC-32)")
-    tensors = {name: _tensor(name, entry, body) for name, entry in table.items()}
-    return dict(_put_back(values["tree"], tensors))
+    tensors = {name: _read_tensor(name, entry, body) for name, entry in table.items()}
+    return dict(_insert_tensors(values["tree"], tensors))
 
 
 def load_values(path: Path) -> dict[str, Any]:
@@ -85,48 +85,48 @@ def load_values(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         prefix = file.read(8)
-        size = min(_size(prefix), _LARGEST_HEADER)
-        return dict(_values(_header(prefix, file.read(size), path.stat().st_size))["tree"])
+        size = min(_header_size(prefix), _LARGEST_HEADER)
+        return dict(_parse_values(_parse_header(prefix, file.read(size), path.stat().st_size))["tree"])
 
 
-def _taken_out(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _extract_tensors(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """Return nested dicts and lists with each tensor replaced by a placeholder, and add the tensors to the dict `tensors`."""
     match tree:
         case dict():
-            return {key: _taken_out(value, f"{path}.{key}" if path else str(key), tensors) for key, value in tree.items()}
+            return {key: _extract_tensors(value, f"{path}.{key}" if path else str(key), tensors) for key, value in tree.items()}
         case list() | tuple():
-            return [_taken_out(value, f"{path}.{index}", tensors) for index, value in enumerate(tree)]
+            return [_extract_tensors(value, f"{path}.{index}", tensors) for index, value in enumerate(tree)]
         case None | bool() | int() | float() | str():
             return tree
     tensors[path] = tree
     return {_TENSOR: path}
 
 
-def _put_back(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _insert_tensors(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     match tree:
         case {"$tensor": str(name)}:
             if name not in tensors:
                 raise TensorFileError(f"is damaged: it has no tensor '{name}'")
             return tensors[name]
         case dict():
-            return {key: _put_back(value, tensors) for key, value in tree.items()}
+            return {key: _insert_tensors(value, tensors) for key, value in tree.items()}
         case list():
-            return [_put_back(value, tensors) for value in tree]
+            return [_insert_tensors(value, tensors) for value in tree]
     return tree
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def _tensor_bytes(tensor: torch.Tensor) -> bytes:
     import torch
 
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _name_of(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
-def _tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
+def _read_tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
     import torch
 
     match entry:
@@ -139,7 +139,7 @@ def _tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
     raise TensorFileError(f"is damaged: the entry of its tensor '{name}' is invalid")
 
 
-def _size(prefix: bytes) -> int:
+def _header_size(prefix: bytes) -> int:
     """Return the size of the header in bytes, given the first 8 bytes of a file."""
     if len(prefix) < 8:
         raise TensorFileError("is not a safetensors file: it has fewer than 8 bytes")
@@ -147,8 +147,8 @@ def _size(prefix: bytes) -> int:
     return size
 
 
-def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
-    size = _size(prefix)
+def _parse_header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
+    size = _header_size(prefix)
     if size > min(_LARGEST_HEADER, total - 8):
         raise TensorFileError(f"is not a safetensors file: its header would have {size:,} bytes")
     try:
@@ -160,11 +160,11 @@ def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
     return header
 
 
-def _values(header: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_values(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain values that `save` has stored in the header of a file."""
     try:
         content = json.loads(header["__metadata__"]["slm_lab"])
-        values = without_checksum({"crc32": None, **content})  # raises an error if the content has no checksum
+        values = verify_checksum({"crc32": None, **content})  # raises an error if the content has no checksum
     except (KeyError, TypeError):
         raise TensorFileError("was not written by slm_lab") from None
     except (ValueError, RecursionError, AttributeError):

@@ -58,7 +58,7 @@ _OF_EVALUATION = ("return", "episode")
 rows."""
 
 
-def check_installed(spec_name: str, meta: MetaSpec) -> None:
+def check_trackers_installed(spec_name: str, meta: MetaSpec) -> None:
     """Raise SpecError if the library of a tracker in meta.track is not installed, or if trackers are used on a system without file locks.
 
     The SpecError contains a problem for each tracker whose library is not installed.
@@ -71,7 +71,7 @@ def check_installed(spec_name: str, meta: MetaSpec) -> None:
         raise SpecError(spec_name, [Problem(f"meta.track[{index}]", needs.format(name)) for index, name in missing])
 
 
-def tagged(row: Row) -> dict[str, float]:
+def tracker_values(row: Row) -> dict[str, float]:
     """Return the finite values of a row as a dict: tag → value. Tags are for example "return/total_reward", "loss/entropy" or
     "eval/total_reward"."""
     tags = {}
@@ -86,7 +86,7 @@ def tagged(row: Row) -> dict[str, float]:
     return tags
 
 
-def step_of(row: Row) -> int:
+def tracker_step(row: Row) -> int:
     """Return the step under which trackers record a row: the frame of the row or, with meta.distributed, the total frame of all
     Sessions."""
     return int(row.values.get("global_frame") or row.values["frame"] or 0)
@@ -101,7 +101,7 @@ class Trackers:
     def add_row(self, row: Row) -> None:
         """Send a row to each tracker without waiting."""
         if self.links:
-            message = {"step": step_of(row), "mode": row.mode, "values": tagged(row)}
+            message = {"step": tracker_step(row), "mode": row.mode, "values": tracker_values(row)}
             for link in self.links:
                 link.send(message)
 
@@ -210,7 +210,7 @@ class TrackerLink:
     def _switch_off(self, reason: str) -> None:
         self._waiting.clear()
         self._close()
-        notice(switched_off(self.name, reason, self.log))
+        notice(switched_off_message(self.name, reason, self.log))
 
     def _close(self) -> None:
         if self._process is not None:
@@ -222,7 +222,7 @@ class TrackerLink:
             self._process = None
 
 
-def switched_off(name: str, reason: str, log: Path) -> str:
+def switched_off_message(name: str, reason: str, log: Path) -> str:
     """Return the text of the notice that a tracker was switched off because of a failure."""
     return f"{name} (meta.track) is switched off: {reason}; the run continues; see {log.parent.name}/{log.name}"
 
@@ -241,7 +241,7 @@ def wait_for_trackers(paths: RunPaths, trial: int, names: Sequence[str], tables:
                 said = True
             time.sleep(0.05)
         if (reason := read_state(log.with_suffix(".json")).get("failed")) is not None:
-            notice(switched_off(name, reason, log))
+            notice(switched_off_message(name, reason, log))
 
 
 def read_state(file: Path) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def is_running(log: Path) -> bool:
     return False
 
 
-def take_turn(fd: int | None) -> None:
+def acquire_tracker_lock(fd: int | None) -> None:
     """Wait for an exclusive lock (lockf, which is independent of flock), which this process then holds until the process ends.
 
     While the process of an earlier start of the run is still uploading, that process holds the lock. This function returns after

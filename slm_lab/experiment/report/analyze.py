@@ -26,7 +26,7 @@ from slm_lab.experiment.report.metrics import (
     mean_scalars,
     session_metrics,
 )
-from slm_lab.experiment.report.progress import estimate_number
+from slm_lab.experiment.report.progress import format_with_error
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, Status, last_frame
 from slm_lab.experiment.report.sampler import draw_sampler, sampler_metrics
 from slm_lab.experiment.report.trial_figures import (
@@ -82,7 +82,7 @@ def analyze_trial(
 
     - current_return is the return of the last evaluation or, without a recent evaluation, the last finite current_return of the table.
       The standard error of current_return is current_return_se, computed over Sessions if there are several, and over episodes if there is
-      one Session. `evaluated` tells whether current_return comes from evaluations.
+      one Session. `returns_from_evaluation` tells whether current_return comes from evaluations.
     - Means over Sessions: final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength, final_strength,
       sample_efficiency, training_efficiency, stability and frame (the last frame).
     - consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or "failed").
@@ -138,7 +138,7 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
     over = ["evaluation" if metrics["evaluated"] else episodes]
     over += [f"mean of {spec.policies} policies"] if spec.policies > 1 else []
     over += [f"mean of {sessions} sessions"] if sessions > 1 and not spec.meta.distributed else []
-    return f"return {estimate_number(value, metrics['current_return_se'])} ({', '.join(over)})"
+    return f"return {format_with_error(value, metrics['current_return_se'])} ({', '.join(over)})"
 
 
 class _Trial:
@@ -173,7 +173,7 @@ class _Trial:
         return any(np.isfinite(table["total_reward"]).any() for table in self.metric_tables.values() if "total_reward" in table)
 
     @cached_property
-    def evaluated(self) -> bool:
+    def returns_from_evaluation(self) -> bool:
         """Whether current_return comes from the last evaluation, which is the case if each Session that did not fail has a recent one."""
         tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
         return bool(tables) and all(is_recent(self.evaluations.get(index), table) for index, table in tables.items())
@@ -188,19 +188,19 @@ class _Trial:
     def write_metrics(self, baseline: float | None, writer: Writer) -> dict[str, Any]:
         """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
         policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
-        rows = {index: self._scalars(index, strengths) for index in self.train}
+        rows = {index: self._table_metrics(index, strengths) for index in self.train}
         train = {index: self.train[index] for index in self.successful_tables}
         metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
         sessions = {index // policies for index in self.successful_tables}
-        failures = {str(s): _in_a_line(cause) for s, cause in self.failures.items()}
+        failures = {str(s): _failure_in_one_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
         may_be_missing = self.stop is None or self.stop_requested
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
-        of_tables = {index: self._scalars(index, strengths) for index in metric_tables}
+        of_tables = {index: self._table_metrics(index, strengths) for index in metric_tables}
         metrics: dict[str, Any] = {
             **(mean_scalars(list(of_tables.values())) or _NO_SCALARS),
             **mean_current_return(of_tables, policies),
-            "evaluated": self.evaluated,
+            "evaluated": self.returns_from_evaluation,
             "consistency": None
             if self.run.distributed
             else consistency(common_strengths([strengths[index] for index in self.successful_tables])),
@@ -222,12 +222,12 @@ class _Trial:
             writer.write("metrics file not written", (paths.session_metrics(index, t), partial(json_bytes, content, ensure_ascii=True)))
         return metrics
 
-    def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
+    def _table_metrics(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
         """Return the metrics of the table with index `index`. For a single worker of a shared net, only the metric `frame` has a value."""
         frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
-        evaluation = self.evaluations.get(index, {}) if self.evaluated else {}
+        evaluation = self.evaluations.get(index, {}) if self.returns_from_evaluation else {}
         return {
             **current_return(evaluation or self.metric_tables[index]),
             "final_return": last_value(self.metric_tables[index], "total_reward"),
@@ -250,7 +250,7 @@ class _Trial:
         return "stopped" if may_stop and (last_frame(table) or 0) < self.spec.session_frames else "done"
 
 
-def _in_a_line(text: str) -> str:
+def _failure_in_one_line(text: str) -> str:
     """Return the cause of a failure in one line: the last line of a traceback or, without a traceback, the first line of the cause.
 
     If the last line of the cause is "(at frame …)", this line is appended. Without a traceback, the lines after the first are the output of

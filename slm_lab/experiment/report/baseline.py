@@ -21,13 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slm_lab.experiment.execute.local.user_code import close_env, explained
+from slm_lab.experiment.execute.local.user_code import close_env, explain_exit
 from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.models.env_schedule import rule_of
+from slm_lab.spec.models.env_schedule import parse_rule
 
 SHIPPED = Path(__file__).with_name("baselines.json")
 """JSON file with the shipped baselines: result of baseline_key → mean return of a random agent."""
@@ -74,7 +74,7 @@ def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIM
     notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
     interrupted = False
     try:
-        baseline = _in_thread(spec, stop, begin, limit)
+        baseline = _measure_in_thread(spec, stop, begin, limit)
     except KeyboardInterrupt:
         interrupted = True
     except Exception as error:
@@ -110,11 +110,11 @@ def baseline_key(spec: EnvSpec) -> str:
     if spec.wrappers:
         kwargs["wrappers"] = [wrapper.model_dump() for wrapper in spec.wrappers]
     if spec.schedule:
-        kwargs["schedule"] = {key: rule_of(value).values[-1] for key, value in spec.schedule.items()}
+        kwargs["schedule"] = {key: parse_rule(value).values[-1] for key, value in spec.schedule.items()}
     return f"{spec.name} {json.dumps(kwargs, sort_keys=True)}" if kwargs else spec.name
 
 
-def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
+def measure_mean_return(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed.
 
     When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes can be used, with the same number from each of
@@ -152,10 +152,10 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "slm_lab" / "baselines"
 
 
-def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
+def _measure_in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
     """Measure the baseline in a daemon thread, so that an env that blocks can be abandoned. Return None if the env blocks.
 
-    Raises the errors of `measure`.
+    Raises the errors of `measure_mean_return`.
     """
     result: Future[Baseline] = Future()
 
@@ -164,9 +164,9 @@ def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> 
 
     def work() -> None:
         try:
-            result.set_result(measure(spec, ended))
+            result.set_result(measure_mean_return(spec, ended))
         except BaseException as error:
-            result.set_exception(RuntimeError(text) if (text := explained(error)) is not None else error)
+            result.set_exception(RuntimeError(text) if (text := explain_exit(error)) is not None else error)
 
     threading.Thread(target=work, name="random baseline", daemon=True).start()
     while not wait([result], 0.05).done and time.monotonic() < begin + limit and not (stop is not None and stop.requested):

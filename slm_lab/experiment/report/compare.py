@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.files.find import BEST, Choice, find_training
+from slm_lab.experiment.files.find import BEST, TrainingChoice, find_training
 from slm_lab.experiment.files.lock import unfinished_notice
 from slm_lab.experiment.files.paths import StudyPaths, run_paths_in, study_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import (
-    Aligned,
+    AlignedCurves,
     Bounds,
     Curve,
     Estimate,
     Median,
-    Reached,
+    ReachedPoint,
     Table,
     average,
     curve,
@@ -36,11 +36,11 @@ from slm_lab.experiment.report.metrics import (
     interpolate,
     is_recent,
     last_value,
-    median_reached,
+    median_point,
 )
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders, with_data_dir
-from slm_lab.experiment.report.statistics import aggregate, interquartile_mean
+from slm_lab.experiment.report.statistics import bootstrap_statistic, interquartile_mean
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import diff, nearest_hint
@@ -100,7 +100,7 @@ class SeedResult:
         """Return the curve of a column for each training table, or for each evaluation table if the column is a return of evaluations."""
         if column == "evaluation" or (column == "current_return" and self.evaluation):
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
-        return [_curve(table, column_of(column), x_column) for table in self.tables]
+        return [_curve(table, training_column(column), x_column) for table in self.tables]
 
     @property
     def threshold_rule(self) -> str:
@@ -109,7 +109,7 @@ class SeedResult:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
 
-    def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> Reached | None:
+    def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> ReachedPoint | None:
         """Return the lowest value of `x_column` at which a table of this seed reached the threshold.
 
         Between two evaluations, the value of `x_column` is interpolated linearly. Between two training rows, the value of `x_column` is not
@@ -157,12 +157,12 @@ class SeedResult:
         return sum(known) if known else None
 
 
-def column_of(metric: str) -> str:
+def training_column(metric: str) -> str:
     """Return the name of the column of training tables that has the values of `metric`."""
     return "current_return" if metric == "training_return" else metric
 
 
-class Comparable(NamedTuple):
+class ComparableMetric(NamedTuple):
     """The metric by which all seeds of a comparison can be compared, and the reason if this metric is not the requested metric."""
 
     metric: str
@@ -170,29 +170,31 @@ class Comparable(NamedTuple):
     """Reason why `metric` is not the requested metric, or "" if `metric` is the requested metric."""
 
 
-def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
+def comparable_metric(metric: str, settings: Iterable[Setting]) -> ComparableMetric:
     """Return the metric by which all seeds can be compared: `metric` itself if `metric` is measured in the same way for all seeds.
 
     The current return of a seed is computed either from evaluations or from training episodes. If the current return of only some seeds is
     computed from evaluations, the metric training_return (the current return of training episodes) is returned, or total_reward if a run
     has no column current_return.
     """
-    if column_of(metric) != "current_return":
-        return Comparable(metric)
+    if training_column(metric) != "current_return":
+        return ComparableMetric(metric)
     settings = list(settings)
     sources: dict[str, set[str]] = {}
     for setting in settings:  # in a study, settings of different envs have the same name
         sources.setdefault(setting.name, set()).update(seed.source for seed in setting.seeds)
     found = set[str]().union(*sources.values())
     if metric == "current_return" and len(found) < 2 and found != {TRAINING}:
-        return Comparable(metric)
+        return ComparableMetric(metric)
     for setting in settings:
         if not all("current_return" in table for seed in setting.all_seeds for table in seed.tables):
-            return Comparable("total_reward", f"{setting.name} has no current_return; comparing {TOTAL}")
+            return ComparableMetric("total_reward", f"{setting.name} has no current_return; comparing {TOTAL}")
     if metric == "training_return" or len(found) < 2:
-        return Comparable(metric)
+        return ComparableMetric(metric)
     differing = "; ".join(f"{name}: {' and '.join(sorted(own))}" for name, own in sources.items())
-    return Comparable("training_return", f"Current returns at the end differ in kind ({differing}); comparing those of training episodes")
+    return ComparableMetric(
+        "training_return", f"Current returns at the end differ in kind ({differing}); comparing those of training episodes"
+    )
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Setting:
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
-        return [seed for run in self.runs for seed in seeds_of(run)]
+        return [seed for run in self.runs for seed in seed_results(run)]
 
     @property
     def seeds(self) -> list[SeedResult]:
@@ -244,7 +246,7 @@ class Setting:
         """Return the final return of each seed that has one, float64 [seeds]."""
         return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
 
-    def aligned(self, column: str, x_column: str) -> Aligned:
+    def aligned_curves(self, column: str, x_column: str) -> AlignedCurves:
         """Return the curves of `column` over `x_column` of all seeds, interpolated at common points. Aligned.value_SF is [seeds, F].
 
         The common points are in the range that all curves with points cover.
@@ -258,7 +260,7 @@ class Setting:
         return f"{count} seed{'s' if count != 1 else ''}{of}"
 
 
-def seeds_of(run: Run) -> list[SeedResult]:
+def seed_results(run: Run) -> list[SeedResult]:
     """Return the results of each seed of a run that has training rows."""
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.distributed:
@@ -283,7 +285,9 @@ def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int
     return SeedResult(tables, status, rows, few_evaluations=few if recent else ())
 
 
-def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choice = BEST, data_dir: Path = Path("data")) -> list[Setting]:
+def read_settings(
+    words: Sequence[str], labels: Sequence[str] = (), choice: TrainingChoice = BEST, data_dir: Path = Path("data")
+) -> list[Setting]:
     """Read the runs that `words` name, and group them into settings.
 
     Runs are grouped by label or, without labels, by the content of their specs except the seeds (see Run.settings). Each word names a run
@@ -307,8 +311,8 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
     groups: dict[tuple[str, str, str], list[Run]] = {}
     seen: set[tuple[Path, int]] = set()
     for index, word in enumerate(with_data_dir(word, data_dir) for word in words):
-        for run in study_results(word, choice) or _named_runs(word, choice, data_dir):
-            if not seeds_of(run):
+        for run in study_runs(word, choice) or _named_runs(word, choice, data_dir):
+            if not seed_results(run):
                 raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")
             folder = run.paths.root.resolve(), run.trial
             if folder in seen:
@@ -317,7 +321,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
             seen.add(folder)
             content = "" if labels else json.dumps(run.settings(), sort_keys=True)
             groups.setdefault((labels[index] if labels else run.name, run.env, content), []).append(run)
-    settings = _labelled(groups)
+    settings = _settings_from_groups(groups)
     for setting in settings:
         _report_status(setting)
         if differing := differing_keys([run.settings() for run in setting.runs]):
@@ -331,10 +335,10 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.name, run.env, json.dumps(run.settings(), sort_keys=True)), []).append(run)
-    return _labelled(groups)
+    return _settings_from_groups(groups)
 
 
-def study_results(word: str, choice: Choice = BEST) -> list[Run]:
+def study_runs(word: str, choice: TrainingChoice = BEST) -> list[Run]:
     """Return the runs of the study in folder `word` that match `choice`, or [] if `word` is not the folder of a study.
 
     The runs are read from the result files of the study. Raises UserError if the study has no result, or no result that matches `choice`.
@@ -371,13 +375,13 @@ def _entry_order(paths: StudyPaths) -> dict[str, int]:
     return {}
 
 
-def _named_runs(word: str, choice: Choice, data_dir: Path) -> list[Run]:
+def _named_runs(word: str, choice: TrainingChoice, data_dir: Path) -> list[Run]:
     """Return the runs that `word` names. If `word` is a pattern, failed runs and runs of mode dev are left out.
 
     Raises UserError if `word` is invalid.
     """
     if word == "latest" or _is_search(Path(word)):
-        return [_trial(word, choice, data_dir)]
+        return [_chosen_run(word, choice, data_dir)]
     runs = [load_run(folder) for folder in run_folders(word)]
     if Path(word).is_dir():
         return runs
@@ -392,18 +396,18 @@ def _named_runs(word: str, choice: Choice, data_dir: Path) -> list[Run]:
 
 def _is_search(folder: Path) -> bool:
     paths = run_paths_in(folder) if folder.is_dir() else None
-    return paths is not None and paths.holds_trials and (paths.search_state.exists() or folder.name == "confirm")
+    return paths is not None and paths.has_several_trials and (paths.search_state.exists() or folder.name == "confirm")
 
 
-def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
+def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
     """Return the trial `choice.trial` of a search, by default its best trial. For word="latest", return the latest run in mode train."""
-    training = find_training(word, None, data_dir, Choice(trial=choice.trial))
+    training = find_training(word, None, data_dir, TrainingChoice(trial=choice.trial))
     if training.name:
         notice(f"{word}: comparing {training.name}")
     return Run(training.paths, training.trial)
 
 
-def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
+def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
     """Return a Setting for each group of runs. Args: groups: (name, env, content of the spec) → runs.
 
     If several groups have the same name, the env or the spec keys that differ are appended to the name of the setting.
@@ -416,7 +420,7 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
         same_env = [own for key, own in alike.items() if key[1] == env]
         differing = ""
         if content and len(same_env) > 1:
-            differing = f" {_difference(runs[0].settings(), differing_keys(same_env))}"
+            differing = f" {_difference_text(runs[0].settings(), differing_keys(same_env))}"
         label += differing
         names[label] += 1
         number = "" if names[label] == 1 else f" ({names[label]})"
@@ -439,7 +443,7 @@ def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
     return [key for key in keys if key.endswith(".name") or not key.startswith(sections) or not implied(key)]
 
 
-def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
+def _difference_text(spec: dict[str, Any], keys: Sequence[str]) -> str:
     """Return a text with the values of the first few `keys` of a spec, such as "gamma=0.5 lr=0.1".
 
     A key is shown as the last part of its path if that part is unique, else as the path.
@@ -523,11 +527,11 @@ def summarize(
         status=setting.status,
         solved=sum(value is not None for value in steps) if judged else None,
         solved_by=" and ".join(sorted({seed.threshold_rule for seed in seeds})) if judged else None,
-        seconds_to_threshold=median_reached(seconds) if judged else None,
-        steps_to_threshold=median_reached(steps) if judged else None,
+        seconds_to_threshold=median_point(seconds) if judged else None,
+        steps_to_threshold=median_point(steps) if judged else None,
         final_return=estimate(finals, setting.bounds),
         final_return_median=average(finals, np.median),
-        interquartile_mean=aggregate([known], interquartile_mean) if len(known) else None,
+        interquartile_mean=bootstrap_statistic([known], interquartile_mean) if len(known) else None,
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
         grad_norm=average(seed.grad_norm() for seed in seeds),
     )

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.files.find import BEST, Choice
+from slm_lab.experiment.files.find import BEST, TrainingChoice
 from slm_lab.experiment.files.paths import ComparisonPaths, file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import comparison_page as html
-from slm_lab.experiment.report.compare import RULES, Comparable, Setting, Summary, comparable_metric, read_settings, summarize
+from slm_lab.experiment.report.compare import RULES, ComparableMetric, Setting, Summary, comparable_metric, read_settings, summarize
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Bounds, Curve, Estimate, Median
-from slm_lab.experiment.report.pairwise import Comparison, Pair, compare_pairs, profile_figure
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.metrics import INTERVAL, AlignedCurves, Bounds, Curve, Estimate, Median
+from slm_lab.experiment.report.pairwise import Comparison, PairComparison, compare_pairs, profile_figure
+from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
 from slm_lab.lib.files import nonfinite_to_none
-from slm_lab.lib.text import aligned, wrapped
+from slm_lab.lib.text import format_table, wrap_paragraph
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Value of the option --by → axis."""
@@ -51,7 +51,7 @@ MEDIANS = (
 
 
 class WrittenComparison(NamedTuple):
-    """Result of `comparison`: the text for the terminal, the content of the JSON file, and the written files."""
+    """Result of `write_comparison`: the text for the terminal, the content of the JSON file, and the written files."""
 
     text: str
     content: dict[str, Any]
@@ -60,18 +60,18 @@ class WrittenComparison(NamedTuple):
 
 
 def compare(run_patterns: Sequence[str], **options: Any) -> str:
-    """Compare runs like `comparison`, and return only the text for the terminal: the tables and the names of the written files."""
-    return comparison(run_patterns, **options).text
+    """Compare runs like `write_comparison`, and return only the text for the terminal: the tables and the names of the written files."""
+    return write_comparison(run_patterns, **options).text
 
 
-def comparison(
+def write_comparison(
     run_patterns: Sequence[str],
     *,
     by: str = "frame",
     metric: str = "current_return",
     solve: float | None = None,
     labels: Sequence[str] = (),
-    choice: Choice = BEST,
+    choice: TrainingChoice = BEST,
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> WrittenComparison:
@@ -120,7 +120,7 @@ class _Report:
     found: Comparison
     graphs: Mapping[str, Figure]
     by: str
-    used: Comparable
+    used: ComparableMetric
     solve: float | None
 
     @property
@@ -132,9 +132,9 @@ class _Report:
     @property
     def text(self) -> str:
         keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
-        blocks = [aligned(lines, keys=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
+        blocks = [format_table(lines, keys=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
         texts = [*self._metric_sentence, *explanations(self.summaries, self.found)]
-        explained = [line for text in texts for line in wrapped(text, indent="").splitlines()]
+        explained = [line for text in texts for line in wrap_paragraph(text, indent="").splitlines()]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
 
     @property
@@ -146,7 +146,7 @@ class _Report:
         """Return the content of the JSON file of the comparison as a dict."""
         runs = ([str(run.paths.root) for run in setting.runs] for setting in self.settings)
         rows = [
-            file_row(one._asdict()) | {"runs": folders, "bounds": list(setting.bounds or ()) or None}
+            flatten_row(one._asdict()) | {"runs": folders, "bounds": list(setting.bounds or ()) or None}
             for one, folders, setting in zip(self.summaries, runs, self.settings, strict=True)
         ]
         return {
@@ -156,8 +156,8 @@ class _Report:
             "solve": self.solve,
             "interval": INTERVAL,
             "settings": rows,
-            "pairs": [file_row(one._asdict()) for one in self.found.pairs],
-            "overall": [file_row(one._asdict()) for one in self.found.overall],
+            "pairs": [flatten_row(one._asdict()) for one in self.found.pairs],
+            "overall": [flatten_row(one._asdict()) for one in self.found.overall],
             "scales": [one._asdict() for one in self.found.scales],
             "profiles": {name: {part: getattr(one, part).tolist() for part in one._fields} for name, one in self.found.profiles.items()},
         }
@@ -169,10 +169,10 @@ class _Report:
         return html.page(
             "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
             [
-                f'<div class="sentences">{html.bullets([*answers(self.found), *self._metric_sentence])}</div>',
+                f'<div class="sentences">{html.bullets([*pair_sentences(self.found), *self._metric_sentence])}</div>',
                 *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
-                html.section("Graphs", *(html.plot(self.graphs[name]) for name in order)),
-                html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definitions(TERMS)),
+                html.section("Graphs", *(html.plot_html(self.graphs[name]) for name in order)),
+                html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definition_list_html(TERMS)),
                 html.section("Runs", html.links(runs, paths.root)),
             ],
         )
@@ -185,7 +185,7 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
     """
     writer = Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: json_bytes(report.content())))
-    writer.write("table not written", (paths.table("csv"), lambda: rows_csv([file_row(one._asdict()) for one in report.summaries])))
+    writer.write("table not written", (paths.table("csv"), lambda: rows_csv([flatten_row(one._asdict()) for one in report.summaries])))
     with writer.drawing():
         for name, graph in report.graphs.items():
             axis = "" if name == PROFILES else AXES[report.by].name
@@ -212,9 +212,9 @@ def comparison_graphs(
     part of the name of a figure.
     """
     drawn = [
-        Drawn("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
-        Drawn("grad_norm", f"gradient norm, {BAND}", "norm of the gradient before clipping", "grad_norm"),
-        Drawn("return_variance", *VARIANCE, metric, spread=True),
+        FigureSpec("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
+        FigureSpec("grad_norm", f"gradient norm, {BAND}", "norm of the gradient before clipping", "grad_norm"),
+        FigureSpec("return_variance", *VARIANCE, metric, spread=True),
     ]
     envs = {setting.env: [one for one in settings if one.env == setting.env] for setting in settings}
     return {
@@ -225,7 +225,7 @@ def comparison_graphs(
     }
 
 
-class Drawn(NamedTuple):
+class FigureSpec(NamedTuple):
     """Description of a figure that shows the same column of each setting."""
 
     name: str
@@ -249,7 +249,9 @@ def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
     return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
 
 
-def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[Drawn]) -> dict[str, Figure]:
+def setting_figures(
+    env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[FigureSpec]
+) -> dict[str, Figure]:
     """Return name → figure of an env, in which each setting that has points is a line.
 
     Args:
@@ -264,7 +266,7 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
     ]
     figures = {}
     for what in drawn:
-        of_settings = [setting.aligned(what.column, by) for setting in settings]
+        of_settings = [setting.aligned_curves(what.column, by) for setting in settings]
         found = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
         limits = _limits(settings, what)
         lines = [_line(style, one, limits, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
@@ -274,7 +276,7 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
     return figures
 
 
-def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
+def _limits(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
     """Return the range of possible values of the column that a figure shows. Bands are clipped to this range."""
     if what.column not in RETURNS:
         return 0.0, math.inf
@@ -282,7 +284,7 @@ def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
     return (known.pop() if len(known) == 1 else None) or (-math.inf, math.inf)
 
 
-def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
+def _line(style: Line, one: AlignedCurves, limits: Bounds, *, spread: bool) -> Line:
     """Return the line of the mean over the seeds of a setting or, with spread=True, of the unbiased variance between the seeds.
 
     The variance is unbiased because the number of seeds may differ between settings.
@@ -294,12 +296,14 @@ def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
     return replace(style, curve=mean, band=within if len(one.value_SF) > 1 else None)
 
 
-def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
+def _threshold_line(of_settings: Sequence[AlignedCurves], what: FigureSpec) -> list[Line]:
     """Return the horizontal line of a figure at the level `what.solve`, or [] if the figure has no such line."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
     if what.solve is None or not last:
         return []
-    return [Line(f"{what.level}: {number(what.solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, what.solve)), GREY, dashed=True)]
+    return [
+        Line(f"{what.level}: {format_number(what.solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, what.solve)), GREY, dashed=True)
+    ]
 
 
 def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
@@ -340,8 +344,8 @@ def pair_lines(found: Comparison) -> list[list[str]]:
         "env": [one.env for one in pairs] if several else [],
         "B − A": [estimate_text(one.difference, "+") for one in pairs],
         "P(B > A)": [estimate_text(one.improvement) for one in pairs],
-        "p": [number(one.p_value and _rounded(one.p_value)) for one in pairs],
-        "p (Holm)": [number(one.p_holm and _rounded(one.p_holm)) for one in pairs],
+        "p": [format_number(one.p_value and _rounded(one.p_value)) for one in pairs],
+        "p (Holm)": [format_number(one.p_holm and _rounded(one.p_holm)) for one in pairs],
     }
     return table_lines(columns)
 
@@ -372,25 +376,28 @@ def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
     lines += [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
     if found.pairs:
         lines.append("p: Welch's t test of equal means; p (Holm): adjusted for the number of comparisons.")
-    scales = [f"{one.env}: 0 = {number(one.zero)} ({one.zero_is}), 1 = {number(one.one)} ({one.one_is})" for one in found.scales]
+    scales = [
+        f"{one.env}: 0 = {format_number(one.zero)} ({one.zero_is}), 1 = {format_number(one.one)} ({one.one_is})" for one in found.scales
+    ]
     return [*lines, *([f"Over all envs, returns are normalised. {'; '.join(scales)}."] if scales else [])]
 
 
-def answers(found: Comparison) -> list[str]:
+def pair_sentences(found: Comparison) -> list[str]:
     """Return a sentence for each pair of settings, which says which setting is better or that no difference is shown."""
     several = len({one.env for one in found.pairs}) > 1
     return [_comparison_sentence(one, f" in {one.env}" if several else "") for one in found.pairs]
 
 
-def _comparison_sentence(one: Pair, where: str) -> str:
+def _comparison_sentence(one: PairComparison, where: str) -> str:
     value, low, high = one.difference
-    chance = f"P(better) = {number(_rounded(one.improvement.value))}"
+    chance = f"P(better) = {format_number(_rounded(one.improvement.value))}"
     if low is None or high is None:
-        return f"{one.b} is {number(abs(value))} {'above' if value > 0 else 'below'} {one.a}{where}, with too few seeds for an interval."
-    interval = f"95 % interval {number(low)} to {number(high)}, {chance}"
+        side = "above" if value > 0 else "below"
+        return f"{one.b} is {format_number(abs(value))} {side} {one.a}{where}, with too few seeds for an interval."
+    interval = f"95 % interval {format_number(low)} to {format_number(high)}, {chance}"
     if low <= 0.0 <= high:
-        return f"No difference shown between {one.b} and {one.a}{where}: {number(value)} ({interval})."
-    return f"{one.b} is {number(abs(value))} {'above' if value > 0 else 'below'} {one.a}{where} ({interval})."
+        return f"No difference shown between {one.b} and {one.a}{where}: {format_number(value)} ({interval})."
+    return f"{one.b} is {format_number(abs(value))} {'above' if value > 0 else 'below'} {one.a}{where} ({interval})."
 
 
 TERMS = {
@@ -419,7 +426,7 @@ _MEDIANS = ("steps_to_threshold", "seconds_to_threshold", "solve_seconds", "solv
 """Columns of output files whose value may be only an upper limit."""
 
 
-def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row for a CSV or JSON file.
 
     An estimate NAME is split into the columns NAME, NAME_low and NAME_high. A median has the additional column NAME_at_most, which is true
@@ -451,7 +458,7 @@ def number_text(value: float | None) -> str:
     """Format a number for a table of the terminal or the page: "1,234", "0.25", "∞", or "-" for None."""
     if value is not None and math.isinf(value):
         return "∞"
-    return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else number(value)
+    return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else format_number(value)
 
 
 def estimate_text(one: Estimate | None, sign: str = "") -> str:

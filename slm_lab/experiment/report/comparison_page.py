@@ -82,11 +82,11 @@ def table(lines: Sequence[Sequence[str]]) -> str:
     """Return an HTML table, or "" if there are no rows below the header. Args: lines: the header and the rows, as plain text."""
     if len(lines) < 2:
         return ""
-    head, *rows = (f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in _tagged(lines))
+    head, *rows = (f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in _with_cell_tags(lines))
     return f'<div class="wide"><table>{head}{"".join(rows)}</table></div>'
 
 
-def _tagged(lines: Sequence[Sequence[str]]) -> Iterable[tuple[str, Sequence[str]]]:
+def _with_cell_tags(lines: Sequence[Sequence[str]]) -> Iterable[tuple[str, Sequence[str]]]:
     return (("td" if index else "th", line) for index, line in enumerate(lines))
 
 
@@ -96,7 +96,7 @@ def bullets(lines: Iterable[str]) -> str:
     return f"<ul>{items}</ul>" if items else ""
 
 
-def definitions(texts: Mapping[str, str]) -> str:
+def definition_list_html(texts: Mapping[str, str]) -> str:
     """Return an HTML definition list. Args: texts: term → definition, both as plain text."""
     return f"<dl>{''.join(f'<dt>{html.escape(term)}</dt><dd>{html.escape(text)}</dd>' for term, text in texts.items())}</dl>"
 
@@ -116,7 +116,7 @@ def link(target: Path, root: Path) -> str:
     return html.escape(quote(os.path.relpath(target, root)), quote=True)
 
 
-def plot(figure: AnyFigure) -> str:
+def plot_html(figure: AnyFigure) -> str:
     """Return the HTML of an interactive plotly graph."""
     content = json.dumps(plotly_json(figure), separators=(",", ":"))
     for letter in "<>&":  # escaped, so that no text can end the script element

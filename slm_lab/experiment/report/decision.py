@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slm_lab.experiment.report.compare import Setting, comparable_metric, seeds_of
+from slm_lab.experiment.report.compare import Setting, comparable_metric, seed_results
 from slm_lab.experiment.report.metrics import Estimate, average, usable_bounds
-from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, decided_after
+from slm_lab.experiment.report.progress import format_number
+from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, first_decisive_count
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.models.study import StudyPlan
 
@@ -43,7 +43,7 @@ class Decision:
             return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
         value, low, high = self.difference
         interval = f"[{_bound_text(low, '-∞')}, {_bound_text(high, '∞')}]"
-        mean = f"mean difference {number(value)}, interval that holds at every number of seeds {interval}"
+        mean = f"mean difference {format_number(value)}, interval that holds at every number of seeds {interval}"
         if self.after is None:
             return f"Not decided after {self.pairs} seeds: {self.entry} and {self.reference}{where} ({mean})."
         way = "above" if value > 0 else "below"
@@ -51,7 +51,7 @@ class Decision:
 
 
 def _bound_text(value: float | None, infinite: str) -> str:
-    return infinite if value is None else number(value)
+    return infinite if value is None else format_number(value)
 
 
 def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> list[Decision]:
@@ -63,22 +63,22 @@ def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> lis
 
     Args: found: (env, entry) → Setting.
     """
-    pairs = [(env, entry, _reference(study, env)) for env in study.envs for entry in _entries(study, env)]
+    pairs = [(env, entry, _reference_entry(study, env)) for env in study.envs for entry in _entries(study, env)]
     pairs = [pair for pair in pairs if pair[1] != pair[2]]
     metric = comparable_metric(study.metric, found.values()).metric
-    return [_decide(study, found, metric, LEVEL / len(pairs), *pair) for pair in pairs]
+    return [_decide_difference(study, found, metric, LEVEL / len(pairs), *pair) for pair in pairs]
 
 
 def _entries(study: StudyPlan, env: str) -> list[str]:
     return list(dict.fromkeys(run.entry for run in study.runs if run.env == env))
 
 
-def _reference(study: StudyPlan, env: str) -> str:
+def _reference_entry(study: StudyPlan, env: str) -> str:
     entries = _entries(study, env)
     return study.spec.baseline if study.spec.baseline in entries else entries[0]
 
 
-def _decide(
+def _decide_difference(
     study: StudyPlan, found: Mapping[tuple[str, str], Setting], metric: str, level: float, env: str, entry: str, reference: str
 ) -> Decision:
     settings = [found[env, name] for name in (entry, reference) if (env, name) in found]
@@ -95,12 +95,12 @@ def _decide(
     low, high = intervals[-1]
     finite = (low, high) if math.isfinite(low) else (None, None)
     mean = Estimate(sum(differences) / len(differences), *finite)
-    return Decision(entry, reference, env, len(common), mean, decided_after(intervals), bounded=span is not None)
+    return Decision(entry, reference, env, len(common), mean, first_decisive_count(intervals), bounded=span is not None)
 
 
 def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
     """Return random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions."""
-    runs = {run.random_seed: seeds_of(run) for run in setting.runs if isinstance(run, ResultRun)}
+    runs = {run.random_seed: seed_results(run) for run in setting.runs if isinstance(run, ResultRun)}
     means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
     return {key: mean for key, mean in means.items() if mean is not None}
 

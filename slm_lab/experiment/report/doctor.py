@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slm_lab.experiment.files.find import BEST, Choice, find_run, find_training
+from slm_lab.experiment.files.find import BEST, TrainingChoice, find_run, find_training
 from slm_lab.experiment.files.named_model import check_no_model
 from slm_lab.experiment.files.paths import study_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor_learning as learning
 from slm_lab.experiment.report import doctor_rules as rules
-from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasured, Session
+from slm_lab.experiment.report.doctor_case import DiagnosedRun, NotApplicable, NotMeasured, Session
 from slm_lab.experiment.report.doctor_finding import Finding, Severity
 from slm_lab.experiment.report.run import Run
 
 __all__ = ["Diagnosis", "Finding", "examine"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "remark")
 _WIDTH = 80
-Subject = TypeVar("Subject", Session, Case)
+Subject = TypeVar("Subject", Session, DiagnosedRun)
 
 
 RULES: tuple[Callable[[Session], Finding | None], ...] = (
@@ -36,7 +36,7 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
 """The rules that are applied to each session. Rules for causes precede rules for symptoms. Findings of equal severity keep this order."""
-TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
+TRIAL_RULES: tuple[Callable[[DiagnosedRun], Finding | None], ...] = (rules.seeds,)
 """The rules that are applied once to the whole trial."""
 
 
@@ -61,12 +61,12 @@ def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
 
     Raises UserError if the spec of the run cannot be read.
     """
-    case = Case(run, checkpoints=checkpoints)
+    case = DiagnosedRun(run, checkpoints=checkpoints)
     found, checked, missing = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:
         results = list(_apply_rule(rule, case.sessions, missing))
         checked += [rule.__name__] if results else []
-        found += _joined([(session, finding) for session, finding in results if finding is not None], len(results))
+        found += _merge_findings([(session, finding) for session, finding in results if finding is not None], len(results))
     for trial_rule in TRIAL_RULES:
         results_of_trial = list(_apply_rule(trial_rule, [case], missing)) if case.sessions else []
         checked += [trial_rule.__name__] if results_of_trial else []
@@ -94,7 +94,7 @@ def _apply_rule(
         missing[rule.__name__] = "there are no rows yet"
 
 
-def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Finding]:
+def _merge_findings(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Finding]:
     """Merge the findings of one rule in several sessions into one finding.
 
     The evidence is taken from the first finding. If less than half of the sessions have the fault, the severity is lowered by one level.
@@ -104,19 +104,19 @@ def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Fin
     if not found:
         return []
     first = found[0][1]
-    numbers = tuple(sorted({session.number for session, _ in found if session.number is not None}))
+    numbers = tuple(sorted({session.session_number for session, _ in found if session.session_number is not None}))
     severity = min((finding.severity for _, finding in found), key=SEVERITIES.index)
     if 2 * len(found) < sessions:
         severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, len(SEVERITIES) - 1)]
     return [replace(first, severity=severity, sessions=numbers)]
 
 
-def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
+def find_trial(where: str, data_dir: Path, choice: TrainingChoice = BEST) -> Run:
     """Return the run that `where` and `choice` name (see find_training). Unlike find_training, accept a trial without a checkpoint.
 
     Raises UserError if there is no such run.
     """
-    if choice == Choice(choice.trial) != BEST and study_in(Path(where)) is None and study_in(data_dir / where) is None:
+    if choice == TrainingChoice(choice.trial) != BEST and study_in(Path(where)) is None and study_in(data_dir / where) is None:
         paths = find_run(where, None, data_dir)
         if choice.trial in paths.trials():
             return Run(paths, choice.trial)
@@ -135,7 +135,7 @@ def check_rows(run: Run) -> None:
 # ---- output
 
 
-def set_option(finding: Finding) -> str | None:
+def change_option(finding: Finding) -> str | None:
     """Return the command-line option that makes the recommended change, such as `--set agent.net.optim_spec.lr=0.0003`.
 
     Returns None if the finding names no key.
@@ -152,7 +152,7 @@ def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
 
     Each finding has the fields of Finding and the key `set`, which is the option that makes the recommended change.
     """
-    findings = [{**asdict(finding), "set": set_option(finding)} for finding in diagnosis.findings]
+    findings = [{**asdict(finding), "set": change_option(finding)} for finding in diagnosis.findings]
     about: dict[str, Any] = {"run": str(run.paths.root), "spec": run.name, "trial": run.trial, "status": run.status}
     return about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}
 
@@ -164,7 +164,7 @@ def as_text(run: Run, diagnosis: Diagnosis) -> str:
         lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
         lines += _wrapped(finding.evidence, "   ")
         lines += _wrapped(f"{finding.advice}:" if finding.key else finding.advice, "   ")
-        lines += [f"     {option}"] if (option := set_option(finding)) else []
+        lines += [f"     {option}"] if (option := change_option(finding)) else []
     lines += ["", *_wrapped(f"checked: {', '.join(diagnosis.checked) or 'nothing'}")]
     if diagnosis.not_checked:
         reasons: dict[str, list[str]] = {}

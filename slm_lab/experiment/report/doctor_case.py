@@ -16,7 +16,7 @@ from slm_lab.experiment.files import bundle
 from slm_lab.experiment.report.baseline import known_baseline
 from slm_lab.experiment.report.metrics import Curve, Table, curve
 from slm_lab.experiment.report.run import ALL_WORKERS, Run
-from slm_lab.spec.compat.env_ids import pool_envs
+from slm_lab.spec.compat.env_ids import envpool_envs
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.env import EnvSpec
 
@@ -67,7 +67,7 @@ class Window(NamedTuple):
         return float(np.quantile(self.curve.value, fraction))
 
 
-class Case:
+class DiagnosedRun:
     """A run, and the data of this run that the rules of the doctor use.
 
     Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
@@ -111,7 +111,7 @@ class Case:
         value = self.settings.get(path)
         return default if value is None else value
 
-    def number(self, path: str, default: float = math.nan) -> float:
+    def spec_number(self, path: str, default: float = math.nan) -> float:
         """Return the value of the spec key at `path` as a float, or `default` if the value is not a number."""
         value = self.settings.get(path)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
@@ -119,7 +119,7 @@ class Case:
     @cached_property
     def has_opponents(self) -> bool:
         """Whether the env has other agents that learn too, according to the spec. Returns then depend on these opponents."""
-        pool = pool_envs().get(str(self.setting("env.name")))
+        pool = envpool_envs().get(str(self.setting("env.name")))
         policies = self.run.spec.get("agent", {}).get("policies")
         return (
             self.run.spec.get("meta", {}).get("self_play") is not None or len(policies or ()) > 1 or (pool is not None and pool.players > 1)
@@ -137,7 +137,7 @@ class Case:
         Raises NotApplicable if the spec has no such schedule.
         """
         path = f"agent.algorithm.{name}.start_val"
-        if math.isnan(value := self.number(path)):
+        if math.isnan(value := self.spec_number(path)):
             raise NotApplicable(f"the spec has no {path}")
         return path, value
 
@@ -149,7 +149,7 @@ class Case:
     @property
     def horizon(self) -> float:
         """The horizon 1 / (1 − γ): the number of steps over which rewards count. The horizon is infinite for γ = 1."""
-        gamma = self.number("agent.algorithm.gamma", 0.99)
+        gamma = self.spec_number("agent.algorithm.gamma", 0.99)
         return math.inf if gamma >= 1.0 else 1.0 / (1.0 - gamma)
 
 
@@ -166,7 +166,7 @@ def require_applicable(condition: bool, reason: str) -> None:
 
 
 @contextmanager
-def _reading_checkpoint(what: str) -> Iterator[None]:
+def _checkpoint_errors_as_missing(what: str) -> Iterator[None]:
     """Raise NotMeasured if the with-block cannot read an entry of the checkpoint. Args: what: name of this entry, for the message."""
     try:
         yield
@@ -180,11 +180,11 @@ class Session:
     Args: index: index of the table (session · policies + policy), or ALL_WORKERS for the joint table of all workers of a shared net.
     """
 
-    def __init__(self, case: Case, index: int, table: Table) -> None:
+    def __init__(self, case: DiagnosedRun, index: int, table: Table) -> None:
         self.case, self.index, self.table = case, index, table
 
     @property
-    def number(self) -> int | None:
+    def session_number(self) -> int | None:
         """Number of the session, or None if the table is the joint table of all workers of a shared net."""
         return None if self.index == ALL_WORKERS else self.index // self.case.run.policies
 
@@ -213,7 +213,7 @@ class Session:
         return self.column(name, 0.5)
 
     @cached_property
-    def returns(self) -> Window:
+    def final_returns(self) -> Window:
         """The values of current_return in the last fifth of the frames, or the last value if there is none in this interval.
 
         The returns are taken from the evaluation table if there is one, else from the training table. Raises NotMeasured if no episode has
@@ -231,10 +231,10 @@ class Session:
         """Standard error of the current return, averaged over the last fifth of the frames, or 0 if the standard error is unknown."""
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return_se")
-        late = found.value[found.frame >= self.returns.frames[0]]
+        late = found.value[found.frame >= self.final_returns.frames[0]]
         return float(np.mean(late)) if len(late) else 0.0
 
-    def require_own_return(self) -> None:
+    def require_fixed_opponents(self) -> None:
         """Raise NotApplicable if the return depends on opponents that learn too, and therefore does not show the agent's progress."""
         require_applicable(not self.case.has_opponents, "returns depend on opponents that learn too")
 
@@ -245,7 +245,7 @@ class Session:
 
     def require_progress(self) -> None:
         """Raise NotMeasured if the training has reached less than half of env.max_frame, since low returns are usual early in a run."""
-        planned = self.case.number("env.max_frame", 0.0)
+        planned = self.case.spec_number("env.max_frame", 0.0)
         require_measured(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
 
     @cached_property
@@ -292,7 +292,7 @@ class Session:
     def policy_state(self) -> Mapping[str, Any]:
         """The state of the policy in the last checkpoint."""
         checkpoint = self.checkpoint
-        with _reading_checkpoint("policies"):
+        with _checkpoint_errors_as_missing("policies"):
             policies = checkpoint["policies"]
             own: Mapping[str, Any] = policies[max(self.index, 0) % len(policies)]
             return own
@@ -308,14 +308,14 @@ class Session:
         return bool((curve(self.table, "entropy").value < 0.0).any())
 
     @cached_property
-    def experience(self) -> dict[str, np.ndarray]:
+    def checkpoint_steps(self) -> dict[str, np.ndarray]:
         """The env steps in the last checkpoint: obs [B, …] and, if the checkpoint has a rollout, action [B, …] and reward [B].
 
         The observations are those that the net receives, for example normalised. Raises NotMeasured if the checkpoint has no observations
         because the envs cannot be saved.
         """
         checkpoint = self.checkpoint
-        with _reading_checkpoint("observations (the envs cannot be saved)"):
+        with _checkpoint_errors_as_missing("observations (the envs cannot be saved)"):
             opened = checkpoint["source"]["open"]
             own = opened["policies"][max(self.index, 0) % len(opened["policies"])] if "policies" in opened else opened
             slabs = next((storage["slabs"] for storage in own["rollout"].values()), None)
@@ -335,7 +335,7 @@ class Session:
         at most 1e-10 times the largest average of the layer. Examples are a ReLU unit that is 0 for every observation, and a tanh unit that
         is always ±1. Raises NotMeasured if the checkpoint has no moving averages of squared gradients.
         """
-        squares = self._squares()
+        squares = self._squared_gradient_averages()
         hidden = [name for name in squares if name.endswith(".weight") and not any(part in name for part in _HEADS)]
         for name in (name for name in hidden if squares[name].ndim > 1):
             rows = squares[name].reshape(len(squares[name]), -1).max(axis=1)
@@ -343,13 +343,13 @@ class Session:
             rows = rows if bias is None or bias.shape != rows.shape else np.maximum(rows, bias)
             yield name.removesuffix(".weight"), float(np.mean(rows <= 1e-10 * rows.max(initial=0.0)))
 
-    def _squares(self) -> dict[str, np.ndarray]:
+    def _squared_gradient_averages(self) -> dict[str, np.ndarray]:
         """Return name of each parameter of the policy's net → moving averages of the squared gradients of the parameter.
 
         Raises NotMeasured if the checkpoint has no such averages.
         """
         policy = self.policy_state
-        with _reading_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
+        with _checkpoint_errors_as_missing("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
             algorithm = policy["agent"]["algorithm"]
             trainer = algorithm.get("actor_trainer") or algorithm["trainer"]
             averages = [one["second"] if "second" in one else one["square"] for one in trainer["optimizers"]]

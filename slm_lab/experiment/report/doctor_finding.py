@@ -40,7 +40,7 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
-def rounded(value: float) -> float:
+def round_to_one_digit(value: float) -> float:
     """Return the value rounded to one significant digit, as a user would write it in a spec."""
     return float(f"{value:.1g}")
 
@@ -50,7 +50,7 @@ def range_text(window: Window) -> str:
     return f"(median of frames {first:,} to {last:,})"
 
 
-def largest_half(session: Session, column: str) -> Window:
+def half_with_largest_median(session: Session, column: str) -> Window:
     """Return the values of a column in that half of the frames in which the median of the column is larger.
 
     Both halves are examined because a fault may disappear when the learning rate decays.
@@ -58,13 +58,13 @@ def largest_half(session: Session, column: str) -> Window:
     return max(session.column(column, 0.0, 0.5), session.second_half(column), key=lambda half: half.median)
 
 
-def learning_rate_of(session: Session) -> tuple[str, float]:
+def learning_rate_setting(session: Session) -> tuple[str, float]:
     """Return the path of the spec key of the learning rate, and the learning rate.
 
     If the spec does not have the key, the learning rate is the first finite value in the column `lr` of the table, or 1e-3.
     """
     path = f"{session.case.optim_path}.lr"
-    rate = session.case.number(path)
+    rate = session.case.spec_number(path)
     if math.isnan(rate):
         rows = session.table.get("lr", np.empty(0))
         rate = float(rows[np.isfinite(rows)][:1].sum()) or 1e-3
@@ -79,12 +79,12 @@ def is_at_baseline(session: Session) -> bool:
     session.require_progress()
     if "elo" in session.table:
         return float(session.column("elo").curve.value[-1]) <= 2.0 * session.rating_error
-    session.require_own_return()
+    session.require_fixed_opponents()
     margin = max(2.0 * session.return_error, 0.05 * abs(session.case.baseline))
-    return max(session.returns.median, float(session.returns.curve.value[-1])) <= session.case.baseline + margin
+    return max(session.final_returns.median, float(session.final_returns.curve.value[-1])) <= session.case.baseline + margin
 
 
-def is_poor(session: Session) -> bool:
+def has_poor_return(session: Session) -> bool:
     """Return whether the final return is in the lower half of the range from the return of a random agent to the best return of the run.
 
     In self-play, return whether the final Elo rating is less than half of the best Elo rating of the run.
@@ -94,4 +94,4 @@ def is_poor(session: Session) -> bool:
         return is_at_baseline(session) or float(ratings[-1]) < 0.5 * float(ratings.max())
     rows = session.column("current_return").curve.value
     base = session.case.baseline
-    return is_at_baseline(session) or session.returns.median < base + 0.5 * (float(rows.max()) - base)
+    return is_at_baseline(session) or session.final_returns.median < base + 0.5 * (float(rows.max()) - base)

@@ -12,13 +12,13 @@ import numpy as np
 from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Session, require_applicable, require_measured
 from slm_lab.experiment.report.doctor_finding import (
     Finding,
+    half_with_largest_median,
+    has_poor_return,
     is_at_baseline,
-    is_poor,
-    largest_half,
-    learning_rate_of,
+    learning_rate_setting,
     number_text,
     range_text,
-    rounded,
+    round_to_one_digit,
 )
 
 MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
@@ -50,7 +50,7 @@ def clipping(session: Session) -> Finding | None:
     although the policy changes much. Schulman et al. 2017 (arXiv:1707.06347) use ε = 0.2. Andrychowicz et al. 2021 (arXiv:2006.05990),
     section 3.1, recommend to start with ε = 0.25.
     """
-    clipped, change = largest_half(session, "clip_fraction"), largest_half(session, "approx_kl")
+    clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
     path, eps = session.case.schedule("clip_eps_spec")
     tight = clipped.median > 0.5 and change.median < 0.01 and eps < 0.05
     loose = clipped.median < 0.05 and change.median > MAX_KL and eps > 0.5
@@ -75,12 +75,12 @@ def large_updates(session: Session) -> Finding | None:
     if approx_kl is above 1 in any row. Schulman et al. 2017 (arXiv:1707.06347), section 6.1, use 0.003 to 0.03 as targets for the KL
     divergence. Engstrom et al. 2020 (arXiv:2005.12729) show that clipping alone does not keep the policy in its trust region.
     """
-    clipped, change = largest_half(session, "clip_fraction"), largest_half(session, "approx_kl")
+    clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
     peak_frame, peak = session.column("approx_kl").peak
     often = change.median > MAX_KL or (clipped.median > MAX_CLIPPED and change.median > 0.1 * MAX_KL)
     if not often and peak <= MAX_PEAK:
         return None
-    path, rate = learning_rate_of(session)
+    path, rate = learning_rate_setting(session)
     factor = min(max((change.median if often else peak) / 0.02, 3.0), 100.0)
     measured = f"{number_text(change.median)}" if often else f"{number_text(peak)} at frame {peak_frame:,}"
     return Finding(
@@ -90,7 +90,7 @@ def large_updates(session: Session) -> Finding | None:
         f"{range_text(change)}",
         "lower the learning rate",
         path,
-        rounded(rate / factor),
+        round_to_one_digit(rate / factor),
         frames=change.frames if often else (peak_frame, peak_frame),
     )
 
@@ -105,7 +105,7 @@ def small_updates(session: Session) -> Finding | None:
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
     if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
         return None
-    path, rate = learning_rate_of(session)
+    path, rate = learning_rate_setting(session)
     return Finding(
         "The policy hardly changes",
         "problem",
@@ -113,7 +113,7 @@ def small_updates(session: Session) -> Finding | None:
         f"{number_text(clipped.quantile(0.9))}",
         "raise the learning rate",
         path,
-        rounded(max(10.0 * rate, min(100.0 * rate, 3e-4))),
+        round_to_one_digit(max(10.0 * rate, min(100.0 * rate, 3e-4))),
         frames=change.frames,
     )
 
@@ -134,10 +134,10 @@ def entropy_high(session: Session) -> Finding | None:
         "problem",
         f"entropy {number_text(entropy.median)} of at most {number_text(largest)} {range_text(entropy)}; "
         f"entropy_coef starts at {number_text(coef)} "
-        f"(usual: 0 to 0.05), and the return of {number_text(session.returns.median)} is that of a random agent",
+        f"(usual: 0 to 0.05), and the return of {number_text(session.final_returns.median)} is that of a random agent",
         "lower the entropy bonus",
         path,
-        rounded(min(0.01, coef / 10.0)),
+        round_to_one_digit(min(0.01, coef / 10.0)),
         frames=entropy.frames,
     )
 
@@ -156,18 +156,18 @@ def entropy_lost(session: Session) -> Finding | None:
     above = np.flatnonzero(entropy.curve.value >= MIN_ENTROPY * first)
     since = int(above[-1]) + 1 if len(above) else 0
     frame = int(entropy.curve.frame[min(since, len(entropy.curve.frame) - 1)])
-    if len(entropy.curve.frame) - since < 2 or frame > 0.5 * session.last_frame or not is_poor(session):
+    if len(entropy.curve.frame) - since < 2 or frame > 0.5 * session.last_frame or not has_poor_return(session):
         return None
     sudden = frame <= 0.1 * session.last_frame or coef >= 0.01
-    rate_path, rate = learning_rate_of(session)
+    rate_path, rate = learning_rate_setting(session)
     return Finding(
         "The policy has stopped exploring",
         "problem",
         f"entropy is below {number_text(MIN_ENTROPY * first)}, {100 * MIN_ENTROPY:.0f} % of its largest value, since frame {frame:,}; the "
-        f"return since then is {number_text(session.returns.median)}",
+        f"return since then is {number_text(session.final_returns.median)}",
         "lower the learning rate" if sudden else "raise the entropy bonus",
         rate_path if sudden else path,
-        rounded(rate / 10.0) if sudden else 0.01,
+        round_to_one_digit(rate / 10.0) if sudden else 0.01,
         frames=(frame, session.last_frame),
     )
 
@@ -178,7 +178,7 @@ def saturated_actions(session: Session) -> Finding | None:
     All actions beyond a bound have the same effect in the env. Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2, recommend a narrow
     and centred initial distribution. Chou et al. 2017 (beta policies) describe the bias of clipped Gaussians.
     """
-    case, steps = session.case, session.experience
+    case, steps = session.case, session.checkpoint_steps
     require_measured("action" in steps, "the last checkpoint has no actions")
     action = steps["action"]
     require_applicable(action.dtype == np.float32, "actions are discrete")
@@ -186,7 +186,7 @@ def saturated_actions(session: Session) -> Finding | None:
     share = float(np.mean(np.abs(action) >= 1.0))
     if share < MAX_SATURATED:
         return None
-    free = not math.isnan(case.number("agent.net.log_std_init"))
+    free = not math.isnan(case.spec_number("agent.net.log_std_init"))
     return Finding(
         "Nearly all actions lie beyond the bounds",
         "warning",
@@ -212,14 +212,14 @@ def dead_units(session: Session) -> Finding | None:
     if shares[layer] < MAX_UNUSED:
         return None
     relu = str(session.case.setting("agent.net.hid_layers_activation", "")).lower() == "relu"
-    path, rate = learning_rate_of(session)
+    path, rate = learning_rate_setting(session)
     return Finding(
         "Units of the net do not learn",
         "problem" if shares[layer] > 0.9 else "warning",
         f"{100 * shares[layer]:.0f} % of the units of {layer} receive no gradient (usual: under 30 %)",
         "use an activation without a flat side" if relu else "lower the learning rate",
         "agent.net.hid_layers_activation" if relu else path,
-        "leaky_relu" if relu else rounded(rate / 10.0),
+        "leaky_relu" if relu else round_to_one_digit(rate / 10.0),
         frames=(session.last_frame, session.last_frame),
     )
 
@@ -234,16 +234,16 @@ def critic(session: Session) -> Finding | None:
     """
     explained = session.column("explained_variance")
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.second_half("explained_variance").quantile(0.9))
-    if best > MIN_EXPLAINED or not is_poor(session):
+    if best > MIN_EXPLAINED or not has_poor_return(session):
         return None
     coef = "agent.algorithm.val_loss_coef"
-    path, rate = learning_rate_of(session)
+    path, rate = learning_rate_setting(session)
     if rate > USUAL_RATE:
-        advice, key, value = "lower the learning rate", path, rounded(rate / 10.0)
+        advice, key, value = "lower the learning rate", path, round_to_one_digit(rate / 10.0)
     elif session.case.setting("agent.net.shared"):
-        advice, key, value = "weight the value loss more", coef, rounded(4.0 * session.case.number(coef, 0.5))
+        advice, key, value = "weight the value loss more", coef, round_to_one_digit(4.0 * session.case.spec_number(coef, 0.5))
     else:
-        advice, key, value = "raise the learning rate", path, rounded(3.0 * rate)
+        advice, key, value = "raise the learning rate", path, round_to_one_digit(3.0 * rate)
     measured = f"explained_variance {number_text(explained.median)} {range_text(explained)} (usual: 0.3 to 1; 0 is a constant prediction)"
     return Finding("The critic explains nothing", "warning", measured, advice, key, value, frames=explained.frames)
 
@@ -256,11 +256,11 @@ def values(session: Session) -> Finding | None:
     """
     case, value = session.case, session.second_half("q_mean")
     case.require_raw_rewards()
-    returns = np.abs(session.column("return_new").curve.value) * case.number("env.reward_scale", 1.0)
+    returns = np.abs(session.column("return_new").curve.value) * case.spec_number("env.reward_scale", 1.0)
     bound = 2.0 * max(float(returns.max()), 1.0) + _entropy_bonus(session)
     if abs(value.median) <= bound:
         return None
-    path, rate = learning_rate_of(session)
+    path, rate = learning_rate_setting(session)
     single = case.setting("agent.algorithm.name") in ("DQN", "VanillaDQN")
     return Finding(
         "Values are far from the returns",
@@ -268,7 +268,7 @@ def values(session: Session) -> Finding | None:
         f"q_mean {number_text(value.median)} {range_text(value)}; the largest return is {number_text(float(returns.max()))}",
         "use double Q-learning" if single else "lower the learning rate",
         "agent.algorithm.name" if single else path,
-        "DoubleDQN" if single else rounded(rate / 10.0),
+        "DoubleDQN" if single else round_to_one_digit(rate / 10.0),
         frames=value.frames,
     )
 
@@ -289,11 +289,11 @@ def gradients(session: Session) -> Finding | None:
     chosen according to the norms that occur in training (Pascanu et al. 2013, arXiv:1211.5063).
     """
     norm, early = session.second_half("grad_norm"), session.column("grad_norm", 0.0, 0.25)
-    clip = session.case.number("agent.net.clip_grad_val")
+    clip = session.case.spec_number("agent.net.clip_grad_val")
     exploding = norm.median > MAX_GROWTH * max(early.median, 1.0)
     if not exploding and not norm.median > MAX_CLIP_RATIO * clip:
         return None
-    path, rate = learning_rate_of(session)
+    path, rate = learning_rate_setting(session)
     lower = exploding or math.isnan(clip)
     return Finding(
         "Gradients explode" if exploding else "Every gradient is clipped to a small part",
@@ -302,7 +302,7 @@ def gradients(session: Session) -> Finding | None:
         + ("" if math.isnan(clip) else f"; it is clipped to {number_text(clip)}"),
         "lower the learning rate" if lower else "clip at a larger norm",
         path if lower else "agent.net.clip_grad_val",
-        rounded(rate / 10.0) if lower else rounded(norm.median / 2.0),
+        round_to_one_digit(rate / 10.0) if lower else round_to_one_digit(norm.median / 2.0),
         frames=norm.frames,
     )
 
@@ -320,14 +320,16 @@ def learning_rate(session: Session) -> Finding | None:
         return None
     own = session.case.optim_path.replace("optim_spec", "lr_scheduler_spec")
     scheduler = own if session.case.setting(f"{own}.name") else "agent.net.lr_scheduler_spec"
-    limited = not math.isnan(session.case.number(f"{scheduler}.frame"))
+    limited = not math.isnan(session.case.spec_number(f"{scheduler}.frame"))
     return Finding(
         "The learning rate is at its lowest for long",
         "problem" if share > 0.5 else "warning",
         f"lr {number_text(float(rate.value[-1]))}, from {number_text(float(rate.value[0]))}, since frame {since:,.0f}: "
         f"{100 * share:.0f} % of the run",
         "let the schedule end with the run" if limited else "start with a higher learning rate or a longer schedule",
-        f"{scheduler}.frame" if limited else learning_rate_of(session)[0],
-        int(session.case.number("env.max_frame", session.last_frame)) if limited else rounded(2.0 * learning_rate_of(session)[1]),
+        f"{scheduler}.frame" if limited else learning_rate_setting(session)[0],
+        int(session.case.spec_number("env.max_frame", session.last_frame))
+        if limited
+        else round_to_one_digit(2.0 * learning_rate_setting(session)[1]),
         frames=(int(since), session.last_frame),
     )

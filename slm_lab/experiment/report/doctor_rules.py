@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Case, Session, require_applicable, require_measured
-from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, number_text, range_text, rounded
+from slm_lab.experiment.report.doctor_case import MAX_HORIZON, DiagnosedRun, Session, require_applicable, require_measured
+from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, number_text, range_text, round_to_one_digit
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
@@ -107,21 +107,21 @@ def reward_scale(session: Session) -> Finding | None:
     """
     case = session.case
     case.require_raw_rewards()
-    length, scale = session.episode_length, case.number("env.reward_scale", 1.0)
-    target = scale * abs(session.returns.median) * min(1.0, case.horizon / length)
+    length, scale = session.episode_length, case.spec_number("env.reward_scale", 1.0)
+    target = scale * abs(session.final_returns.median) * min(1.0, case.horizon / length)
     if target < MAX_TARGET:
         return None
     on_policy = case.algorithm.on_policy
     return Finding(
         "Rewards are large and not normalised",
         "problem",
-        f"returns of {number_text(session.returns.median)} in episodes of {number_text(length)} steps: "
+        f"returns of {number_text(session.final_returns.median)} in episodes of {number_text(length)} steps: "
         f"values of about {number_text(target)} "
         f"(usual: up to {number_text(MAX_TARGET)})",
         "normalise rewards" if on_policy else "scale rewards down",
         "env.normalize_reward" if on_policy else "env.reward_scale",
-        True if on_policy else rounded(100.0 * scale / target),
-        frames=session.returns.frames,
+        True if on_policy else round_to_one_digit(100.0 * scale / target),
+        frames=session.final_returns.frames,
     )
 
 
@@ -132,23 +132,23 @@ def value_range(session: Session) -> Finding | None:
     the range, so that all returns beyond an end of the range are equal (Bellemare et al. 2017, arXiv:1707.06887, equation 7).
     """
     case = session.case
-    low, high = case.number("agent.algorithm.v_min"), case.number("agent.algorithm.v_max")
+    low, high = case.spec_number("agent.algorithm.v_min"), case.spec_number("agent.algorithm.v_max")
     require_applicable(not math.isnan(low), "the critic has no atoms")
     case.require_raw_rewards()
-    length, gamma = session.episode_length, case.number("agent.algorithm.gamma", 0.99)
+    length, gamma = session.episode_length, case.spec_number("agent.algorithm.gamma", 0.99)
     counted = 1.0 if gamma >= 1.0 else (1.0 - gamma**length) / (length * (1.0 - gamma))  # mean of γ^t over the episode
-    value = case.number("env.reward_scale", 1.0) * session.returns.median * counted
+    value = case.spec_number("env.reward_scale", 1.0) * session.final_returns.median * counted
     if low <= value <= high:
         return None
     return Finding(
         "Returns lie outside of what the critic can represent",
         "warning",
-        f"returns of {number_text(session.returns.median)} in episodes of {number_text(length)} steps: discounted returns of about "
+        f"returns of {number_text(session.final_returns.median)} in episodes of {number_text(length)} steps: discounted returns of about "
         f"{number_text(value)}; the atoms go from {number_text(low)} to {number_text(high)}",
         "widen the range of the atoms",
         f"agent.algorithm.{'v_max' if value > high else 'v_min'}",
-        rounded(1.5 * value),
-        frames=session.returns.frames,
+        round_to_one_digit(1.5 * value),
+        frames=session.final_returns.frames,
     )
 
 
@@ -158,7 +158,7 @@ def observation_scale(session: Session) -> Finding | None:
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3, and LeCun et al. 1998 (Efficient BackProp) recommend to normalise
     observations.
     """
-    obs = session.experience["obs"]
+    obs = session.checkpoint_steps["obs"]
     require_applicable(obs.dtype != np.uint8, "observations are images")
     rows = obs.reshape(len(obs), -1).astype(np.float64)
     scale = np.sqrt(np.mean(rows * rows, axis=0))
@@ -189,11 +189,11 @@ def replay_ratio(session: Session) -> Finding | None:
     """
     case = session.case
     require_applicable(not case.algorithm.on_policy, "only for algorithms with a replay buffer")
-    steps, batch = session.steps_per_frame, case.number("agent.memory.batch_size", 32.0)
+    steps, batch = session.steps_per_frame, case.spec_number("agent.memory.batch_size", 32.0)
     if steps * batch >= MIN_REPLAYS and steps <= MAX_STEPS_PER_FRAME:
         return None
     few = steps * batch < MIN_REPLAYS
-    every, repeat = case.number("agent.algorithm.training_frequency", 1.0), case.number("agent.algorithm.training_iter", 1.0)
+    every, repeat = case.spec_number("agent.algorithm.training_frequency", 1.0), case.spec_number("agent.algorithm.training_iter", 1.0)
     key, value = ("training_frequency", max(1, round(every * steps * batch / 8.0))) if few else ("training_iter", 1)
     if not few and repeat <= 1:
         key, value = "training_frequency", math.ceil(every * steps)
@@ -217,11 +217,11 @@ def policy_lag(session: Session) -> Finding | None:
     """
     case, lag = session.case, session.second_half("lag_mean")
     require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
-    per_dataset = case.number("meta.sampler.num_batches_per_epoch", 1.0) * case.number("agent.algorithm.training_epoch", 1.0)
+    per_dataset = case.spec_number("meta.sampler.num_batches_per_epoch", 1.0) * case.spec_number("agent.algorithm.training_epoch", 1.0)
     masked = session.second_half("lag_masked").median
     if lag.median <= MAX_LAG * per_dataset and masked < 0.1:
         return None
-    waiting = case.number("meta.sampler.num_batches_to_accumulate", 2.0)
+    waiting = case.spec_number("meta.sampler.num_batches_to_accumulate", 2.0)
     fewer = waiting > 1
     return Finding(
         "The data is from an old policy",
@@ -230,7 +230,7 @@ def policy_lag(session: Session) -> Finding | None:
         f"{100 * masked:.0f} % of the transitions discarded (usual: under {MAX_LAG:.0f} datasets)",
         "let fewer datasets wait for the learner" if fewer else "collect with fewer envs at a time",
         "meta.sampler.num_batches_to_accumulate" if fewer else "meta.sampler.num_envs_per_worker",
-        1 if fewer else max(1, int(case.number("meta.sampler.num_envs_per_worker", 8.0) // 2)),
+        1 if fewer else max(1, int(case.spec_number("meta.sampler.num_envs_per_worker", 8.0) // 2)),
         frames=lag.frames,
     )
 
@@ -242,7 +242,7 @@ def staleness(session: Session) -> Finding | None:
     worker reads the weights and the moment it applies its gradient. Asynchronous workers are described by Mnih et al. 2016
     (arXiv:1602.01783). Ho et al. 2013 (stale synchronous parallel) show that convergence needs bounded staleness.
     """
-    stale, workers = session.second_half("staleness"), session.case.number("meta.max_session", 1.0)
+    stale, workers = session.second_half("staleness"), session.case.spec_number("meta.max_session", 1.0)
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
         return None
     return Finding(
@@ -269,18 +269,18 @@ def baseline(session: Session) -> Finding | None:
     require_measured(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
     if not is_at_baseline(session):
         return None
-    frames = session.case.number("env.max_frame", session.last_frame)
+    frames = session.case.spec_number("env.max_frame", session.last_frame)
     in_self_play = "elo" in session.table
     return Finding(
         "The agent is no better than a random one",
         "problem",
         f"Elo rating {_last_rating(session)} at the end; random actions have 0"
         if in_self_play
-        else f"return {number_text(session.returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
+        else f"return {number_text(session.final_returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
         "first change what the findings above name; otherwise train for longer",
         "env.max_frame",
         int(4 * frames),
-        frames=session.returns.frames,
+        frames=session.final_returns.frames,
     )
 
 
@@ -302,7 +302,7 @@ def rating(session: Session) -> Finding | None:
     rises, falls = last > ratings.curve.value[0] + 2.0 * error, last < peak - 4.0 * error
     if rises and not falls:
         return None
-    frames = session.case.number("env.max_frame", session.last_frame)
+    frames = session.case.spec_number("env.max_frame", session.last_frame)
     only_latest = session.case.setting("meta.self_play.opponent") == "latest"
     return Finding(
         "The rating falls" if falls else "The rating does not rise",
@@ -329,7 +329,7 @@ def bottleneck(session: Session) -> Finding | None:
     busy = found[1]
     if busy["rollout"] < MIN_BUSY or busy["learner"] > 1.0 - MIN_BUSY:
         return None
-    workers = int(session.case.number("meta.sampler.num_workers", 1.0))
+    workers = int(session.case.spec_number("meta.sampler.num_workers", 1.0))
     return Finding(
         "The env is slower than the learner",
         "remark",
@@ -350,7 +350,7 @@ def episodes(session: Session) -> Finding | None:
     count = session.episodes
     if count >= MIN_EPISODES:
         return None
-    frames = session.case.number("env.max_frame", session.last_frame)
+    frames = session.case.spec_number("env.max_frame", session.last_frame)
     return Finding(
         "Too few episodes to tell",
         "remark",
@@ -362,13 +362,13 @@ def episodes(session: Session) -> Finding | None:
     )
 
 
-def seeds(case: Case) -> Finding | None:
+def seeds(case: DiagnosedRun) -> Finding | None:
     """Detect a run with fewer than 3 sessions, since the returns of a spec differ considerably between seeds.
 
     Henderson et al. 2018 (arXiv:1709.06560) show how much returns differ between seeds. Agarwal et al. 2021 (arXiv:2108.13264) recommend
     interval estimates for 3 to 10 runs.
     """
-    count = len({session.number for session in case.sessions})
+    count = len({session.session_number for session in case.sessions})
     require_applicable(not case.run.distributed, "the sessions train one net")
     require_applicable(case.run.is_alone, "a search or a study has the other seeds")
     if count >= MIN_SEEDS:

@@ -9,7 +9,7 @@ import numpy as np
 
 from slm_lab.experiment.report.figure import EVALUATION_COLOUR, GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.report.metrics import Curve
-from slm_lab.experiment.report.run import Run, numbers, read_columns
+from slm_lab.experiment.report.run import Run, parse_numbers, read_columns
 from slm_lab.experiment.report.trial_figures import Labels
 from slm_lab.experiment.report.writer import Writer
 
@@ -72,6 +72,6 @@ def draw_elo(writer: Writer, run: Run, labels: Labels) -> None:
     for s in sorted({index // run.policies for index in run.tables("train")}):
         with writer.drawing(paths.elo(s, t).name):
             if paths.elo(s, t).is_file():
-                tables[s] = {name: numbers(cells) for name, cells in read_columns(paths.elo(s, t)).items()}
+                tables[s] = {name: parse_numbers(cells) for name, cells in read_columns(paths.elo(s, t)).items()}
     if (figure := elo_figure(tables, labels.title, labels.frames.label)) is not None:
         writer.draw({"elo": figure}, partial(paths.trial_graph, t=t))

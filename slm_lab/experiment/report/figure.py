@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slm_lab.experiment.report.metrics import Curve, evenly_spaced
+from slm_lab.experiment.report.metrics import Curve, evenly_spaced_indices
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -162,7 +162,7 @@ def y_range(panel: Panel) -> tuple[float, float]:
     """
     if panel.y_limits:
         return panel.y_limits
-    values = _values(panel.lines)
+    values = _line_values(panel.lines)
     if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
@@ -170,7 +170,7 @@ def y_range(panel: Panel) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _values(lines: list[Line]) -> np.ndarray:
+def _line_values(lines: list[Line]) -> np.ndarray:
     return np.concatenate([np.empty(0), *(edge for line in lines for edge in band_edges(line))])
 
 
@@ -179,7 +179,7 @@ def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
     return line.band or (line.curve.value, line.curve.value)
 
 
-def _select(line: Line, indices: np.ndarray) -> Line:
+def _select_points(line: Line, indices: np.ndarray) -> Line:
     """Return a copy of the line that has only the points at `indices`."""
     band = line.band and (line.band[0][indices], line.band[1][indices])
     return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), band=band)
@@ -191,7 +191,7 @@ def shorten(title: str) -> str:
 
 
 def thinned_line(line: Line) -> Line:
-    return _select(line, evenly_spaced(len(line.curve.frame), _MAX_POINTS))
+    return _select_points(line, evenly_spaced_indices(len(line.curve.frame), _MAX_POINTS))
 
 
 def format_tick(value: float, position: int | None) -> str:

@@ -52,7 +52,7 @@ def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedCurves:
     """Curves of several Sessions at common points of the horizontal axis (frames or another increasing column)."""
 
     frame: np.ndarray
@@ -74,7 +74,7 @@ class Aligned:
         return mean - std, mean + std
 
 
-def five_digits(value: float) -> float | None:
+def round_to_five_digits(value: float) -> float | None:
     """Return the value rounded to five significant digits, for a JSON file. An integer value keeps all digits.
 
     Returns None if the value is not finite.
@@ -84,22 +84,22 @@ def five_digits(value: float) -> float | None:
     return int(value) if value.is_integer() else float(f"{value:.5g}")
 
 
-def evenly_spaced(count: int, most: int) -> np.ndarray:
+def evenly_spaced_indices(count: int, most: int) -> np.ndarray:
     """Return the indices of `most` evenly spaced points out of `count` points, or the indices of all points if `count` ≤ `most`."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
-def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
+def align(curves: Sequence[Curve], min_count: int = 1) -> AlignedCurves:
     """Align curves at the frames at which at least `min_count` of the curves have a value. No value is interpolated."""
     frame = np.unique(np.concatenate([np.empty(0), *(one.frame for one in curves)]))
     value_SF = np.full((len(curves), len(frame)), np.nan)
     for row, one in zip(value_SF, curves, strict=True):
         row[np.searchsorted(frame, one.frame)] = one.value
     kept = np.isfinite(value_SF).sum(axis=0) >= max(min_count, 1)
-    return Aligned(frame[kept], value_SF[:, kept])
+    return AlignedCurves(frame[kept], value_SF[:, kept])
 
 
-def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned:
+def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> AlignedCurves:
     """Align curves that share a grid of frames, and interpolate other curves, for example curves of policies that share envs.
 
     Curves share a grid if the frames at which at least `min_count` curves have a value are at least half as many as the points of the
@@ -111,7 +111,7 @@ def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned
     return aligned if min_count < 2 or 2 * len(aligned.frame) >= shortest else interpolate(curves)
 
 
-def interpolate(curves: Sequence[Curve]) -> Aligned:
+def interpolate(curves: Sequence[Curve]) -> AlignedCurves:
     """Align curves by linear interpolation, at the frames of all curves within the range that every curve covers.
 
     Curves without points are omitted. If there are more than _MAX_POINTS frames, only _MAX_POINTS evenly spaced frames are used.
@@ -122,8 +122,8 @@ def interpolate(curves: Sequence[Curve]) -> Aligned:
     frame = np.unique(np.concatenate([one.frame for one in curves]))
     shared = (frame >= max(one.frame[0] for one in curves)) & (frame <= min(one.frame[-1] for one in curves))
     frame = frame[shared]
-    frame = frame[evenly_spaced(len(frame), _MAX_POINTS)]
-    return Aligned(frame, np.stack([np.interp(frame, one.frame, one.value) for one in curves]))
+    frame = frame[evenly_spaced_indices(len(frame), _MAX_POINTS)]
+    return AlignedCurves(frame, np.stack([np.interp(frame, one.frame, one.value) for one in curves]))
 
 
 Scalars = dict[str, float | None]
@@ -203,7 +203,7 @@ def stabilities(s: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
 
 
-def consistencies(strengths: Aligned) -> np.ndarray:
+def consistencies(strengths: AlignedCurves) -> np.ndarray:
     """Return the consistency 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames i of `strengths` and the Sessions j, [F].
 
     std is the population standard deviation. The consistency of fewer than two Sessions is NaN, since no deviation is defined, whereas SLM
@@ -214,15 +214,15 @@ def consistencies(strengths: Aligned) -> np.ndarray:
     return 1.0 - 2.0 * _ratio(np.cumsum(strengths.std()), np.cumsum(strengths.mean().value))
 
 
-def consistency_curve(strengths: Aligned) -> Curve:
+def consistency_curve(strengths: AlignedCurves) -> Curve:
     """Return the curve of the consistency over frames, at the frames at which the consistency is defined.
 
     Args: strengths: strengths of the Sessions at the frames that all Sessions have.
     """
-    return _finite(strengths.frame, consistencies(strengths))
+    return _finite_curve(strengths.frame, consistencies(strengths))
 
 
-def consistency(strengths: Aligned) -> float | None:
+def consistency(strengths: AlignedCurves) -> float | None:
     """Return the consistency of a trial over all frames of `strengths`, or None if the consistency is not defined."""
     return _last(consistencies(strengths))
 
@@ -307,7 +307,7 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return quotient
 
 
-def _finite(frame: np.ndarray, value: np.ndarray) -> Curve:
+def _finite_curve(frame: np.ndarray, value: np.ndarray) -> Curve:
     known = np.isfinite(value)
     return Curve(frame[known], value[known])
 
@@ -343,7 +343,7 @@ def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Es
     if len(known) < 2:
         return Estimate(float(known[0]), None, None) if known else None
     half = t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
-    return _around(float(np.mean(known)), half, usable_bounds(bounds, known))
+    return _clipped_interval(float(np.mean(known)), half, usable_bounds(bounds, known))
 
 
 def usable_bounds(bounds: Bounds | None, values: Iterable[float]) -> Bounds | None:
@@ -351,7 +351,7 @@ def usable_bounds(bounds: Bounds | None, values: Iterable[float]) -> Bounds | No
     return None if bounds is None or not all(bounds[0] <= value <= bounds[1] for value in values) else bounds
 
 
-def _around(value: float, half: float, bounds: Bounds | None = None) -> Estimate:
+def _clipped_interval(value: float, half: float, bounds: Bounds | None = None) -> Estimate:
     low, high = bounds or (-math.inf, math.inf)
     return Estimate(value, max(value - half, min(low, value)), min(value + half, max(high, value)))
 
@@ -391,13 +391,13 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in (values, others)]
     variance = sum(parts)
     if variance == 0.0:
-        return _around(value, 0.0)
+        return _clipped_interval(value, 0.0)
     # computed from the shares of the total variance, since squares of tiny variances would underflow
     freedom = 1.0 / sum((part / variance) ** 2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
-    return _around(value, t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance), widest)
+    return _clipped_interval(value, t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance), widest)
 
 
-class Reached(NamedTuple):
+class ReachedPoint(NamedTuple):
     """The point on the horizontal axis at which a curve reached a threshold."""
 
     point: float
@@ -405,7 +405,7 @@ class Reached(NamedTuple):
     """Whether the first value of the curve is already at or above the threshold, so that the point is only an upper limit."""
 
 
-def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | None:
+def first_reached(one: Curve, threshold: float, *, between: bool) -> ReachedPoint | None:
     """Return the first point at which a curve is at or above a threshold, or None if the curve never reaches the threshold.
 
     Args: between: whether to interpolate linearly between the first point at or above the threshold and the point before.
@@ -415,9 +415,9 @@ def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | N
         return None
     last = int(above[0])
     if last == 0 or not between:
-        return Reached(float(one.frame[last]), at_most=last == 0)
+        return ReachedPoint(float(one.frame[last]), at_most=last == 0)
     (x, end), (y, top) = one.frame[last - 1 : last + 1], one.value[last - 1 : last + 1]
-    return Reached(float(x + (end - x) * (threshold - y) / (top - y)))
+    return ReachedPoint(float(x + (end - x) * (threshold - y) / (top - y)))
 
 
 class Median(NamedTuple):
@@ -433,7 +433,7 @@ class Median(NamedTuple):
     """Whether `value` is only an upper limit of the true median."""
 
 
-def median_reached(values: Sequence[Reached | None]) -> Median:
+def median_point(values: Sequence[ReachedPoint | None]) -> Median:
     """Return the median of the points at which curves reached a threshold, with a 95 % interval by order statistics.
 
     A curve that never reached the threshold is None in `values` and counts as infinite. The interval is valid for any distribution: its

@@ -17,8 +17,8 @@ from slm_lab.experiment.report.figure import Figure, Line, Panel
 from slm_lab.experiment.report.metrics import Curve, Estimate, difference
 from slm_lab.experiment.report.statistics import (
     Profile,
-    aggregate,
-    holm,
+    adjust_holm,
+    bootstrap_statistic,
     interquartile_mean,
     optimality_gap,
     performance_profile,
@@ -30,7 +30,7 @@ _POINTS = 201
 """Number of thresholds at which a performance profile is computed."""
 
 
-class Pair(NamedTuple):
+class PairComparison(NamedTuple):
     """The comparison of setting B with setting A in one env."""
 
     env: str
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
     """`p_value`, adjusted for the number of pairs by Holm's method."""
 
 
-class Overall(NamedTuple):
+class OverallResult(NamedTuple):
     """The results of a setting over all envs, computed from normalised returns (see Scale)."""
 
     name: str
@@ -71,8 +71,8 @@ class Scale(NamedTuple):
 class Comparison(NamedTuple):
     """Result of compare_pairs: the comparisons in each env, and the results over all envs."""
 
-    pairs: list[Pair]
-    overall: list[Overall]
+    pairs: list[PairComparison]
+    overall: list[OverallResult]
     """The results of the settings over all envs, or [] if there are fewer than two envs in which the settings can be compared."""
     scales: list[Scale]
     profiles: dict[str, Profile]
@@ -93,29 +93,29 @@ def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[s
         if of_env:
             first = next((one for one in of_env if _label(one) == _label(settings[0])), of_env[0])
             pairs += [_pair(first, one, metric) for one in of_env if one is not first]
-    adjusted = holm([one.p_value for one in pairs])
+    adjusted = adjust_holm([one.p_value for one in pairs])
     pairs = [one._replace(p_holm=p) for one, p in zip(pairs, adjusted, strict=True)]
-    return Comparison(pairs, *_over_envs(settings, metric, published or {}))
+    return Comparison(pairs, *_compare_over_envs(settings, metric, published or {}))
 
 
 def _label(setting: Setting) -> str:
     return setting.label or setting.name
 
 
-def _pair(a: Setting, b: Setting, metric: str) -> Pair:
+def _pair(a: Setting, b: Setting, metric: str) -> PairComparison:
     scores, others = b.scores(metric), a.scores(metric)
     own, theirs = scores.tolist(), others.tolist()
     apart = difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
     assert apart is not None
-    return Pair(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), welch_test(own, theirs), None)
+    return PairComparison(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), welch_test(own, theirs), None)
 
 
 # ---- several envs
 
 
-def _over_envs(
+def _compare_over_envs(
     settings: Sequence[Setting], metric: str, published: Mapping[str, float]
-) -> tuple[list[Overall], list[Scale], dict[str, Profile]]:
+) -> tuple[list[OverallResult], list[Scale], dict[str, Profile]]:
     """Compare the settings that have results in several envs, over the envs in which all of these settings have results.
 
     The results are empty if there are fewer than two such envs.
@@ -134,11 +134,11 @@ def _over_envs(
     }
     first = next(iter(scores))
     overall = [
-        Overall(
+        OverallResult(
             label,
             sum(map(len, own)),
-            aggregate(own, interquartile_mean),
-            aggregate(own, optimality_gap),
+            bootstrap_statistic(own, interquartile_mean),
+            bootstrap_statistic(own, optimality_gap),
             None if label == first else probability_of_improvement(own, scores[first]),
         )
         for label, own in scores.items()

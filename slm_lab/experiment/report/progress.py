@@ -78,32 +78,33 @@ class Display:
         if self.live:
             self.live.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line, above the live table if there is one, and append the line to the log."""
         self.console.print(text, markup=False)
         self.log(text)
 
     def log(self, text: str) -> None:
-        """Append a line to the log file. Until `log_to` sets the file, lines are kept in memory. Errors such as a full disk are ignored."""
+        """Append a line to the log file. Until `set_log_file` sets the file, lines are kept in memory. Errors such as a full disk are
+        ignored."""
         self._unlogged.append(text)
         if self._log is not None:
             with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
                 file.writelines(f"{line}\n" for line in self._unlogged)
             self._unlogged.clear()
 
-    def log_to(self, file: Path) -> None:
+    def set_log_file(self, file: Path) -> None:
         """Set the log file, whose folder must exist. The next call of `log` writes all lines since the start of the display to the file."""
         self._log = file.absolute()
 
     def say_progress(self, text: str) -> None:
         """Append a line to the log, and print the line unless there is a live table, which shows the same information."""
-        (self.log if self.live else self.say)(text)
+        (self.log if self.live else self.print_line)(text)
 
     def notice(self, text: str) -> None:
         """Print and log a line, unless an earlier call of this method printed the same line."""
         if text not in self._said:
             self._said.add(text)
-            self.say(text)
+            self.print_line(text)
 
 
 class LiveTable(Display):
@@ -136,10 +137,10 @@ class LiveTable(Display):
                 self.say_progress(self.summary())
             self._line_due = time + _QUIET
 
-    def say_end(self, text: str) -> None:
+    def print_end(self, text: str) -> None:
         """Print a line that says how a run ended, and delay the next summary."""
         self._line_due = perf_counter() + _QUIET
-        self.say(text)
+        self.print_line(text)
 
 
 class ProgressDisplay(Display):
@@ -194,12 +195,12 @@ class ProgressDisplay(Display):
     def start(self, name: str) -> None:
         """Print that the trial starts if there is no live table, since the first event takes some seconds."""
         if not self.live:
-            self.say(f"starting {name} …")
+            self.print_line(f"starting {name} …")
 
     def begin(self, text: str) -> None:
         """Print `text`, which describes the run, when the first Session can begin."""
         self.begun = True
-        self.say(text)
+        self.print_line(text)
 
     def update(self, index: int, frame: int, fps: float, row: RowValues | None, seconds_left: float = math.inf) -> None:
         """Show that the Session or policy with index `index` has reached the frame `frame`.
@@ -232,7 +233,7 @@ class ProgressDisplay(Display):
         if self.live:
             self._refresh()
         if status == "failed":
-            self.say(f"session {index} failed: {detail.rstrip()}")
+            self.print_line(f"session {index} failed: {detail.rstrip()}")
 
     def _name(self, index: int) -> str:
         """Return the name of the Session or policy with index `index`, for the display."""
@@ -273,26 +274,26 @@ class ProgressDisplay(Display):
             "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
             "frame": f"{state.frame:,}/{self.max_frame:,}",
             "fps": _speed(state.fps),
-            "return": _return(state),
+            "return": _return_text(state),
             "eta": state.status or self._eta(state),
         }
 
     def _line(self, state: _State) -> str:
-        shown = _return(state) if state.row.get("elo") is not None else f"return {_return(state)}"
+        shown = _return_text(state) if state.row.get("elo") is not None else f"return {_return_text(state)}"
         return f"fps {_speed(state.fps)}  {shown}  eta {self._eta(state)}"
 
     def _eta(self, state: _State) -> str:
         """Return the remaining time as h:mm:ss, at the current speed and at most until meta.max_seconds."""
         if state.fps <= 0:
             return "-"
-        return duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
+        return format_duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
 
 
-def _return(state: _State) -> str:
+def _return_text(state: _State) -> str:
     """Return the current return as text or, in self-play, the Elo rating, since returns in self-play depend on the opponents."""
     if (elo := state.row.get("elo")) is not None:
         return f"Elo {rating_text(elo, state.row.get('elo_se'))}"
-    return estimate_number(state.row.get("current_return"), state.row.get("current_return_se"))
+    return format_with_error(state.row.get("current_return"), state.row.get("current_return_se"))
 
 
 def rating_text(elo: float, error: float | None) -> str:
@@ -304,7 +305,7 @@ def _speed(fps: float) -> str:
     return f"{fps:,.0f}" if fps > 0 else "-"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in seconds as m:ss or h:mm:ss."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -316,17 +317,17 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Format a number with four significant digits. Format integers and numbers of at least 10,000 without decimals, and None as "-"."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def estimate_number(value: float | None, error: float | None) -> str:
+def format_with_error(value: float | None, error: float | None) -> str:
     """Format an estimate with its standard error, such as "487.2 ± 6.1", or "-" for None. The standard error has two significant digits."""
     if value is None or not error or not (math.isfinite(error) and math.isfinite(value)):
-        return number(value)
+        return format_number(value)
     decimals = 1 - math.floor(math.log10(float(f"{error:.1e}")))
     if not -15 < decimals < 5:
         return f"{value:.4g} ± {error:.2g}"

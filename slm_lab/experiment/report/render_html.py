@@ -67,8 +67,8 @@ def plotly_json(figure: AnyFigure) -> dict[str, Any]:
         return _panels(figure)
     layout = _layout(figure, 180 * len(figure.rows) or 420 if isinstance(figure, ScatterGrid) else 420)
     if figure.empty:
-        return {"data": [], "layout": layout | _empty(figures.NOTHING)}
-    return {"data": _grid(figure, layout) if isinstance(figure, ScatterGrid) else _parallel(figure, layout), "layout": layout}
+        return {"data": [], "layout": layout | _empty_layout(figures.NOTHING)}
+    return {"data": _grid(figure, layout) if isinstance(figure, ScatterGrid) else _parallel_traces(figure, layout), "layout": layout}
 
 
 def _panels(figure: Figure) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _panels(figure: Figure) -> dict[str, Any]:
     for order, panel in enumerate(figure.panels):
         traces, suffix = _traces(panel), str(order + 1) if order else ""
         if not several and not traces:
-            return {"data": [], "layout": layout | _empty(panel.nothing)}
+            return {"data": [], "layout": layout | _empty_layout(panel.nothing)}
         x_axis, y_axis = _x_axis(panel), _y_axis(panel)
         if several:
             top = 1 - (1 + _GAP) * height * order
@@ -131,7 +131,7 @@ def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
     }
 
 
-def _empty(text: str) -> dict[str, Any]:
+def _empty_layout(text: str) -> dict[str, Any]:
     """Return the entries of a plotly layout that show a text instead of the axes."""
     note = {"text": html.escape(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     return {"annotations": [note], "xaxis": {"visible": False}, "yaxis": {"visible": False}}
@@ -150,7 +150,7 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 
 
 def _y_axis(panel: Panel) -> dict[str, Any]:
-    limits = _digits(figures.y_range(panel))
+    limits = _round_to_six_digits(figures.y_range(panel))
     if panel.rows:
         ticks = _named_ticks([(position, name) for name, position in panel.rows.items()])
         return {**ticks, "range": limits, "showgrid": False, "zeroline": False, "automargin": True}
@@ -186,7 +186,7 @@ def _line_trace(line: Line) -> dict[str, Any]:
         "name": line.name,
         "x": _positions(line.curve.frame),
         "legendgroup": line.name,
-        "y": _digits(line.curve.value),
+        "y": _round_to_six_digits(line.curve.value),
         "mode": "lines+markers" if len(line.curve.frame) <= figures.MAX_MARKERS and not line.dashed else "lines",
         "marker": {"size": 12 if len(line.curve.frame) == 1 else 4 if line.faint else 6},
         "line": {"color": line.colour, "width": line.width}
@@ -205,7 +205,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
         "name": panel.band,
         **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # the band is shown and hidden with the line
         "x": [*frame, *frame[::-1]],
-        "y": [*_digits(high), *_digits(low[::-1])],
+        "y": [*_round_to_six_digits(high), *_round_to_six_digits(low[::-1])],
         "mode": "lines",
         "fill": "toself",
         "fillcolor": f"rgba({red},{green},{blue},{figures.BAND_OPACITY})",
@@ -222,7 +222,7 @@ def _mark_trace(line: Line, *, legend: bool = False) -> dict[str, Any]:
         "legendgroup": figures.MARK,
         "showlegend": legend,
         "x": [mark.frame for mark in line.marks] or [None],
-        "y": _digits([mark.value for mark in line.marks]) or [None],
+        "y": _round_to_six_digits([mark.value for mark in line.marks]) or [None],
         "text": [html.escape(mark.text) for mark in line.marks],
         "hovertemplate": "%{text}<extra></extra>",
         "mode": "markers",
@@ -239,14 +239,14 @@ def _bars_trace(kind: Bars) -> dict[str, Any]:
         "name": kind.name,
         "marker": {"color": kind.colour, "line": {"color": "white", "width": kind.edge}},
         "y": [bar.middle for bar in kind.bars],
-        "x": _digits([bar.end - bar.begin for bar in kind.bars]),
-        "base": _digits([bar.begin for bar in kind.bars]),
+        "x": _round_to_six_digits([bar.end - bar.begin for bar in kind.bars]),
+        "base": _round_to_six_digits([bar.begin for bar in kind.bars]),
         "width": [bar.thickness for bar in kind.bars],
         **hover,
     }
 
 
-def _digits(values: Sequence[float] | np.ndarray) -> list[float]:
+def _round_to_six_digits(values: Sequence[float] | np.ndarray) -> list[float]:
     """Return the values rounded to six significant digits, since a screen cannot show more digits."""
     return [float(f"{value:.6g}") for value in values]
 
@@ -322,7 +322,7 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
     return traces
 
 
-def _parallel(figure: ParallelCoordinates, layout: dict[str, Any]) -> list[dict[str, Any]]:
+def _parallel_traces(figure: ParallelCoordinates, layout: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the plotly traces of parallel coordinates, and set the width and the top margin in `layout`."""
     layout["width"] = max(700, 180 * len(figure.axes))  # in a narrower figure, the labels of the axes would overlap
     layout["margin"]["t"] += 40  # space for the labels of the axes

@@ -54,7 +54,7 @@ class PNGRenderer:
     def render(self, figure: AnyFigure) -> bytes:
         if not isinstance(figure, Figure):
             return _draw_trials(figure)
-        panels, legend = figure.panels, _legend_of(figure.panels)
+        panels, legend = figure.panels, _legend_handles(figure.panels)
         columns, rows = _legend_form(list(legend))
         around = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1) + _BELOW
         if len(panels) == 1 and panels[0].height is None:
@@ -101,7 +101,7 @@ class _Canvas:
             handles, names = list(legend.values()), list(legend)
             spaces = {"borderaxespad": 0.2, "handlelength": 1.2, "columnspacing": 1}
             self.picture.legend(handles, names, bbox_to_anchor=place, ncols=columns, **spaces, **_LEGEND)
-        return _png(self.canvas)
+        return _canvas_png(self.canvas)
 
     def _new_text(self, below: float, **style: Any) -> Any:
         """Create an empty matplotlib text. The vertical centre of the text is `below` pixels below the top of the image."""
@@ -130,7 +130,7 @@ def _new_picture(width: int, height: int) -> tuple[Any, Any]:
     return picture, FigureCanvasAgg(picture)
 
 
-def _png(canvas: Any) -> bytes:
+def _canvas_png(canvas: Any) -> bytes:
     """Draw the content of a canvas, and return the image as PNG."""
     from PIL import Image
 
@@ -170,7 +170,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         middles, thickness = [bar.middle for bar in kind.bars], [bar.thickness for bar in kind.bars]
         edge = {"edgecolor": "white"} if kind.edge else {}
         axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
-    names = _names(panel)
+    names = _legend_names(panel)
     for line in map(figures.thinned_line, panel.lines):
         colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
         if line.banded:
@@ -208,14 +208,14 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
     }
 
 
-def _names(panel: Panel) -> dict[str, str]:
+def _legend_names(panel: Panel) -> dict[str, str]:
     """Return name of each line of a panel → name in the legend. If a panel has many faint lines, all faint lines share one name."""
     faint = [line.name for line in panel.lines if line.faint and not line.group]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 
 
-def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
+def _legend_handles(panels: tuple[Panel, ...]) -> dict[str, Any]:
     """Return the legend of the panels of a figure: name of each entry → matplotlib handle."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -224,7 +224,7 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
     for panel in panels:
         for kind in panel.bars:
             entries.setdefault(kind.name, Patch(color=kind.colour))
-        names = _names(panel)
+        names = _legend_names(panel)
         lines = [line for line in panel.lines if len(line.curve.frame)]
         for line in lines:
             colour = line.colour if names[line.name] == line.name else figures.GREY
@@ -239,11 +239,11 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
 
 def _legend_form(names: list[str]) -> tuple[int, int]:
     """Return the number of columns and the number of rows of a legend with the entries `names`."""
-    columns = next((n for n in range(8, 1, -1) if _fits(names, n)), 1)
+    columns = next((n for n in range(8, 1, -1) if _legend_fits(names, n)), 1)
     return columns, -(-len(names) // columns)
 
 
-def _fits(names: list[str], columns: int) -> bool:
+def _legend_fits(names: list[str], columns: int) -> bool:
     """Return whether a legend with `columns` columns fits the width of the image.
 
     As in matplotlib, the names fill the columns one after another, as evenly as possible.
@@ -268,7 +268,7 @@ def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
     picture.text(16 / width, 1 - 45 / height, figure.subtitle, size=10, **style)
     if figure.empty:
         picture.text(0.5, 0.5, figures.NOTHING, ha="center", size=11, color=figures.GREY)
-        return _png(canvas)
+        return _canvas_png(canvas)
     left, bottom = _GRID_LEFT / width, _GRID_BELOW / height
     area = left, bottom, (width - _GRID_LEFT - _GRID_RIGHT) / width, (height - _GRID_TOP - _GRID_BELOW) / height
     if isinstance(figure, ScatterGrid):
@@ -279,7 +279,7 @@ def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
     place = left, bottom + area[3]
     picture.legend(list(entries.values()), list(entries), bbox_to_anchor=place, ncols=len(entries), **spaces, **_LEGEND)
     _draw_colour_bar(picture, figure.trials, (1 - (_GRID_RIGHT - 30) / width, bottom, 14 / width, area[3]))
-    return _png(canvas)
+    return _canvas_png(canvas)
 
 
 def _draw_grid(picture: Any, figure: ScatterGrid, area: tuple[float, float, float, float]) -> None:

@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report.baseline import known_baseline
-from slm_lab.experiment.report.doctor import Finding, examine, sessions_text, set_option
+from slm_lab.experiment.report.doctor import Finding, change_option, examine, sessions_text
 from slm_lab.experiment.report.metrics import (
     Scalars,
     Strengths,
@@ -59,22 +59,22 @@ from slm_lab.experiment.report.metrics import (
     current_return,
     curve,
     estimate,
-    five_digits,
     is_recent,
     last_value,
     mean_current_return,
     mean_rating,
     metric_columns,
+    round_to_five_digits,
     session_metrics,
 )
-from slm_lab.experiment.report.progress import duration, estimate_number, number, rating_text
-from slm_lab.experiment.report.report_events import time_split, trial_events
-from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
+from slm_lab.experiment.report.progress import format_duration, format_number, format_with_error, rating_text
+from slm_lab.experiment.report.report_events import collecting_and_learning_time, trial_events
+from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, run_settings
 from slm_lab.experiment.report.report_panels import COUNTS, RETURNS, panels
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
-from slm_lab.experiment.report.seed_differences import common_level, differences, first_frame_at_level, rounded
+from slm_lab.experiment.report.seed_differences import first_frame_at_level, learned_return, round_text, seed_difference_sentences
 from slm_lab.experiment.report.trial_figures import common_strengths
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.env import EnvSpec
@@ -120,13 +120,15 @@ def report_data(run: Run) -> dict[str, Any]:
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "status": run.status,
         "facts": trial.facts(),
-        "sentences": [] if trial.has_opponents else differences(trial.seeds, trial.measured, trial.names, trial.baseline, trial.latest),
+        "sentences": []
+        if trial.has_opponents
+        else seed_difference_sentences(trial.seeds, trial.return_tables, trial.names, trial.baseline, trial.current_return_tables),
         "ranking": trial.ranking(),
         "findings": diagnosis(run),
         **trial.graphs(),
         "events": trial_events(run, trial.names),
         "metrics": trial.metrics(),
-        "settings": settings_of(run),
+        "settings": run_settings(run),
         "origin": origin(run),
         "commands": commands(run),
         "files": files(run),
@@ -148,7 +150,7 @@ def diagnosis(run: Run) -> list[dict[str, Any]] | None:
 
 def _finding(run: Run, one: Finding) -> dict[str, str]:
     texts = {"severity": one.severity, "title": f"{one.title}{sessions_text(run, one)}", "evidence": one.evidence, "advice": one.advice}
-    return {**texts, "key": set_option(one) or ""}
+    return {**texts, "key": change_option(one) or ""}
 
 
 class _Trial:
@@ -181,7 +183,7 @@ class _Trial:
         return any(np.isfinite(table.get("elo", np.empty(0))).any() for table in self.train.values())
 
     @property
-    def rigorous(self) -> bool:
+    def uses_rigorous_eval(self) -> bool:
         """Whether the returns of this run are taken from its evaluation tables (meta.rigorous_eval)."""
         return bool(self.run.spec.get("meta", {}).get("rigorous_eval")) and bool(self.evaluated)
 
@@ -192,19 +194,20 @@ class _Trial:
         return {i: one for i, one in self.of_training.items() if i // policies not in self.failed and len(one["frame"])}
 
     @property
-    def measured(self) -> dict[int, Table]:
-        """Index of each seed → table from which the returns are taken: the evaluation table if `rigorous`, else the training table."""
-        return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.rigorous else self.seeds
+    def return_tables(self) -> dict[int, Table]:
+        """Index of each seed → table from which the returns are taken: the evaluation table if `uses_rigorous_eval`, else the training
+        table."""
+        return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.uses_rigorous_eval else self.seeds
 
     @cached_property
-    def evaluates(self) -> bool:
+    def returns_from_evaluation(self) -> bool:
         """Whether current returns are taken from the last evaluation, which is the case if each seed has a recent evaluation."""
-        return bool(self.seeds) and all(is_recent(self.evaluated.get(index), table) for index, table in self.measured.items())
+        return bool(self.seeds) and all(is_recent(self.evaluated.get(index), table) for index, table in self.return_tables.items())
 
     @property
-    def latest(self) -> dict[int, Table]:
+    def current_return_tables(self) -> dict[int, Table]:
         """Index of each seed → table whose last row has the current return of the seed."""
-        return {index: self.evaluated[index] for index in self.seeds} if self.evaluates else self.measured
+        return {index: self.evaluated[index] for index in self.seeds} if self.returns_from_evaluation else self.return_tables
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
@@ -218,9 +221,9 @@ class _Trial:
         return found if inside else None
 
     @cached_property
-    def level(self) -> float | None:
+    def learned_return(self) -> float | None:
         """The return at which a seed counts as having learned, for the comparison of the seeds (see common_level)."""
-        return common_level([curve(table, "current_return") for table in self.measured.values()], self.baseline)
+        return learned_return([curve(table, "current_return") for table in self.return_tables.values()], self.baseline)
 
     def _name(self, index: int) -> str:
         if self.run.distributed:
@@ -232,16 +235,16 @@ class _Trial:
         name = f"policy {self.run.policy_names[policy]}"
         return name if len(sessions) == 1 else f"session {session}, {name}"
 
-    def current(self, index: int) -> Table:
+    def current_return_table(self, index: int) -> Table:
         """Return the table whose last row has the current return of the training with index `index`, even if its Session has failed."""
-        if index in self.latest:
-            return self.latest[index]
-        return (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
+        if index in self.current_return_tables:
+            return self.current_return_tables[index]
+        return (self.evaluated if self.uses_rigorous_eval else self.of_training).get(index, {"frame": np.empty(0)})
 
     # ---- summary
 
     def facts(self) -> list[dict[str, Any]]:
-        found = [self._rating() or self._return(), self._frames(), self._time(), *self._bottleneck(), self._sessions()]
+        found = [self._rating() or self._return_fact(), self._frames(), self._time(), *self._bottleneck(), self._sessions()]
         return [*filter(None, found)]
 
     def _rating(self) -> dict[str, Any] | None:
@@ -256,18 +259,18 @@ class _Trial:
         over = f"mean of {len(newest)} sessions ± standard error" if len(newest) > 1 else "± standard error"
         return _fact("Elo rating", rating_text(*found), f"newest snapshot, {over}; random actions: 0")
 
-    def _return(self) -> dict[str, Any] | None:
+    def _return_fact(self) -> dict[str, Any] | None:
         if self.run.policies > 1 and self.run.spec.get("agent", {}).get("policies"):
             return self._returns_of_policies()
-        found = mean_current_return({index: current_return(self.current(index)) for index in self.seeds}, self.run.policies)
+        found = mean_current_return({index: current_return(self.current_return_table(index)) for index in self.seeds}, self.run.policies)
         value, count = found["current_return"], len({index // self.run.policies for index in self.seeds})
         if value is None:
             return _fact("current return", "-", "no episode has ended recently" if self.train else "no rows yet")
-        what = "evaluation" if self.evaluates else "recent training episodes"
+        what = "evaluation" if self.returns_from_evaluation else "recent training episodes"
         over = f"{what}; mean of {count} sessions ± standard error" if count > 1 else f"{what} ± standard error over episodes"
         if self.run.distributed:
             over = f"{what} of all workers ± standard error over episodes"
-        return _fact("current return", estimate_number(value, found["current_return_se"]), over)
+        return _fact("current return", format_with_error(value, found["current_return_se"]), over)
 
     def _returns_of_policies(self) -> dict[str, Any]:
         """Return the summary entry with the current return of each policy of agent.policies.
@@ -276,10 +279,12 @@ class _Trial:
         """
         texts = []
         for policy, name in enumerate(self.run.policy_names):
-            own = {i // self.run.policies: current_return(self.current(i)) for i in self.seeds if i % self.run.policies == policy}
+            own = {
+                i // self.run.policies: current_return(self.current_return_table(i)) for i in self.seeds if i % self.run.policies == policy
+            }
             found = mean_current_return(own, 1)
             if found["current_return"] is not None:
-                texts.append(f"{name} {estimate_number(found['current_return'], found['current_return_se'])}")
+                texts.append(f"{name} {format_with_error(found['current_return'], found['current_return_se'])}")
         count = len({index // self.run.policies for index in self.seeds})
         over = (
             f"of each policy, mean of {count} sessions ± standard error" if count > 1 else "of each policy ± standard error over episodes"
@@ -303,14 +308,14 @@ class _Trial:
         speed, seconds = sum(frame / time for frame, time in known) / len(known), max(time for _, time in known)
         left = self._time_left(speed)
         each = " per session" if len(known) > 1 else ""
-        return _fact("time", duration(seconds), f"{float(f'{speed:.3g}'):,.0f} frames/s{each}{left}")
+        return _fact("time", format_duration(seconds), f"{float(f'{speed:.3g}'):,.0f} frames/s{each}{left}")
 
     def _time_left(self, speed: float) -> str:
         planned = self.run.spec.get("env", {}).get("max_frame")
         if self.run.status != "running" or not isinstance(planned, int | float) or speed <= 0:
             return ""
         done = min((last_frame(table) or 0 for table in self.of_training.values()), default=0)
-        return f", {duration(max(0.0, (planned - done) / speed))} left"
+        return f", {format_duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
         """Return the summary entry that says which activity took most of the time, with the shares of all activities, or [] if unknown.
@@ -321,7 +326,7 @@ class _Trial:
         if found is not None:
             role, busy = found
             return [_fact("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
-        split = time_split(self.run)
+        split = collecting_and_learning_time(self.run)
         if split is None or not sum(split):
             return []
         share = split[0] / sum(split)
@@ -342,7 +347,7 @@ class _Trial:
 
         Seeds are ordered by current return (in self-play, by Elo rating), and then by the mean return over the run.
         """
-        learned = [] if self.level is None else [f"reached {rounded(self.level)} at frame"]
+        learned = [] if self.learned_return is None else [f"reached {round_text(self.learned_return)} at frame"]
         ratings = ["Elo rating ± se"] if self.is_rated else []
         columns = [
             "",
@@ -362,23 +367,23 @@ class _Trial:
 
     def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
         """Return the sort key of the seed with index `index`, and the row of the seed in the ranking."""
-        own = (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
-        now, one, table = self.current(index), curve(own, "current_return"), self.of_training[index]
+        own = (self.evaluated if self.uses_rigorous_eval else self.of_training).get(index, {"frame": np.empty(0)})
+        now, one, table = self.current_return_table(index), curve(own, "current_return"), self.of_training[index]
         found = current_return(now)
         mean, best = (float(of(one.value)) if len(one.value) else None for of in (np.mean, np.max))
-        seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, first_frame_at_level(one, self.level)
+        seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, first_frame_at_level(one, self.learned_return)
         elo = last_value(table, "elo")
         status = self.run.status if index == ALL_WORKERS else self.run.sessions.get(index // self.run.policies, "-")
         cells = [
             self._name(index) if index not in self.names else self.names[index],
             *([] if not self.is_rated else ["-" if elo is None else rating_text(elo, last_value(table, "elo_se"))]),
-            estimate_number(found["current_return"], found["current_return_se"]),
-            number(last_value(now, "current_epi")),
-            "-" if mean is None else rounded(mean),
-            "-" if best is None else rounded(best),
-            *([] if self.level is None else ["never" if level is None else f"{level:,.0f}"]),
+            format_with_error(found["current_return"], found["current_return_se"]),
+            format_number(last_value(now, "current_epi")),
+            "-" if mean is None else round_text(mean),
+            "-" if best is None else round_text(best),
+            *([] if self.learned_return is None else ["never" if level is None else f"{level:,.0f}"]),
             f"{frame:,}",
-            "-" if seconds is None else duration(seconds),
+            "-" if seconds is None else format_duration(seconds),
             f"{frame / seconds:,.0f}" if seconds else "-",
             str(status),
         ]
@@ -402,10 +407,10 @@ class _Trial:
             "axes": [{"column": name, "label": label} for name, label in _AXES.items() if name in columns],
             "axis": "global_frame" if shared else "frame",
             "lines": [self._session_line(index) for index in sorted(train)],
-            "means": self._means(),
+            "means": self._mean_lines(),
             "tables": {mode: {str(i): _json_table(table, rows) for i, table in tables.items()} for mode, tables in modes.items()},
             "thinned": -(-longest // rows) if longest > rows else 1,
-            "returns": self._returns(columns),
+            "returns": self._return_choices(columns),
             "bounds": self.bounds,
             "levels": self._level_lines(),
             "panels": panels(modes),
@@ -416,7 +421,7 @@ class _Trial:
         name = f"{self.names[index]}{' (failed)' if failed else ''}"
         return {"index": index, "name": name, "failed": failed, "group": index % self.run.policies if self.run.policies > 1 else index}
 
-    def _means(self) -> list[dict[str, Any]]:
+    def _mean_lines(self) -> list[dict[str, Any]]:
         """Return the descriptions of the bold lines of the graphs.
 
         A bold line shows the mean over Sessions (one line per policy if there are several), or the joint table of all workers.
@@ -431,7 +436,7 @@ class _Trial:
             ]
         return [{"name": "mean of sessions", "indices": of_policy[0]}] if len(of_policy[0]) > 1 else []
 
-    def _returns(self, columns: set[str]) -> list[dict[str, Any]]:
+    def _return_choices(self, columns: set[str]) -> list[dict[str, Any]]:
         found = [{"column": name, "label": label, "mode": "train"} for name, label in RETURNS.items() if name in columns]
         if self.is_rated:
             elo = {"column": "elo", "error": "elo_se", "label": "Elo rating (newest snapshot)", "unit": "Elo rating", "mode": "train"}
@@ -440,7 +445,7 @@ class _Trial:
             return found
         episodes = self.run.spec.get("meta", {}).get("rigorous_eval") or ""
         evaluation = {"column": "total_reward", "label": f"evaluation ({episodes} episodes)" if episodes else "evaluation", "mode": "eval"}
-        return [evaluation, *found] if self.rigorous else [*found[:1], evaluation, *found[1:]]
+        return [evaluation, *found] if self.uses_rigorous_eval else [*found[:1], evaluation, *found[1:]]
 
     def _level_lines(self) -> list[dict[str, Any]]:
         random = [] if self.baseline is None else [{"value": self.baseline, "label": "random agent"}]
@@ -451,7 +456,7 @@ class _Trial:
         strengths, rows = Strengths.from_table(table, self.baseline), np.isfinite(table.get("total_reward", np.empty(0)))
         if not len(strengths.value):
             return table
-        return {**table, **{name: _scattered(one, rows) for name, one in metric_columns(strengths).items()}}
+        return {**table, **{name: _scatter_to_rows(one, rows) for name, one in metric_columns(strengths).items()}}
 
     def _consistency(self) -> dict[int, Table]:
         if self.run.distributed or len(self.seeds) < 2 or self.baseline is None:
@@ -463,9 +468,9 @@ class _Trial:
 
     def metrics(self) -> dict[str, Any]:
         """Return the table of metrics, whose columns are the mean over the seeds, the interval of the mean, and the value of each seed."""
-        tables = self.evaluated if self.rigorous else self.of_training
+        tables = self.evaluated if self.uses_rigorous_eval else self.of_training
         own = {
-            index: {"current_return": current_return(self.current(index))["current_return"], **self._metrics_of(tables[index])}
+            index: {"current_return": current_return(self.current_return_table(index))["current_return"], **self._metrics_of(tables[index])}
             for index in self.seeds
             if index in tables
         }
@@ -514,7 +519,7 @@ def _baseline(run: Run) -> float | None:
     return None
 
 
-def _scattered(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _scatter_to_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     full = np.full(len(rows), np.nan)
     full[rows] = values
     return full
@@ -522,12 +527,12 @@ def _scattered(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
     """Return the columns of a table that have finite values, thinned to at most `rows` rows, as lists for JSON."""
-    thinned = thin(table, rows)
+    thinned = thin_table(table, rows)
     kept = {name: values for name, values in thinned.items() if np.isfinite(values).any() and name not in ("epi", "t")}
-    return {name: [five_digits(value) for value in values.tolist()] for name, values in kept.items()}
+    return {name: [round_to_five_digits(value) for value in values.tolist()] for name, values in kept.items()}
 
 
-def thin(table: Table, rows: int) -> Table:
+def thin_table(table: Table, rows: int) -> Table:
     """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows. All groups have about the same size.
 
     In columns of counts and returns (_LAST), the value of a new row is the last value of the group, if this value is finite. All other
@@ -548,7 +553,7 @@ def thin(table: Table, rows: int) -> Table:
 
 
 def _cell_text(value: float | None) -> str:
-    return number(value) if value is None or value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
+    return format_number(value) if value is None or value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
 
 
 def _interval_cells(values: Sequence[float], bounds: tuple[float, float]) -> list[str]:

@@ -51,7 +51,7 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
         index = session * run.policies
         table = tables.get(index, {"frame": np.empty(0)})
         name = names.get(index, f"session {session}") if run.policies == 1 else f"session {session}"
-        for one in _merged(_of_log(run.paths.session_log(session, run.trial), table)):
+        for one in _merged(_log_events(run.paths.session_log(session, run.trial), table)):
             found.append({**one, "line": index, "name": name})
         if (cause := run.metrics.get("failures", {}).get(str(session))) is not None:
             end = {"frame": last_frame(table), "seconds": last_value(table, "wall_t") if "wall_t" in table else None}
@@ -59,7 +59,7 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: one["seconds"] or 0.0)[:_MAX_EVENTS]
 
 
-def time_split(run: Run) -> tuple[float, float] | None:
+def collecting_and_learning_time(run: Run) -> tuple[float, float] | None:
     """Return the time that all Sessions together spent collecting experience and the time they spent learning, both in seconds.
 
     Returns None if no Session has ended normally.
@@ -70,7 +70,7 @@ def time_split(run: Run) -> tuple[float, float] | None:
     return (sum(one for one, _ in found), sum(other for _, other in found)) if found else None
 
 
-def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
+def _log_events(log: Path, table: Table) -> list[dict[str, Any]]:
     """Return the events in the log file of a Session, or [] if the log file cannot be read."""
     process: _Process | None = None
     found: list[dict[str, Any]] = []

@@ -10,20 +10,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.files.find import Choice, find_run, find_training
+from slm_lab.experiment.files.find import TrainingChoice, find_run, find_training
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, about_study, study_in
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, study_in, study_start_info
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import Setting, seeds_of
+from slm_lab.experiment.report.compare import Setting, seed_results
 from slm_lab.experiment.report.decision import decisions
 from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.metrics import average
-from slm_lab.experiment.report.progress import duration, number
+from slm_lab.experiment.report.progress import format_duration, format_number
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.report_data import VERSION
 from slm_lab.experiment.report.report_origin import origin
-from slm_lab.experiment.report.report_page import REFRESH, write_pages, write_trial_report
+from slm_lab.experiment.report.report_page import REFRESH, write_report, write_trial_report
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.search_report import (
     SearchSummary,
@@ -34,12 +34,12 @@ from slm_lab.experiment.report.search_report import (
     summarize_search,
 )
 from slm_lab.experiment.report.study_report import (
-    Row,
+    EntryResult,
     decision_lines,
     definitions,
     explanation,
-    findings,
     origins,
+    result_sentences,
     study_commands,
     study_figures,
     study_rows,
@@ -58,7 +58,7 @@ _MAX_TRIALS = 300
 """Maximum number of trials in the ranking of a search. If there are more trials, only the best trials are shown."""
 
 
-def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
+def write_folder_report(where: str, data_dir: Path, choice: TrainingChoice) -> Path:
     """Write the HTML report of a run, search or study, and return the path of the report.
 
     Args:
@@ -69,29 +69,29 @@ def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
     """
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
-            return _study_or_run(study, data_dir, choice)
+            return _write_study_or_run(study, data_dir, choice)
     paths = find_run(where, None, data_dir)
-    if choice._replace(trial=None) != Choice():
+    if choice._replace(trial=None) != TrainingChoice():
         return write_trial_report(find_training(where, None, data_dir, choice).paths)  # find_training checks `choice`
     if paths.search_state.is_file() and choice.trial is None:
         state = SearchState.load(paths.search_state)
         return write_search_report(paths, load_spec(paths.spec, paths.spec_name), state)
-    return _trial(paths, choice.trial)
+    return _write_trial(paths, choice.trial)
 
 
-def _trial(paths: RunPaths, trial: int | None) -> Path:
+def _write_trial(paths: RunPaths, trial: int | None) -> Path:
     known = paths.trials() or [0]
     if trial is not None and trial not in known:
         raise UserError(f"trial {trial}: {paths.root} has rows of trial {', '.join(map(str, known))}")
     chosen = known[0] if trial is None else trial
-    ended = paths.holds_trials and paths.trial_metrics(chosen).is_file()
+    ended = paths.has_several_trials and paths.trial_metrics(chosen).is_file()
     return write_trial_report(paths, chosen, ended=ended)
 
 
-def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
-    if choice != Choice():
+def _write_study_or_run(paths: StudyPaths, data_dir: Path, choice: TrainingChoice) -> Path:
+    if choice != TrainingChoice():
         return write_trial_report(find_training(paths.root, None, data_dir, choice).paths)
-    about = about_study(paths)
+    about = study_start_info(paths)
     study = _saved_study(paths, about)
     results = [ResultRun(file) for file in sorted(paths.results.glob("*.json"))]
     decide = about.get("max_seeds") is not None
@@ -121,7 +121,7 @@ def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPl
     return replace(study, runs=tuple(dict.fromkeys([*study.runs, *ended])))
 
 
-def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
+def _common_data(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
     """Return the entries that the data of all kinds of reports have (see report_data.py)."""
     return {
         "version": VERSION,
@@ -157,7 +157,7 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
     view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
     complete = state.exhausted or sum(trial.ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
     data = search_data(view, paths, spec, running=not ended and in_use(paths.lock), complete=complete)
-    return write_pages(paths.root, paths.report, data)
+    return write_report(paths.root, paths.report, data)
 
 
 def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bo
     ordered |= dict(figures[1:])
     run = Run(paths, paths.trials()[0] if paths.trials() else 0)
     return {
-        **_page(
+        **_common_data(
             "search",
             f"{view.space.spec.name}, search",
             f"{spec.agent.algorithm.name} in {run.env}",
@@ -202,11 +202,13 @@ def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:
     if best is not None:
         value = best.confirmed if best.confirmed is not None else best.metric
         interval = best.confirmed_interval
-        with_seeds = f"with new seeds{'' if interval is None else f', {number(interval[0])} to {number(interval[1])}'}; in the search"
-        note = f"trial {best.trial}" + (f", {with_seeds} {number(best.metric)}" if best.confirmed is not None else "")
-        facts.append({"label": f"best {view.metric}", "value": number(value), "note": note})
+        with_seeds = (
+            f"with new seeds{'' if interval is None else f', {format_number(interval[0])} to {format_number(interval[1])}'}; in the search"
+        )
+        note = f"trial {best.trial}" + (f", {with_seeds} {format_number(best.metric)}" if best.confirmed is not None else "")
+        facts.append({"label": f"best {view.metric}", "value": format_number(value), "note": note})
     frames, seconds = sum(one.frame for one in records), sum(one.seconds for one in records)
-    return [*facts, {"label": "frames", "value": f"{frames:,}", "note": f"{duration(seconds)} of training, all trials together"}]
+    return [*facts, {"label": "frames", "value": f"{frames:,}", "note": f"{format_duration(seconds)} of training, all trials together"}]
 
 
 def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
@@ -218,10 +220,22 @@ def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
     for rank, one in enumerate(view.ranked[:_MAX_TRIALS], 1):
         page = f"{paths.stem}_t{one.trial}_report.html"
         trial = {"text": f"trial {one.trial}", "href": page if (paths.root / page).is_file() else None}
-        again = [] if not confirmed else ["" if one.confirmed is None else number(one.confirmed)]
-        values = [_value(one.values[key]) if key in one.values else "" for key in names]
+        again = [] if not confirmed else ["" if one.confirmed is None else format_number(one.confirmed)]
+        values = [_value_text(one.values[key]) if key in one.values else "" for key in names]
         cause = [last_line(one.cause)] if failed else []
-        rows.append([str(rank), trial, one.status, number(one.metric), *again, *values, f"{one.frame:,}", duration(one.seconds), *cause])
+        rows.append(
+            [
+                str(rank),
+                trial,
+                one.status,
+                format_number(one.metric),
+                *again,
+                *values,
+                f"{one.frame:,}",
+                format_duration(one.seconds),
+                *cause,
+            ]
+        )
     left = len(view.ranked) - len(rows)
     note = "Best first: by the result with new seeds where there is one, else by the metric."
     return {
@@ -232,7 +246,7 @@ def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def _value(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -268,7 +282,7 @@ def write_study_report(
         decide: whether to report which differences are decided (see report/decision.py).
     """
     data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock), decide=decide)
-    return write_pages(paths.root, paths.report, data)
+    return write_report(paths.root, paths.report, data)
 
 
 def study_data(
@@ -285,12 +299,12 @@ def study_data(
     study, reason = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
     decided = decisions(study, found) if decide else []
-    sentences = findings(study, [row._replace(difference=None) for row in rows] if decided else rows)
+    sentences = result_sentences(study, [row._replace(difference=None) for row in rows] if decided else rows)
     folder = shlex.quote(str(display_path(paths.root)))
     commands = study_commands(study, paths)
     complete = len(results) + len(failed) >= len(study.runs)
     return {
-        **_page(
+        **_common_data(
             "study",
             study.name,
             f"study of {len(study.entries)} entries in {', '.join(study.envs)}",
@@ -318,10 +332,10 @@ def _study_facts(study: StudyPlan, results: Sequence[ResultRun], failed: Sequenc
     facts = [{"label": "runs", "value": f"{len(results)} of {len(study.runs)}", "note": ", ".join(filter(None, parts))}]
     seeds = sorted({run.random_seed for run in study.runs})
     facts.append({"label": "seeds", "value": str(len(seeds)), "note": f"random_seed {', '.join(map(str, seeds[:8]))}"})
-    return [*facts, {"label": "time", "value": duration(known), "note": "all runs together"}]
+    return [*facts, {"label": "time", "value": format_duration(known), "note": "all runs together"}]
 
 
-def _comparison(study: StudyPlan, rows: Sequence[Row]) -> dict[str, Any]:
+def _comparison(study: StudyPlan, rows: Sequence[EntryResult]) -> dict[str, Any]:
     head, *lines = study_table(study, rows)
     return {"title": "Comparison", "columns": head, "rows": lines, "note": explanation(study, rows)}
 
@@ -343,17 +357,19 @@ def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> 
     """Return the table of the runs of a study that have ended, with a link to the report of each run."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
-        value = average(seed.final_return(study.metric) for seed in seeds_of(one))
-        page = _page_of(paths, one)
+        value = average(seed.final_return(study.metric) for seed in seed_results(one))
+        page = _run_report_path(paths, one)
         seconds = one.content.get("seconds")
         name = {"text": str(one.content["entry"]), "href": page}
-        rows.append([name, one.env, str(one.random_seed), one.status, number(value), "-" if seconds is None else duration(seconds)])
+        rows.append(
+            [name, one.env, str(one.random_seed), one.status, format_number(value), "-" if seconds is None else format_duration(seconds)]
+        )
     return {"title": "Runs", "columns": ["entry", "env", "random_seed", "status", "score", "time"], "rows": rows}
 
 
-def _page_of(paths: StudyPaths, result: ResultRun) -> str | None:
+def _run_report_path(paths: StudyPaths, result: ResultRun) -> str | None:
     folder = StudyRunFolder(paths.runs / result.paths.root.stem)
-    starts = folder.starts() if folder.root.is_dir() else []
+    starts = folder.run_folders() if folder.root.is_dir() else []
     page = starts[-1].report if starts else None
     return page.relative_to(paths.root).as_posix() if page is not None and page.is_file() else None
 

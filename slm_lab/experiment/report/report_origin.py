@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths, stamped_folders, study_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.run import Run
 from slm_lab.lib.files import display_path
 from slm_lab.spec.models.spec import models_at
@@ -24,7 +24,7 @@ _LETTERS = 200
 _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
-def settings_of(run: Run) -> dict[str, Any]:
+def run_settings(run: Run) -> dict[str, Any]:
     """Return the settings of a run: the spec as text, and two tables of spec keys.
 
     The first table has the keys that differ from their defaults. The second table has the keys that differ from the previous run with the
@@ -34,7 +34,7 @@ def settings_of(run: Run) -> dict[str, Any]:
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
     return {
         "changed": {"columns": ["key", "value", "default"], "rows": rows},
-        "previous": _previous(run),
+        "previous": _previous_differences(run),
         "spec": json.dumps({run.name: body}, indent=2, ensure_ascii=False, default=str),
     }
 
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
-def _previous(run: Run) -> dict[str, Any] | None:
+def _previous_differences(run: Run) -> dict[str, Any] | None:
     """Return the table of the spec keys that differ from the previous run with the same name, or None if there is no previous run."""
     other = previous_run(run)
     if other is None:
@@ -72,7 +72,7 @@ def _previous(run: Run) -> dict[str, Any] | None:
     name = other.paths.root.name
     rows = [[key, _text(own), _text(theirs)] for key, (own, theirs) in diff(run.settings(), other.settings()).items()]
     value = other.metrics.get("current_return")
-    note = f"{other.status}, current return {number(value)}" if isinstance(value, int | float) else other.status
+    note = f"{other.status}, current return {format_number(value)}" if isinstance(value, int | float) else other.status
     href = f"../{name}/{REPORT}" if (other.paths.root / REPORT).is_file() else None
     return {"name": name, "href": href, "note": note, "columns": ["key", "this run", name], "rows": rows}
 
@@ -114,7 +114,7 @@ def origin(run: Run) -> list[dict[str, str]]:
 def commands(run: Run) -> list[dict[str, str]]:
     """Return the shell commands that continue, play, export and compare a run, as {label, command} entries."""
     folder = shlex.quote(str(display_path(run.paths.root.absolute())))
-    of_search = run.paths.holds_trials
+    of_search = run.paths.has_several_trials
     trial = f" --trial {run.trial}" if of_search else ""
     found = {}
     if not of_search:
@@ -157,12 +157,12 @@ def published_levels(run: Run) -> list[dict[str, Any]]:
         study = study_in(folder.parents[1])
         content = json.loads(study.study.read_text(encoding="utf-8")) if study else {}
         body = next(value for key, value in content.items() if not key.startswith("$"))["study"]
-        found = {"published score": _published(body, about), "solved": _of_env(body, about).get("solve", body.get("solve"))}
+        found = {"published score": _published_score(body, about), "solved": _study_env_entry(body, about).get("solve", body.get("solve"))}
         return [{"value": float(value), "label": label} for label, value in found.items() if value is not None]
     return []
 
 
-def _of_env(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
+def _study_env_entry(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the element of the list `envs` of a study that describes the env of the run, or {} if there is no such element.
 
     Args:
@@ -173,9 +173,9 @@ def _of_env(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, A
     return next((one for one in envs if about["env"] in (one.get("label"), one["name"].rpartition(":")[2])), {})
 
 
-def _published(body: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
+def _published_score(body: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
     entry = about["entry"]
-    score = _of_env(body, about).get("published")
+    score = _study_env_entry(body, about).get("published")
     score = score.get(entry) if isinstance(score, dict) else score
     if score is not None:
         return float(score)

@@ -90,10 +90,10 @@ def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) 
     data = report_data(run)
     if data["status"] == "running":
         data["refresh"] = REFRESH
-    return write_pages(paths.root, path, data)
+    return write_report(paths.root, path, data)
 
 
-def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
+def write_report(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
     """Write the HTML report `path` and the script plotly.min.js, and return `path`. Raises UserError if the report cannot be written.
 
     Args: root: folder of the script, which is the folder of the report.
@@ -105,7 +105,7 @@ def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
     return path
 
 
-def attempt(write: Callable[[], Path]) -> Path | None:
+def try_write_report(write: Callable[[], Path]) -> Path | None:
     """Call `write`, which writes a report, and return the path of the report.
 
     If `write` raises an error, print a notice and return None, since an error in a report must not end a run.
@@ -132,6 +132,6 @@ class LiveReport:
         """Write the report if the interval since the last write has passed."""
         if (begin := perf_counter()) < self.due:
             return
-        written = attempt(self.write)
+        written = try_write_report(self.write)
         now = perf_counter()
         self.due = math.inf if written is None else now + max(REFRESH, _COST * (now - begin))

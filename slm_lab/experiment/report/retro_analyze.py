@@ -21,16 +21,16 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from slm_lab.experiment.files.lock import unfinished_notice
-from slm_lab.experiment.files.paths import DataMode, RunPaths, imported_run, not_a_run, run_paths_in
+from slm_lab.experiment.files.paths import DataMode, RunPaths, not_a_run_message, retro_analyze_paths, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.analyze import EPISODES, analyze_trial, return_text
-from slm_lab.experiment.report.progress import is_number, number
-from slm_lab.experiment.report.report_page import attempt, write_trial_report
-from slm_lab.experiment.report.run import Run, last_frame, numbers, read_columns, read_json
+from slm_lab.experiment.report.progress import format_number, is_number
+from slm_lab.experiment.report.report_page import try_write_report, write_trial_report
+from slm_lab.experiment.report.run import Run, last_frame, parse_numbers, read_columns, read_json
 from slm_lab.experiment.report.writer import csv_bytes, json_bytes
 from slm_lab.experiment.training.observers.base import COLUMNS
-from slm_lab.lib.files import not_writable, replace_file
-from slm_lab.spec.compat.migrate import migrate
+from slm_lab.lib.files import replace_file, unwritable_reason
+from slm_lab.spec.compat.migrate import migrate_spec
 from slm_lab.spec.load.build import drop_nulls
 from slm_lab.spec.models.meta import MetaSpec, SamplerSpec
 from slm_lab.spec.models.spec import Spec
@@ -75,7 +75,7 @@ def retro_analyze(folder: Path) -> str:
             paths, remarks = _import_run(folder, raw)
             return "\n".join([_analyze(paths, LAST_EPISODES), *(f"note: {remark}" for remark in remarks)])
         if (found := run_paths_in(folder)) is None:
-            raise UserError(not_a_run(folder))
+            raise UserError(not_a_run_message(folder))
         return _analyze(found)
     except OSError as error:
         file = f": {error.filename}" if error.filename else ""
@@ -86,7 +86,7 @@ def _analyze(paths: RunPaths, episodes: str = EPISODES) -> str:
     runs = [Run(paths, t) for t in paths.trials() or [0]]
     spec = _analysis_spec(runs[0])
     for folder in (paths.root, paths.info_dir, paths.graph_dir):
-        if folder.exists() and (reason := not_writable(folder)) is not None:
+        if folder.exists() and (reason := unwritable_reason(folder)) is not None:
             raise UserError(f"cannot write to {folder}: {reason}")
     paths.make_dirs()
     return "\n\n".join(_analyze_trial(run, spec, len(runs) > 1, episodes) for run in runs)
@@ -102,14 +102,14 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     metrics = analyze_trial(spec, paths, t, failed=failed, recorded_baseline=recorded, episodes=episodes, complete=True)
     if read_json(paths.trial_metrics(t)) != metrics:
         raise UserError(f"cannot write the metrics of {paths.root}: {paths.trial_metrics(t).name} was not replaced")
-    page = attempt(partial(write_trial_report, paths, t))
+    page = try_write_report(partial(write_trial_report, paths, t))
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
     files = [str(file) for file in (page, *graphs, paths.trial_metrics(t)) if file is not None and file.is_file()]
     left = unfinished_notice(paths.root, paths.lock)
     aside = ("current_return", "current_return_se", "frame", "sessions", "failed")
     others = {name: value for name, value in metrics.items() if is_number(value) and name not in aside}
-    summary = "  ".join(f"{name} {number(value)}" for name, value in others.items())
-    return "\n".join(filter(None, [_headline(run, spec, metrics, several, episodes), summary, *files, f"note: {left}" if left else ""]))
+    summary = "  ".join(f"{name} {format_number(value)}" for name, value in others.items())
+    return "\n".join(filter(None, [_result_line(run, spec, metrics, several, episodes), summary, *files, f"note: {left}" if left else ""]))
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
@@ -149,7 +149,7 @@ def _known_keys(section: Any, model: type[BaseModel]) -> dict[str, Any]:
     return {key: value for key, value in items if key in model.model_fields and value is not None}
 
 
-def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, episodes: str) -> str:
+def _result_line(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, episodes: str) -> str:
     """Return a line with the folder of the run, the current return, and the number of Sessions of each status."""
     frames = spec.trial_frames if run.distributed else spec.session_frames
     result = f"{return_text(metrics, spec, episodes)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
@@ -175,18 +175,18 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
         raw: content of the spec file of the SLM Lab run.
     """
     name, old_env = str(raw["name"]), str(value_at(raw, ("env", 0, "name")) or value_at(raw, ("env", "name")))
-    body = _body(raw, folder)
+    body = _converted_spec(raw, folder)
     if _OTHER_SIMULATORS.match(old_env):
         body["env"]["name"] = old_env
-    tables = _tables(folder, name)
+    tables = _read_tables(folder, name)
     if body["meta"].get("rigorous_eval"):
-        tables |= {(t, s, "eval"): table for (t, s, mode), table in _tables(folder, name, "eval").items()}
+        tables |= {(t, s, "eval"): table for (t, s, mode), table in _read_tables(folder, name, "eval").items()}
     if not any(_row_count(table) for table in tables.values()):
         raise UserError(f"'{folder}' has no rows: no {name}_t*_s*_session_df_train.csv in {folder / 'info'} has a row")
     for (t, s, _), table in tables.items():
         if lacking := [column for column in _REQUIRED if column not in table]:
             raise UserError(f"'{folder}' cannot be analyzed: its table of trial {t}, session {s} has no column {' and '.join(lacking)}")
-    paths = imported_run(folder, name)
+    paths = retro_analyze_paths(folder, name)
     paths.root.mkdir(exist_ok=True)
     paths.make_dirs()
     for path in {paths.spec, *(paths.trial_spec(t) for t, _, _ in tables)}:
@@ -211,14 +211,14 @@ def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _body(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _converted_spec(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the spec of a run of SLM Lab in the format of this program, with the keys agent, env and meta.
 
     Keys that SLM Lab adds to meta at run time are omitted. Raises UserError if the spec cannot be converted.
     """
     body = {key: raw[key] for key in ("agent", "env", "meta")}
     report = Report()
-    migrate(body, report)
+    migrate_spec(body, report)
     if report.problems:
         raise UserError(f"'{folder}' cannot be analyzed: {'; '.join(map(str, report.problems))}")
     if not all(isinstance(section, dict) for section in body.values()):
@@ -232,7 +232,7 @@ _Tables = dict[tuple[int, int, DataMode], dict[str, list[str]]]
 """(trial, session, mode) → table with the cells as text: column → cells."""
 
 
-def _tables(folder: Path, name: str, mode: DataMode = "train") -> _Tables:
+def _read_tables(folder: Path, name: str, mode: DataMode = "train") -> _Tables:
     pattern = re.compile(re.escape(name) + rf"_t(\d+)_s(\d+)_session_df_{mode}\.csv")
     found = {path: match for path in sorted((folder / "info").glob("*.csv")) if (match := pattern.fullmatch(path.name))}
     return {(int(match[1]), int(match[2]), mode): read_columns(path) for path, match in found.items()}
@@ -251,9 +251,9 @@ def _csv(table: Mapping[str, list[str]]) -> bytes:
     columns = dict(table)
     for name in _COUNTS:
         if name in columns:
-            columns[name] = [f"{value:.0f}" if np.isfinite(value) else "" for value in numbers(columns[name])]
+            columns[name] = [f"{value:.0f}" if np.isfinite(value) else "" for value in parse_numbers(columns[name])]
     if "total_reward_ma" not in columns:
-        columns["total_reward_ma"] = _moving_average(numbers(columns["total_reward"]))
+        columns["total_reward_ma"] = _moving_average(parse_numbers(columns["total_reward"]))
     names = [name for name in dict.fromkeys((*COLUMNS, *columns)) if name in columns]
     return csv_bytes(names, zip(*(columns[name] for name in names), strict=True))
 
@@ -271,7 +271,7 @@ def _remarks(folder: Path, body: Mapping[str, Any], tables: _Tables, old_env: st
         remarks.append(f"not computed: strength and the metrics made of it, which need the random baseline of {old_env}")
     elif env != old_env:
         remarks.append(f"{old_env} is now {env}, whose random baseline is used")
-    found = {name for table in tables.values() for name, cells in table.items() if np.isfinite(numbers(cells)).any()}
+    found = {name for table in tables.values() for name, cells in table.items() if np.isfinite(parse_numbers(cells)).any()}
     missing = [column for column in _MISSING if column not in found]
     lacking = [f"{_MISSING[column]} (no {column} in its tables)" for column in missing]
     if body["meta"].get("distributed"):

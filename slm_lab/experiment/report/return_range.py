@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slm_lab.spec.compat.env_ids import pool_envs
+from slm_lab.spec.compat.env_ids import envpool_envs
 
 RANGES: dict[str, tuple[float, float]] = {
     "CartPole-v0": (0.0, 200.0),
@@ -54,7 +54,7 @@ def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
 def _range_of(name: str) -> tuple[float, float] | None:
     if name in RANGES:
         return RANGES[name]
-    env = pool_envs().get(name)
+    env = envpool_envs().get(name)
     if name.startswith("dm_control/") or (env is not None and env.suite == "dm_control"):
         return None if "lqr" in name.lower() else _DM_CONTROL
     return next((own for prefix, own in _PREFIXES.items() if name.startswith(prefix)), None)

@@ -13,7 +13,7 @@ Columns = Mapping[str, Sequence[str]]
 """Table with the cells as text: column → cells (see run.read_columns)."""
 
 
-class Cell(NamedTuple):
+class CellDifference(NamedTuple):
     """A cell that differs between two tables, in the row with the frame `frame`."""
 
     frame: int
@@ -33,7 +33,7 @@ class RowComparison:
     """Number of compared rows: the rows whose frame is in both tables."""
     equal: int
     """Number of equal rows before the first row that differs."""
-    first: Cell | None = None
+    first: CellDifference | None = None
     """The first cell that differs, in the first differing column of the first differing row, or None if all compared rows are equal."""
     columns: tuple[str, ...] = ()
     """All columns that differ in the first differing row."""
@@ -60,7 +60,7 @@ def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: flo
     for count, frame in enumerate(frames):
         i, j = at_one[frame], at_other[frame]
         if differ := tuple(name for name in names if not _equal(one[name][i], other[name][j])):
-            cell = Cell(frame, i + 1, differ[0], one[differ[0]][i], other[differ[0]][j])
+            cell = CellDifference(frame, i + 1, differ[0], one[differ[0]][i], other[differ[0]][j])
             return RowComparison(len(frames), count, cell, differ, only, (only_columns[0], only_columns[1]))
     return RowComparison(len(frames), len(frames), None, (), only, (only_columns[0], only_columns[1]))
 

@@ -25,12 +25,20 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.named_model import check_no_model
-from slm_lab.experiment.files.paths import DataMode, RunPaths, StudyRunFolder, not_a_run, number_of_policies, policy_names, run_paths_in
+from slm_lab.experiment.files.paths import (
+    DataMode,
+    RunPaths,
+    StudyRunFolder,
+    not_a_run_message,
+    number_of_policies,
+    policy_names,
+    run_paths_in,
+)
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.spec import models_at
-from slm_lab.spec.report import KeyPath, flat, nearest_hint
+from slm_lab.spec.report import KeyPath, flatten_leaves, nearest_hint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +106,7 @@ class Run:
 
     @cached_property
     def _trial_metrics(self) -> dict[str, Any] | None:
-        return self._of_last_start(self.paths.trial_metrics(self.trial))
+        return self._read_if_current(self.paths.trial_metrics(self.trial))
 
     @cached_property
     def status(self) -> Status:
@@ -134,7 +142,7 @@ class Run:
     @property
     def is_alone(self) -> bool:
         """Whether the run is neither a trial of a search nor part of a study."""
-        return not self.paths.holds_trials and not StudyRunFolder(self.paths.root.absolute().parent).identity.is_file()
+        return not self.paths.has_several_trials and not StudyRunFolder(self.paths.root.absolute().parent).identity.is_file()
 
     @property
     def has_evaluation_curve(self) -> bool:
@@ -158,7 +166,7 @@ class Run:
         """
         if mode not in self._tables:
             indices = self.paths.sessions("train", self.trial)
-            self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
+            self._tables[mode] = {index: _read_table_or_empty(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
     def tables_per_training(self, mode: DataMode) -> dict[int, Table]:
@@ -191,15 +199,15 @@ class Run:
 
     def keys(self) -> dict[str, Any]:
         """Return key path → value of the mode and of all spec keys except meta.run. Missing keys have their default values."""
-        agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
+        agent = {key: _with_name_key(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
-        return {key: value for key, value in flat(body) if value != {} and not key.startswith("meta.run")}
+        return {key: value for key, value in flatten_leaves(body) if value != {} and not key.startswith("meta.run")}
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
         file, of_trial = self.paths.spec, self.paths.trial_spec(self.trial)
-        if self.paths.holds_trials and of_trial.is_file():
+        if self.paths.has_several_trials and of_trial.is_file():
             file = of_trial
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -211,7 +219,7 @@ class Run:
         except (OSError, ValueError, AttributeError, TypeError) as error:
             raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
-    def _of_last_start(self, file: Path) -> dict[str, Any] | None:
+    def _read_if_current(self, file: Path) -> dict[str, Any] | None:
         """Return the content of a metrics file, or None if the file does not exist or the run was continued after the file was written."""
         if len(self.starts) > 1 and file.is_file():
             with suppress(ValueError, KeyError, TypeError):
@@ -221,7 +229,7 @@ class Run:
 
     def _session_status(self, s: int) -> Status:
         """Return the status of Session `s`. A Session without a metrics file has the status of the run."""
-        metrics = self._of_last_start(self.paths.session_metrics(s * self.policies, self.trial))
+        metrics = self._read_if_current(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
 
@@ -253,7 +261,7 @@ def load_run(folder: str | Path) -> Run:
         children = sorted(folder.iterdir()) if folder.is_dir() else []
         inside = next((path for path in children if path.is_dir() and run_paths_in(path)), None)
         hint = f"; did you mean {inside}?" if inside else ""
-        raise UserError(not_a_run(folder) + hint)
+        raise UserError(not_a_run_message(folder) + hint)
     trials = paths.trials()
     if len(trials) > 1:
         raise UserError(f"'{folder}' contains {len(trials)} trials; expected one")
@@ -311,7 +319,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 def read_table(path: Path) -> Table:
     """Read the CSV file of a Session's table, and return its rows whose frame is above 0. Raises the same errors as read_columns."""
-    columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
+    columns = {name: parse_numbers(cells) for name, cells in read_columns(path).items()}
     frame = columns.get("frame")
     if frame is None:
         return {"frame": np.empty(0)}
@@ -336,7 +344,7 @@ def last_row(path: Path | str) -> dict[str, float]:
     return {name: value for name, cell in zip(names, cells, strict=False) if math.isfinite(value := _parsed_number(cell))}
 
 
-def numbers(cells: Sequence[str | bytes]) -> np.ndarray:
+def parse_numbers(cells: Sequence[str | bytes]) -> np.ndarray:
     """Return the numbers in cells of text, float64 [cells]. The number is NaN if a cell is not a number."""
     return np.array([_parsed_number(cell) for cell in cells], dtype=np.float64)
 
@@ -353,7 +361,7 @@ def last_frame(table: Table) -> int | None:
     return int(frame[-1]) if len(frame) else None
 
 
-def _table(path: Path) -> Table:
+def _read_table_or_empty(path: Path) -> Table:
     try:
         return read_table(path)
     except Exception as error:
@@ -380,7 +388,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return {}
 
 
-def _named(net: Any) -> Any:
+def _with_name_key(net: Any) -> Any:
     """Return a net section of a saved spec, with the key `type` renamed to `name` as in the pydantic model of the net."""
     return {"name": net["type"]} | {key: value for key, value in net.items() if key != "type"} if "type" in (net or ()) else net
 

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.files.named_model import ModelPaths
-from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seeds_of
+from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seed_results
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
 from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
 from slm_lab.lib.files import display_path
-from slm_lab.lib.text import aligned
-from slm_lab.spec.report import diff, flat
+from slm_lab.lib.text import format_table
+from slm_lab.spec.report import diff, flatten_leaves
 
 _RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "eval_backend", "matmul", "threads", "start_method")
 """Entries of meta.run that record the software and the machine with which a run was trained."""
@@ -33,7 +33,7 @@ _MOST_SEEDS = 1000
 _WIDTH = 80
 
 
-class Pair(NamedTuple):
+class KeyDifference(NamedTuple):
     """A key, and the values of this key in run `a` and run `b`. A value is None if the key is absent in the run."""
 
     key: str
@@ -69,7 +69,7 @@ class Returns:
     """Number of seeds with which a difference of this size is shown in 80 % of all cases. None means unknown or above 1,000."""
 
     @property
-    def shown(self) -> bool | None:
+    def difference_shown(self) -> bool | None:
         """Whether the interval of the difference excludes 0, or None if there is no interval."""
         one = self.difference
         return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
@@ -81,10 +81,10 @@ class RunDifference:
 
     a: Run
     b: Run
-    keys: list[Pair]
+    keys: list[KeyDifference]
     implied: int
     """Number of keys that only one run has because the runs use different components, and which are not in the list `keys`."""
-    records: list[Pair]
+    records: list[KeyDifference]
     tables: list[TableDifference]
     only: tuple[list[int], list[int]]
     """Sessions that have rows only in run `a`, and Sessions that have rows only in run `b`."""
@@ -111,18 +111,18 @@ def run_difference(a: Run, b: Run) -> RunDifference:
     return RunDifference(
         a,
         b,
-        [Pair(key, *pairs[key]) for key in differ],
+        [KeyDifference(key, *pairs[key]) for key in differ],
         len(pairs) - len(differ),
-        [Pair(key, *pair) for key, pair in diff(_records(a), _records(b)).items()],
+        [KeyDifference(key, *pair) for key, pair in diff(_recorded_origin(a), _recorded_origin(b)).items()],
         list(_table_differences(a, b)),
         (sorted(sessions - sessions_b), sorted(sessions_b - sessions)),
-        _returns(a, b) if a.env == b.env else None,
+        _compare_returns(a, b) if a.env == b.env else None,
     )
 
 
-def _records(run: Run) -> dict[str, Any]:
+def _recorded_origin(run: Run) -> dict[str, Any]:
     start = run.starts[-1]
-    return dict(flat({key: start[key] for key in _RECORDS if start.get(key) is not None}))
+    return dict(flatten_leaves({key: start[key] for key in _RECORDS if start.get(key) is not None}))
 
 
 def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
@@ -143,7 +143,7 @@ def _columns(file: Path) -> dict[str, list[str]]:
         return {}
 
 
-def _returns(a: Run, b: Run) -> Returns | None:
+def _compare_returns(a: Run, b: Run) -> Returns | None:
     metric, reason = comparable_metric("current_return", [Setting("A", [a]), Setting("B", [b])])
     own, other = _final_returns(a, metric), _final_returns(b, metric)
     if not own or not other:
@@ -163,7 +163,7 @@ def _final_returns(run: Run, metric: str) -> dict[int, float]:
     """
     with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
     sessions = [0] if run.distributed else list(dict.fromkeys(with_rows))
-    found = zip(sessions, (seed.final_return(metric) for seed in seeds_of(run)), strict=True)
+    found = zip(sessions, (seed.final_return(metric) for seed in seed_results(run)), strict=True)
     return {session: value for session, value in found if value is not None}
 
 
@@ -232,7 +232,7 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
         "b": {str(session): value for session, value in returns.b.items()},
         "paired": returns.paired,
         "difference": None if one is None else one._asdict(),
-        "shown": returns.shown,
+        "shown": returns.difference_shown,
         "seeds_needed": returns.needed,
     }
 
@@ -248,7 +248,7 @@ def difference_text(found: RunDifference) -> str:
     if found.implied:
         only = f"and {found.implied} more key{'s' * (found.implied > 1)}, which only one run has because a component has another name"
         parts[-1] += textwrap.wrap(only, width)
-    unknown = [name for name, run in (("A", found.a), ("B", found.b)) if not _records(run)]
+    unknown = [name for name, run in (("A", found.a), ("B", found.b)) if not _recorded_origin(run)]
     same = f"versions and machine of {' and '.join(unknown)} are not recorded" if unknown else "same versions and machine"
     parts.append(([] if unknown else _pair_lines("made with", found.records, width)) or [same])
     parts.append([line for text in _row_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
@@ -256,7 +256,7 @@ def difference_text(found: RunDifference) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
+def _pair_lines(title: str, pairs: Sequence[KeyDifference], width: int) -> list[str]:
     """Return the lines of a table that shows each key with its values in both runs. Long keys and values are shortened."""
     if not pairs:
         return []
@@ -264,11 +264,11 @@ def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
     room = (width - 4 - max(map(len, [title, *keys]))) // 2
     size = max(room, 14)
     longest = width - 4 - 2 * size
-    cells = [[_shortened(pair.key, longest, end=True), *(_value(pair.key, value, size) for value in pair[1:])] for pair in pairs]
-    return aligned([[title, "A", "B"], *cells])
+    cells = [[_shortened(pair.key, longest, end=True), *(_value_text(pair.key, value, size) for value in pair[1:])] for pair in pairs]
+    return format_table([[title, "A", "B"], *cells])
 
 
-def _value(key: str, value: Any, size: int) -> str:
+def _value_text(key: str, value: Any, size: int) -> str:
     text = "absent" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if key == "git" and value is not None:  # a commit hash, with a final "+" if files have changed since the commit
         text = f"{text[:8]}{'+' * text.endswith('+')}"
@@ -327,10 +327,10 @@ def _return_texts(found: RunDifference) -> list[str]:
         status = "" if run.status == "done" else f"; {run.status}"
         seeds = ", ".join(number_text(value) for value in values.values())
         lines.append(f"{name}  {estimate_text(estimate(list(values.values()), return_range(run.settings())))}; seeds: {seeds}{status}")
-    return [*lines, verdict(returns), *([returns.reason] if returns.reason else [])]
+    return [*lines, difference_sentence(returns), *([returns.reason] if returns.reason else [])]
 
 
-def verdict(returns: Returns) -> str:
+def difference_sentence(returns: Returns) -> str:
     """Return a sentence that says whether the seeds show a difference of the returns.
 
     If no difference is shown, the sentence also says how many seeds would show a difference of this size.
@@ -345,7 +345,7 @@ def verdict(returns: Returns) -> str:
     if one.value == one.low == one.high == 0:
         return f"The returns are equal in each of {seeds}"
     interval = f"A − B = {_signed(one.value)} (95 %: {_signed(one.low)} to {_signed(one.high)}){', paired by seed' * returns.paired}"
-    if returns.shown:
+    if returns.difference_shown:
         return f"Difference shown with {seeds}: {interval}"
     if one.value == 0:
         return f"No difference shown with {seeds}: {interval}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Mark, Panel, policy_colour
 from slm_lab.experiment.report.metrics import Curve, Table, average, last_value
-from slm_lab.experiment.report.run import Run, numbers, read_columns
+from slm_lab.experiment.report.run import Run, parse_numbers, read_columns
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer
 from slm_lab.spec.models.meta import SamplerSpec
@@ -46,12 +46,12 @@ def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
     The roles are "rollout", "inference" and "learner". The shares are means over the second half of the rows of each table, and then over
     the tables. Returns None if a role has no values.
     """
-    busy = {role: _settled_mean(tables, f"{role}_busy") for role in _ROLES}
+    busy = {role: _second_half_mean(tables, f"{role}_busy") for role in _ROLES}
     known = {role: share for role, share in busy.items() if share is not None}
     return (max(known, key=lambda role: known[role]), known) if len(known) == len(_ROLES) else None
 
 
-def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
+def _second_half_mean(tables: Sequence[Table], column: str) -> float | None:
     halves = [table[column][len(table["frame"]) // 2 :] for table in tables if column in table]
     return average(float(np.nanmean(half)) for half in halves if np.isfinite(half).any())
 
@@ -86,7 +86,7 @@ def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> 
 
     Args: columns: column → cells of the history of population-based training.
     """
-    history = {name: numbers(cells) for name, cells in columns.items()}
+    history = {name: parse_numbers(cells) for name, cells in columns.items()}
     policies = sorted({int(policy) for policy in history.get("policy", ()) if np.isfinite(policy)})
     panels = []
     for column, label in _TUNED.items():
@@ -119,7 +119,7 @@ def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec 
 def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) -> None:
     paths, t, title = run.paths, run.trial, f"{labels.title}, session {s}"
     with writer.drawing(paths.timeline(s, t).name):
-        if spans := spans_of(read_columns(paths.timeline(s, t))):
+        if spans := read_spans(read_columns(paths.timeline(s, t))):
             figure = timeline_figure(f"{title}: {turns} timeline", spans)
             writer.draw({"timeline": figure}, lambda _, ext: paths.timeline_graph(s, ext, t))
     with writer.drawing(paths.pbt(s, t).name):
@@ -139,21 +139,21 @@ class Span(NamedTuple):
     end: float
 
 
-def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
+def read_spans(columns: Mapping[str, Sequence[str]]) -> list[Span]:
     """Return the activities in a timeline file, without idle times and invalid rows.
 
     The times are shifted so that the recorded time begins at 0. Args: columns: column → cells of the timeline file.
     """
     if not {"process", "kind", "begin", "end"} <= columns.keys():
         return []
-    times = numbers(columns["begin"]), numbers(columns["end"])
+    times = parse_numbers(columns["begin"]), parse_numbers(columns["end"])
     spans = [Span(*row) for row in zip(columns["process"], columns["kind"], *map(np.ndarray.tolist, times), strict=True)]
     spans = [span for span in spans if np.isfinite([span.begin, span.end]).all() and span.begin <= span.end]
     start = min((span.begin for span in spans), default=0.0)
     return [span._replace(begin=span.begin - start, end=span.end - start) for span in spans if span.kind != _IDLE]
 
 
-def overlap(spans: Sequence[Span]) -> float | None:
+def training_overlap(spans: Sequence[Span]) -> float | None:
     """Return the share of the training time in which a worker collects a rollout at the same time.
 
     The share is 0 if training and collection alternate. Returns None if there is no training or no collection.
@@ -180,7 +180,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 
     From top to bottom, the rows show the learner, inference and the workers.
     """
-    share = overlap(spans)
+    share = training_overlap(spans)
     lead = "" if share is None else f"Rollouts are collected during {100 * share:.0f} % of the training time. "
     rows = row_positions({span.process for span in spans})
     spans_by = {process: [span for span in spans if span.process == process] for process in rows}
@@ -205,9 +205,9 @@ def row_positions(processes: Iterable[str]) -> dict[str, float]:
     """Return process → vertical centre of the row of the process in the timeline. The first row is at 0, and lower rows are negative."""
     positions: dict[str, float] = {}
     position, above = 0.0, ""
-    for process in sorted(processes, key=_order):
+    for process in sorted(processes, key=_process_sort_key):
         if above:
-            position -= 1 if _order(above)[0] == _order(process)[0] else 1 + _GAP
+            position -= 1 if _process_sort_key(above)[0] == _process_sort_key(process)[0] else 1 + _GAP
         positions[process], above = position, process
     return positions
 
@@ -222,7 +222,7 @@ def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: f
     bars = []
     for process, middle in rows.items():
         own = sorted((span for span in spans if span.process == process), key=lambda span: span.begin)
-        lanes = _lanes(own)
+        lanes = _assign_lanes(own)
         thickness = _THICKNESS / (max(lanes, default=0) + 1)
         for span, lane in zip(own, lanes, strict=True):
             length = 1000 * (span.end - span.begin)
@@ -232,7 +232,7 @@ def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: f
     return Bars(name, KIND_COLOURS.get(kind, _OTHER_COLOUR), bars, edge=0.5 if wide else 0.0)
 
 
-def _order(process: str) -> tuple[int, int, str]:
+def _process_sort_key(process: str) -> tuple[int, int, str]:
     """Return the sort key of a process name. Processes are sorted by kind (learner, inference, worker, other) and then by number."""
     found = re.search(r"\d+", process)
     kinds = ("learner", "inference", "worker")
@@ -240,7 +240,7 @@ def _order(process: str) -> tuple[int, int, str]:
     return kind, int(found[0]) if found else 0, process
 
 
-def _lanes(spans: Sequence[Span]) -> list[int]:
+def _assign_lanes(spans: Sequence[Span]) -> list[int]:
     """Return the number of the lane of each span. Spans in the same lane do not overlap.
 
     Each span gets the lowest lane that is free at its begin. `spans` must be sorted by begin.

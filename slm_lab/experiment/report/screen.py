@@ -20,7 +20,7 @@ _spares: dict[int, int] = {}
 """Descriptor of a standard stream (1 or 2) → descriptor of the copy of this stream."""
 
 
-def keep_streams() -> None:
+def copy_standard_streams() -> None:
     """Copy the file descriptors of stdout and stderr, so that Screen can reopen a standard stream that an env has closed."""
     if not has_feature("fcntl"):
         return
@@ -44,7 +44,7 @@ def console_on(stream: TextIO) -> Console:
 class Screen:
     """A text stream that stores the first OSError and then stops writing. Characters that cannot be encoded are replaced.
 
-    If `keep_streams` was called before, the Screen reopens a standard stream that was closed.
+    If `copy_standard_streams` was called before, the Screen reopens a standard stream that was closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,7 +67,7 @@ class Screen:
             try:
                 self._write(text)
             except (OSError, ValueError) as error:
-                self._failed(error, text)
+                self._handle_write_error(error, text)
         return len(text)
 
     def _write(self, text: str) -> None:
@@ -82,9 +82,9 @@ class Screen:
             try:
                 self.stream.flush()
             except (OSError, ValueError) as error:
-                self._failed(error)
+                self._handle_write_error(error)
 
-    def _failed(self, error: OSError | ValueError, text: str = "") -> None:
+    def _handle_write_error(self, error: OSError | ValueError, text: str = "") -> None:
         """Handle an error on write: reopen the stream if the stream was closed, or else stop writing and store the error."""
         if isinstance(error, OSError) and error.errno != errno.EBADF:
             self._stop(error)

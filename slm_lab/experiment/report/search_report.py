@@ -18,8 +18,8 @@ from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
-from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly_spaced
-from slm_lab.experiment.report.progress import is_number, number
+from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly_spaced_indices
+from slm_lab.experiment.report.progress import format_number, is_number
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.report.trial_figures import return_curves
@@ -73,14 +73,14 @@ class SearchSummary:
         return next((one for one in self.ranked if one.status != "failed" and one.known_metric is not None), None)
 
     @cached_property
-    def known(self) -> list[TrialRecord]:
+    def trials_with_metric(self) -> list[TrialRecord]:
         """The trials that have a metric and did not fail."""
         return [one for one in self.ranked if one.status in figures.STATUS_TEXTS and one.known_metric is not None]
 
     @cached_property
     def known_metric_T(self) -> np.ndarray:
         """Metric of each trial in `known`, float64 [T]."""
-        return np.array([one.known_metric for one in self.known], dtype=float)
+        return np.array([one.known_metric for one in self.trials_with_metric], dtype=float)
 
     def count(self, *, shown: bool = True) -> str:
         """Return a text with the number of trials of each status, such as "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)".
@@ -95,14 +95,17 @@ class SearchSummary:
         return f"{trials} trial{'s' * (trials != 1)}: " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
 
     def trials(self) -> Trials:
-        label, value_T = "strength", np.array([one.metrics.get("strength") for one in self.known], dtype=float)
+        label, value_T = "strength", np.array([one.metrics.get("strength") for one in self.trials_with_metric], dtype=float)
         if not np.isfinite(value_T).any():
             label, value_T = self.metric, self.known_metric_T
         finite = value_T[np.isfinite(value_T)]
         low, high = (float(np.percentile(finite, _OUTLIERS)), float(finite.max())) if len(finite) else (0.0, 1.0)
         high = high if high > low else low + (abs(low) or 1.0)
-        texts = [f"trial {one.trial}: {self.metric} {number(one.metric)}\n{one.frame:,} frames, {one.status}" for one in self.known]
-        return Trials(texts, [one.status for one in self.known], label, value_T, low, high)
+        texts = [
+            f"trial {one.trial}: {self.metric} {format_number(one.metric)}\n{one.frame:,} frames, {one.status}"
+            for one in self.trials_with_metric
+        ]
+        return Trials(texts, [one.status for one in self.trials_with_metric], label, value_T, low, high)
 
 
 def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
@@ -179,18 +182,18 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
 def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
     """Return the content of the spec file of the best trial, with a comment about the search. The command `train` can run this spec."""
     space = view.space
-    body = dump_spec(space.apply(best.values))[space.spec.name]
+    body = dump_spec(space.trial_spec(best.values))[space.spec.name]
     body.get("meta", {}).pop("run", None)
     confirmed = ""
     if best.confirmed is not None:
         interval = best.confirmed_interval
-        between = f" [{number(interval[0])}, {number(interval[1])}]" if interval else ""
-        confirmed = f", with new seeds {number(best.confirmed)}{between}"
+        between = f" [{format_number(interval[0])}, {format_number(interval[1])}]" if interval else ""
+        confirmed = f", with new seeds {format_number(best.confirmed)}{between}"
     to_json = partial(json.dumps, ensure_ascii=False, default=str)
     keys = (f"{key.text} {key.distribution} {to_json(list(key.args))}" for key in space.named.values())
     used = (f"{key} = {to_json(value)}" for key, value in best.values.items())
     comment = [
-        f"Trial {best.trial}, the best by {view.metric} ({number(best.metric)}{confirmed}) of a search in {folder}.",
+        f"Trial {best.trial}, the best by {view.metric} ({format_number(best.metric)}{confirmed}) of a search in {folder}.",
         f"The search had {view.count(shown=False)}.",
         f"Searched: {', '.join(keys)}.",
         f"Used: {', '.join(used)}.",
@@ -235,13 +238,13 @@ def grid_figure(view: SearchSummary) -> ScatterGrid:
     """
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
-        values.setdefault(name, np.array([one.metrics.get(name) for one in view.known], dtype=float))
+        values.setdefault(name, np.array([one.metrics.get(name) for one in view.trials_with_metric], dtype=float))
     keys = view.space.keys
     if len(keys) > _MAX_COLUMNS:
         ordered = [*view.importance.shares] if view.importance else [*keys]
         keys = tuple(key for key in keys if key in ordered[:_MAX_COLUMNS])
-    columns, x_KT = _stacked([_axis(view, key, jitter=True) for key in keys], view)
-    rows, y_RT = _stacked([_linear(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
+    columns, x_KT = _stack_axes([_axis(view, key, jitter=True) for key in keys], view)
+    rows, y_RT = _stack_axes([_numeric_axis(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
     left_out = len(view.space.keys) - len(keys)
     subtitle = view.count() + (f"; the {len(keys)} most important of {len(view.space.keys)} keys" if left_out else "")
     return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, view.trials(), columns, rows, x_KT, y_RT)
@@ -250,16 +253,16 @@ def grid_figure(view: SearchSummary) -> ScatterGrid:
 def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
     """Return the parallel coordinates of a search: a line for each trial over the axes of all searched keys and the axis of the metric."""
     axes = [_axis(view, key) for key in view.space.keys]
-    scales, position_AT = _stacked([*axes, _linear(view.metric, view.known_metric_T)], view)
+    scales, position_AT = _stack_axes([*axes, _numeric_axis(view.metric, view.known_metric_T)], view)
     unused_AT = np.isnan(position_AT)
     scales = [replace(scale, unused=bool(unused_T.any())) for scale, unused_T in zip(scales, unused_AT, strict=True)]
     position_AT[unused_AT] = figures.UNUSED
     return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), view.trials(), scales, position_AT)
 
 
-def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
+def _stack_axes(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
     """Return the axes, and the positions of all trials on these axes, float [axes, T]."""
-    return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.known))
+    return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.trials_with_metric))
 
 
 def importance_figure(view: SearchSummary) -> Figure:
@@ -289,7 +292,7 @@ def importance_figure(view: SearchSummary) -> Figure:
 def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
     """Return name → figure of the mean returns of all trials over frames. In each figure, the ten best trials are highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
-    best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
+    best = {one.trial: (rank, one) for rank, one in enumerate(view.trials_with_metric[: figures.BEST])}
     found = {}
     for name, label in _RETURN_LABELS.items():
         drawn = {trial: of[name] for trial, of in curves.items() if name in of and len(of[name].frame)}
@@ -298,7 +301,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
         lines = [Line(f"trial {trial}", drawn[trial], figures.GREY, faint=True, group=group) for trial in others]
         for trial, (rank, one) in reversed(best.items()):
             if trial in drawn:
-                lines.append(Line(f"{rank + 1}. trial {trial}: {number(one.metric)}", drawn[trial], _BEST_COLOURS[rank]))
+                lines.append(Line(f"{rank + 1}. trial {trial}: {format_number(one.metric)}", drawn[trial], _BEST_COLOURS[rank]))
         what = "moving average of the mean return" if name.endswith("_ma") else "mean return"
         highlighted = f"; the best {len(best)} by {view.metric} in colour" if best else ""
         panel = Panel(label, lines, best_last=True, each="other trials")
@@ -314,7 +317,7 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
         curves = [one[name] for one in tables if len(one[name].frame)]
         if curves:
             mean = align_or_interpolate(curves).mean()
-            chosen = evenly_spaced(len(mean.frame), _POINTS)
+            chosen = evenly_spaced_indices(len(mean.frame), _POINTS)
             result[name] = Curve(mean.frame[chosen], mean.value[chosen])
     return result
 
@@ -340,7 +343,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 def _value_text(value: Any) -> str:
     """Return a value of a key as a short text for a label."""
     if isinstance(value, float):
-        return number(value) if abs(value) >= 0.001 or value == 0 else f"{value:.3g}"
+        return format_number(value) if abs(value) >= 0.001 or value == 0 else f"{value:.3g}"
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
@@ -352,30 +355,35 @@ def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale
     """
     label = short_names(view.space.keys)[key]
     same = [one for one in view.space.named.values() if one.text == key]
-    if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in view.known):
-        return _choices(label, key, same, view.known, jitter=jitter)
-    value_T = np.array([one.values.get(key, np.nan) for one in view.known], dtype=float)
+    if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in view.trials_with_metric):
+        return _categorical_axis(label, key, same, view.trials_with_metric, jitter=jitter)
+    value_T = np.array([one.values.get(key, np.nan) for one in view.trials_with_metric], dtype=float)
     ends = [] if any(one.is_normal for one in same) else [end for one in same for end in one.bounds]
-    return _linear(label, value_T, log=all(one.is_log for one in same), ends=ends)
+    return _numeric_axis(label, value_T, log=all(one.is_log for one in same), ends=ends)
 
 
-def _choices(label: str, key: str, same: Sequence[SearchKey], known: Sequence[TrialRecord], *, jitter: bool) -> tuple[Scale, np.ndarray]:
-    options = [_frozen(value) for one in same if one.has_options for value in one.args]
-    options += [_frozen(one.values[key]) for one in known if key in one.values]
+def _categorical_axis(
+    label: str, key: str, same: Sequence[SearchKey], known: Sequence[TrialRecord], *, jitter: bool
+) -> tuple[Scale, np.ndarray]:
+    options = [_hashable_text(value) for one in same if one.has_options for value in one.args]
+    options += [_hashable_text(one.values[key]) for one in known if key in one.values]
     texts = {value: json.loads(value) for value in dict.fromkeys(options)}
     step = 1 / max(len(texts) - 1, 1)
     edge = 0.15 if jitter else 0.0
     places = {value: edge + (1 - 2 * edge) * index * step if len(texts) > 1 else 0.5 for index, value in enumerate(texts)}
     spread = 0.25 * min(step, 0.5) * jitter
     position_T = np.array(
-        [places[_frozen(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan for one in known]
+        [
+            places[_hashable_text(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan
+            for one in known
+        ]
     )
     every = -(-len(texts) // _MAX_OPTIONS)
     ticks = [(places[value], text) for value, text in zip(texts, _option_texts(list(texts.values())), strict=True)][::every]
     return Scale(label, ticks), position_T
 
 
-def _frozen(value: object) -> str:
+def _hashable_text(value: object) -> str:
     """Return a value as a hashable text, which is the same for equal values."""
     return json.dumps(value, sort_keys=True, default=str)
 
@@ -390,7 +398,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
+def _numeric_axis(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
     """Return a linear or logarithmic axis, and the positions of the values on this axis, float64 [T].
 
     The axis reaches from the minimum to the maximum of the values and `ends`. If there are `ends`, both ends of the axis have a label.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slm_lab.experiment.report.metrics import Curve, Table, current_return, curve, interpolate
-from slm_lab.experiment.report.progress import estimate_number, number
+from slm_lab.experiment.report.progress import format_number, format_with_error
 
 _SHARE = 0.9
 """A seed counts as having learned if its return has covered this fraction of the range from the random baseline (or the lowest return) to
@@ -66,7 +66,7 @@ class _Pair(NamedTuple):
     """Range of all returns of all seeds."""
 
 
-def differences(
+def seed_difference_sentences(
     tables: Mapping[int, Table],
     returns: Mapping[int, Table],
     names: Mapping[int, str],
@@ -89,21 +89,21 @@ def differences(
     if len(curves) < 2:
         return []
     ranked = sorted(curves, key=lambda index: _rank(latest[index], curves[index]), reverse=True)
-    level, scale = common_level(curves.values(), baseline), _scale(curves.values())
+    level, scale = learned_return(curves.values(), baseline), _return_range(curves.values())
     best, sentences = ranked[0], list[str]()
     for index in ranked[1 : 1 + _MAX_SEEDS]:
         together = interpolate([curves[index], curves[best]])
         gap = together.value_SF[0] - together.value_SF[1] if len(together.frame) else np.empty(0)
         of_tables = tables[index], tables[best], latest[index], latest[best]
         pair = _Pair(names[index], names[best], *of_tables, together.frame, gap, scale)
-        over_the_run = _over_the_run(pair, curves[index], curves[best], level)
+        over_the_run = _mean_gap_sentence(pair, curves[index], curves[best], level)
         parts = [_end_sentence(pair), over_the_run, _fall(pair, curves[index]), *_cause_sentences(pair)]
         text = " ".join(filter(None, parts))
         sentences.append(text[0].upper() + text[1:])
     return sentences
 
 
-def common_level(curves: Iterable[Curve], baseline: float | None) -> float | None:
+def learned_return(curves: Iterable[Curve], baseline: float | None) -> float | None:
     """Return the return at which a seed counts as having learned, or None if there are no returns.
 
     A seed counts as having learned at 90 % of the range from the random baseline to the best return of all seeds. If the baseline is None,
@@ -122,9 +122,9 @@ def first_frame_at_level(one: Curve, level: float | None) -> float | None:
     return float(one.frame[above[0]]) if len(above) else None
 
 
-def rounded(value: float, digits: int = 4) -> str:
+def round_text(value: float, digits: int = 4) -> str:
     """Return a number as text, with `digits` significant digits."""
-    return number(float(f"{value:.{digits}g}"))
+    return format_number(float(f"{value:.{digits}g}"))
 
 
 def _rank(table: Table, one: Curve) -> tuple[float, float]:
@@ -132,7 +132,7 @@ def _rank(table: Table, one: Curve) -> tuple[float, float]:
     return -math.inf if value is None else value, float(one.value.mean())
 
 
-def _scale(curves: Iterable[Curve]) -> float:
+def _return_range(curves: Iterable[Curve]) -> float:
     values = np.concatenate([one.value for one in curves])
     return float(np.ptp(values)) or 1.0
 
@@ -142,13 +142,13 @@ def _end_sentence(pair: _Pair) -> str:
     if own is None or best is None:
         return f"{pair.name}: no episode ended recently."
     error = math.hypot(own_error or 0.0, best_error or 0.0)
-    figures = f"{estimate_number(own, own_error)} against {estimate_number(best, best_error)}"
+    figures = f"{format_with_error(own, own_error)} against {format_with_error(best, best_error)}"
     if best - own > 2 * error:
         return f"{pair.name} ended worse than {pair.best_name}: {figures}, more than two standard errors apart."
     return f"{pair.name} did not end worse than {pair.best_name}: {figures}, within two standard errors."
 
 
-def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> str:
+def _mean_gap_sentence(pair: _Pair, own: Curve, best: Curve, level: float | None) -> str:
     if not len(pair.gap):
         return ""
     mean = float(pair.gap.mean())
@@ -156,14 +156,14 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
         text = "Over the whole run the two differ little on average"
     else:
         way = "worse" if mean < 0 else "better"
-        text = f"Over the whole run it was {way}, by {rounded(abs(mean), 3)} on average"
+        text = f"Over the whole run it was {way}, by {round_text(abs(mean), 3)} on average"
     times = [first_frame_at_level(one, level) for one in (own, best)]
     if level is None or times == [None, None]:
         return f"{text}."
     own_frame, best_frame = (None if frame is None else f"at frame {frame:,.0f}" for frame in times)
     if own_frame is None:
-        return f"{text}; it never reached {rounded(level)}, {pair.best_name} did {best_frame}."
-    return f"{text}; it reached {rounded(level)} {own_frame}, {pair.best_name} {best_frame or 'never did'}."
+        return f"{text}; it never reached {round_text(level)}, {pair.best_name} did {best_frame}."
+    return f"{text}; it reached {round_text(level)} {own_frame}, {pair.best_name} {best_frame or 'never did'}."
 
 
 def _fall(pair: _Pair, one: Curve) -> str:
@@ -173,24 +173,24 @@ def _fall(pair: _Pair, one: Curve) -> str:
     if falls[low] < _FALL * pair.scale:
         return ""
     high = int(one.value[: low + 1].argmax())
-    from_to = f"from {rounded(one.value[high])} at frame {one.frame[high]:,.0f}"
-    return f"It fell {from_to} to {rounded(one.value[low])} at frame {one.frame[low]:,.0f}."
+    from_to = f"from {round_text(one.value[high])} at frame {one.frame[high]:,.0f}"
+    return f"It fell {from_to} to {round_text(one.value[low])} at frame {one.frame[low]:,.0f}."
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
     """Return sentences about the part of the run in which the returns of two seeds differ most, and about the diagnostics in this part."""
-    found = _widest(pair)
+    found = _largest_gap(pair)
     if found is None:
         return []
     begin, end, gap = found
-    gap_text = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} (on average {'+' if gap > 0 else '−'}{rounded(abs(gap), 3)})."
-    differing = sorted(_differing(pair, max(0.0, 2 * begin - end), end), reverse=True)[:_SHOWN]
+    gap_text = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} (on average {'+' if gap > 0 else '−'}{round_text(abs(gap), 3)})."
+    differing = sorted(_differing_diagnostics(pair, max(0.0, 2 * begin - end), end), reverse=True)[:_SHOWN]
     if not differing:
         return [gap_text, "No diagnostic differed much before or during it."]
     return [gap_text, f"Before and during it: {'; '.join(text for _, text in differing)}."]
 
 
-def _widest(pair: _Pair) -> tuple[float, float, float] | None:
+def _largest_gap(pair: _Pair) -> tuple[float, float, float] | None:
     """Return (first frame, last frame, mean gap) of the part of the run with the largest mean gap between the returns of two seeds.
 
     A part in which the seed is worse than the best seed is preferred, since the sentences explain why the seed is worse. Returns None if
@@ -208,7 +208,7 @@ def _widest(pair: _Pair) -> tuple[float, float, float] | None:
     return float(pair.frame[at]), float(pair.frame[at + rows - 1]), float(means[at])
 
 
-def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
+def _differing_diagnostics(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
     """Yield (difference in standard deviations, text) for each diagnostic that differs between two seeds from frame `begin` to `end`."""
     for column, (name, lower, higher) in _MEANINGS.items():
         if column not in pair.own or column not in pair.best:
@@ -222,8 +222,8 @@ def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, s
         if abs(change) <= _RELATIVE * max(abs(one), abs(other)) or abs(change) < _EFFECT * spread:
             continue
         size = abs(change) / spread if spread else math.inf
-        yield size, f"{name} {_short(one)} against {_short(other)} ({lower if change < 0 else higher})"
+        yield size, f"{name} {_short_number(one)} against {_short_number(other)} ({lower if change < 0 else higher})"
 
 
-def _short(value: float) -> str:
+def _short_number(value: float) -> str:
     return f"{value:.3g}"

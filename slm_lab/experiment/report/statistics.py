@@ -48,7 +48,7 @@ def optimality_gap(values: np.ndarray, target: float = 1.0) -> np.ndarray:
     return np.asarray(target - np.minimum(values, target).mean(axis=-1))
 
 
-def aggregate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], replicates: int = REPLICATES) -> Estimate:
+def bootstrap_statistic(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], replicates: int = REPLICATES) -> Estimate:
     """Return a statistic of the scores of all envs together, with the percentile interval of the stratified bootstrap.
 
     If every env has a single seed, the estimate has no interval.
@@ -131,7 +131,7 @@ def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None
     return student_t_tails((float(np.mean(values)) - float(np.mean(others))) / math.sqrt(variance), freedom)
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
+def adjust_holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p-values adjusted for multiple testing: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
     The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. If the adjusted (k − 1)-th smallest p-value is larger, the
@@ -199,7 +199,7 @@ def confidence_sequence(differences: Sequence[float], span: float | None, level:
     return list(_normal_sequence(differences, level) if span is None else _betting_sequence(differences, span, level))
 
 
-def decided_after(intervals: Sequence[Interval]) -> int | None:
+def first_decisive_count(intervals: Sequence[Interval]) -> int | None:
     """Return the number of differences after which an interval of a confidence sequence excludes 0 for the first time.
 
     Returns None if no interval excludes 0.
@@ -228,10 +228,10 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
             below_GK *= 1.0 - bet_K + bet_K * ((1.0 - x) / (1.0 - mean_G1))
             wealth_G = 0.5 * (above_GK.mean(axis=1) + below_GK.mean(axis=1))
         kept = np.flatnonzero(wealth_G < 1.0 / level)
-        yield _from_grid(kept, float(np.mean(differences[:count])), span)
+        yield _grid_interval(kept, float(np.mean(differences[:count])), span)
 
 
-def _from_grid(kept: np.ndarray, mean: float, span: float) -> Interval:
+def _grid_interval(kept: np.ndarray, mean: float, span: float) -> Interval:
     """Return the interval of the candidate means that were not refuted, rounded outwards to the next refuted candidate mean.
 
     Args:

@@ -15,18 +15,18 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report.compare import RULES, Setting, column_of, comparable_metric, summarize
-from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, median_text, number_text, rows_csv
+from slm_lab.experiment.report.compare import RULES, Setting, comparable_metric, summarize, training_column
+from slm_lab.experiment.report.compare_report import FigureSpec, estimate_text, flatten_row, median_text, number_text, rows_csv
 from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
 from slm_lab.experiment.report.decision import explanation as decision_explanation
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import INTERVAL, Estimate, Median, average, difference
-from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.statistics import holm, probability_of_improvement, welch_test
+from slm_lab.experiment.report.progress import format_number
+from slm_lab.experiment.report.statistics import adjust_holm, probability_of_improvement, welch_test
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.lib.files import display_path
-from slm_lab.lib.text import aligned, wrapped
+from slm_lab.lib.text import format_table, wrap_paragraph
 from slm_lab.spec.models.study import StudyPlan
 
 SCORES = {
@@ -49,7 +49,7 @@ _MORE = {
 """Additional table column → (title of the figure, label of the vertical axis). A column is drawn if an entry has values."""
 
 
-class Row(NamedTuple):
+class EntryResult(NamedTuple):
     """The results of a study entry in an env, which are a row of the table. A result that is unknown is None."""
 
     env: str
@@ -118,7 +118,7 @@ def write_report(
     paths.graph("x", "png").parent.mkdir(exist_ok=True)
     with writer.drawing():
         writer.draw(figures, paths.graph)
-    plain = [file_row(row._asdict()) for row in rows]
+    plain = [flatten_row(row._asdict()) for row in rows]
     decided = decisions(study, found) if decide else []
     about = {"study": study.name, "metric": study.metric, "metric_reason": reason or None}
     content = {**about, "rows": plain, "decisions": [_decision_row(one) for one in decided]}
@@ -143,7 +143,7 @@ def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting
 
 def _decision_row(one: Decision) -> dict[str, Any]:
     row = {"env": one.env, "entry": one.entry, "reference": one.reference, "seeds": one.pairs, "decided_after": one.after}
-    return row | file_row({"difference": one.difference}) | {"bounded": one.bounded}
+    return row | flatten_row({"difference": one.difference}) | {"bounded": one.bounded}
 
 
 def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
@@ -163,7 +163,7 @@ def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple
     return {key: Setting(key[1], list(runs)) for key, runs in found.items()}
 
 
-def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[Row]:
+def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[EntryResult]:
     """Return the results of each study entry in each env.
 
     Args:
@@ -179,17 +179,17 @@ def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], faile
             if setting is not None:
                 rows.append(_row(study, env, setting, base, count))
             elif count:
-                rows.append(Row(env, entry, 0, count, published=study.published(entry, env)))
-    adjusted = holm([row.p_holm for row in rows])
+                rows.append(EntryResult(env, entry, 0, count, published=study.published_score(entry, env)))
+    adjusted = adjust_holm([row.p_holm for row in rows])
     return [row._replace(p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
 
 
-def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, failed: int) -> Row:
-    metric, published, seeds = study.metric, study.published(setting.name, env), setting.all_seeds
-    numbers = summarize(setting, study.solve(env), metric, seeds, metric)
+def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, failed: int) -> EntryResult:
+    metric, published, seeds = study.metric, study.published_score(setting.name, env), setting.all_seeds
+    numbers = summarize(setting, study.solve_score(env), metric, seeds, metric)
     scores, others = _scores(setting, metric), [] if base is None or base is setting else _scores(base, metric)
     norms = [curve for seed in seeds if len(curve := seed.curve("grad_norm", "frame").value)]
-    return Row(
+    return EntryResult(
         env=env,
         entry=setting.name,
         seeds=numbers.seeds,
@@ -204,14 +204,14 @@ def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, fai
         solve_seconds=numbers.seconds_to_threshold,
         solve_frames=numbers.steps_to_threshold,
         published=published,
-        verdict=verdict(numbers.final_return, published),
+        verdict=compare_with_published(numbers.final_return, published),
         updates_per_second=numbers.opt_steps_per_second,
         grad_norm=numbers.grad_norm,
         grad_norm_variance=average(float(norm.var()) for norm in norms),
         return_variance=float(np.var(scores, ddof=1)) if len(scores) > 1 else None,
-        staleness=_mean_of(setting, "staleness"),
-        lock_wait=_mean_of(setting, "lock_wait"),
-        lag=_mean_of(setting, "lag_mean"),
+        staleness=_column_mean(setting, "staleness"),
+        lock_wait=_column_mean(setting, "lock_wait"),
+        lag=_column_mean(setting, "lag_mean"),
     )
 
 
@@ -232,12 +232,12 @@ def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -
     return difference([own[seed] for seed in common], [theirs[seed] for seed in common], paired=True, bounds=bounds)
 
 
-def _mean_of(setting: Setting, column: str) -> float | None:
+def _column_mean(setting: Setting, column: str) -> float | None:
     curves = [seed.curve(column, "frame").value for seed in setting.all_seeds]
     return average(float(values.mean()) for values in curves if len(values))
 
 
-def verdict(score: Estimate | None, published: float | None) -> str:
+def compare_with_published(score: Estimate | None, published: float | None) -> str:
     """Compare a score with a published score, and return "≥", "≈" or "below", or "" if one of both is unknown.
 
     "≥" means that the score is at least the published score. "≈" means that the score is lower, but the interval of the score contains the
@@ -269,14 +269,14 @@ def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) ->
 
 
 def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
-    metric, solve = study.metric, study.solve(env)
-    drawn = [Drawn("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, *_level(study, env, settings))]
+    metric, solve = study.metric, study.solve_score(env)
+    drawn = [FigureSpec("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, *_level(study, env, settings))]
     if x == study.spec.x[0]:
-        drawn.append(Drawn("variance", *comparison.VARIANCE, metric, spread=True))
+        drawn.append(FigureSpec("variance", *comparison.VARIANCE, metric, spread=True))
     if metric == "evaluation":
-        drawn.append(Drawn("new_returns", f"return in training, {comparison.BAND}", _Y_LABELS["return_new"], "return_new", solve))
+        drawn.append(FigureSpec("new_returns", f"return in training, {comparison.BAND}", _Y_LABELS["return_new"], "return_new", solve))
     if x == study.spec.x[0]:
-        drawn += [Drawn(name, f"{title}, {comparison.BAND}", label, name) for name, (title, label) in _MORE.items()]
+        drawn += [FigureSpec(name, f"{title}, {comparison.BAND}", label, name) for name, (title, label) in _MORE.items()]
     colours = dict(zip(study.entries, cycle(comparison.COLOURS)))
     found = comparison.setting_figures(env, settings, x, [colours[one.name] for one in settings], drawn)
     axis = comparison.shared_axis(settings, x).name
@@ -289,16 +289,16 @@ def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[flo
     The level is the return that counts as solved (`solve`). If the study has no `solve`, the level is the published score if this score is
     the same for all entries. Without `solve` and such a score, the level is None.
     """
-    if (solve := study.solve(env)) is not None:
+    if (solve := study.solve_score(env)) is not None:
         return solve, "solved"
-    scores = {study.published(one.name, env) for one in settings} - {None}
+    scores = {study.published_score(one.name, env) for one in settings} - {None}
     return (scores.pop(), "published") if len(scores) == 1 else (None, "")
 
 
 # ---- tables
 
 
-def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
+def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]]:
     """Return the header and the rows of the table of a study. Columns without any value are omitted."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
@@ -310,15 +310,15 @@ def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
         columns["seconds to solve"] = [median_text(row.solve_seconds) for row in rows]
         columns["global frames to solve"] = [median_text(row.solve_frames) for row in rows]
     columns["score"] = [estimate_text(row.score) for row in rows]
-    columns["median"] = [number(row.median) for row in rows]
+    columns["median"] = [format_number(row.median) for row in rows]
     columns["interquartile mean"] = [estimate_text(row.interquartile_mean) for row in rows]
     if study.spec.baseline is not None:
         cells = ["baseline" if row.entry == study.spec.baseline else estimate_text(row.difference, "+") for row in rows]
         columns[f"difference to {study.spec.baseline}"] = cells
         columns["P(higher)"] = [estimate_text(row.improvement) for row in rows]
-        columns["p (Holm)"] = [number(row.p_holm and float(f"{row.p_holm:.2g}")) for row in rows]
+        columns["p (Holm)"] = [format_number(row.p_holm and float(f"{row.p_holm:.2g}")) for row in rows]
     if any(row.published is not None for row in rows):
-        columns["published"] = ["" if row.published is None else f"{number(row.published)} {row.verdict}".strip() for row in rows]
+        columns["published"] = ["" if row.published is None else f"{format_number(row.published)} {row.verdict}".strip() for row in rows]
     for title, values in {
         "updates/s": [row.updates_per_second for row in rows],
         "gradient norm": [row.grad_norm for row in rows],
@@ -332,24 +332,24 @@ def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
     return comparison.table_lines(columns)
 
 
-def markdown_table(study: StudyPlan, rows: Sequence[Row]) -> str:
+def markdown_table(study: StudyPlan, rows: Sequence[EntryResult]) -> str:
     """Return the table of a study as Markdown, followed by an explanation of the columns of the table."""
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
-def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
+def text_lines(study: StudyPlan, rows: Sequence[EntryResult], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
     """Return the lines for the terminal: the table of a study, explanations and decisions.
 
     Args: reason: why the table has another metric than the study, or "" if the metric is the same.
     """
     texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
-    table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
-    return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
+    table = format_table(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
+    return [*table, *(line for text in texts for line in wrap_paragraph(text, indent="").splitlines())]
 
 
-def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
+def explanation(study: StudyPlan, rows: Sequence[EntryResult]) -> str:
     """Return a text that explains the columns of the table of a study."""
     parts = [f"Score: {SCORES[study.metric]}, averaged over the seeds; [low, high]: {INTERVAL}."]
     if study.spec.baseline is not None:
@@ -357,7 +357,7 @@ def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
         higher = f"probability that a seed scores higher than a seed of {study.spec.baseline}"
         parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): {higher}; p: Welch's t test.")
     if any(row.solved is not None for row in rows):
-        judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {column_of(study.metric)}"
+        judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {training_column(study.metric)}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
         signs = (
@@ -369,51 +369,51 @@ def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
 
 
 def _levels(study: StudyPlan) -> str:
-    levels = {env: study.solve(env) for env in study.envs}
+    levels = {env: study.solve_score(env) for env in study.envs}
     known = {level for level in levels.values() if level is not None}
     return (
-        number(known.pop())
+        format_number(known.pop())
         if len(known) == 1
-        else ", ".join(f"{number(level)} ({env})" for env, level in levels.items() if level is not None)
+        else ", ".join(f"{format_number(level)} ({env})" for env, level in levels.items() if level is not None)
     )
 
 
-def findings(study: StudyPlan, rows: Sequence[Row]) -> list[str]:
+def result_sentences(study: StudyPlan, rows: Sequence[EntryResult]) -> list[str]:
     """Return sentences about the results of a study.
 
     The first sentences describe the differences from the baseline entry. The next sentences say when each entry reached the return that
     counts as solved (`solve`).
     """
-    return [*_differences(study, rows), *_solved(study, rows)]
+    return [*_differences(study, rows), *_solved_sentences(study, rows)]
 
 
-def _where(study: StudyPlan, row: Row) -> str:
+def _env_suffix(study: StudyPlan, row: EntryResult) -> str:
     return f" in {row.env}" if len(study.envs) > 1 else ""
 
 
-def _differences(study: StudyPlan, rows: Sequence[Row]) -> Iterator[str]:
+def _differences(study: StudyPlan, rows: Sequence[EntryResult]) -> Iterator[str]:
     base = study.spec.baseline
     for row in rows:
         if row.difference is None or row.difference.low is None or row.difference.high is None:
             continue
         value, low, high = row.difference
-        interval = f"95 % interval of the difference {number(low)} to {number(high)}"
+        interval = f"95 % interval of the difference {format_number(low)} to {format_number(high)}"
         if row.difference.low <= 0.0 <= row.difference.high:
-            yield f"No difference shown between {row.entry} and {base} with {row.seeds} seeds{_where(study, row)} ({interval})."
+            yield f"No difference shown between {row.entry} and {base} with {row.seeds} seeds{_env_suffix(study, row)} ({interval})."
         else:
             way = "above" if value > 0.0 else "below"
-            yield f"{row.entry} scored {number(abs(value))} {way} {base}{_where(study, row)} ({interval})."
+            yield f"{row.entry} scored {format_number(abs(value))} {way} {base}{_env_suffix(study, row)} ({interval})."
 
 
-def _solved(study: StudyPlan, rows: Sequence[Row]) -> Iterator[str]:
+def _solved_sentences(study: StudyPlan, rows: Sequence[EntryResult]) -> Iterator[str]:
     for row in rows:
         if row.solved is None or row.solve_frames is None:
             continue
-        level, frames, seconds = number(study.solve(row.env)), row.solve_frames.value, row.solve_seconds
+        level, frames, seconds = format_number(study.solve_score(row.env)), row.solve_frames.value, row.solve_seconds
         at_most = "at most " if row.solve_frames.at_most else ""
         after = "" if seconds is None else f" and {'at most ' if seconds.at_most else ''}{number_text(seconds.value)} s"
         when = "half of the seeds never did" if math.isinf(frames) else f"the median is {at_most}{frames:,.0f} global frames{after}"
-        yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
+        yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_env_suffix(study, row)}; {when}."
 
 
 def definitions(study: StudyPlan) -> dict[str, str]:

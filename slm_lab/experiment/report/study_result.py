@@ -11,10 +11,10 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.metrics import Table, five_digits
+from slm_lab.experiment.report.metrics import Table, round_to_five_digits
 from slm_lab.experiment.report.run import Run
-from slm_lab.lib.files import replace_file, with_checksum, without_checksum
-from slm_lab.lib.limits import processor
+from slm_lab.lib.files import replace_file, verify_checksum, with_checksum
+from slm_lab.lib.limits import processor_description
 
 VERSION = 1
 MAX_ROWS = 100
@@ -44,7 +44,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
         "seconds": seconds,
         "versions": run.starts[-1].get("versions", {}),
         "git": run.starts[-1].get("git"),
-        "processor": _model(processor()),
+        "processor": _model(processor_description()),
         "sessions": {str(index): status for index, status in run.sessions.items()},
         "failures": run.metrics.get("failures", {}),
         "train": _tables(run, "train"),
@@ -63,13 +63,17 @@ def _model(description: str) -> str:
 def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]]:
     columns = _COLUMNS if mode == "train" else _OF_EVALUATION
     return {
-        str(index): {name: [five_digits(value) for value in values.tolist()] for name, values in thin(table).items() if name in columns}
+        str(index): {
+            name: [round_to_five_digits(value) for value in values.tolist()]
+            for name, values in merge_rows(table).items()
+            if name in columns
+        }
         for index, table in run.tables(mode).items()
         if len(table["frame"])
     }
 
 
-def thin(table: Table, rows: int = MAX_ROWS) -> Table:
+def merge_rows(table: Table, rows: int = MAX_ROWS) -> Table:
     """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows.
 
     The values of a new row are the last values of the group, with two exceptions: epi_new is the number of new episodes of the whole group,
@@ -93,7 +97,7 @@ class ResultRun(Run):
 
     def __init__(self, file: Path) -> None:
         try:
-            self.content = without_checksum(json.loads(file.read_text(encoding="utf-8")))
+            self.content = verify_checksum(json.loads(file.read_text(encoding="utf-8")))
             if (version := self.content["version"]) != VERSION:
                 raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
             super().__init__(RunPaths(file, str(self.content["entry"])))

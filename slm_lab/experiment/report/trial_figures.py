@@ -13,7 +13,7 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode
 from slm_lab.experiment.report.figure import EVALUATION_COLOUR, GREY, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.report.metrics import (
-    Aligned,
+    AlignedCurves,
     Curve,
     Strengths,
     Table,
@@ -82,7 +82,7 @@ class Labels:
     policy_names: tuple[str, ...] = ()
     """Names of the policies of each Session."""
 
-    def describe(self, index: int) -> str:
+    def table_name(self, index: int) -> str:
         """Return the name of the Session (and policy) to which the table with index `index` belongs."""
         if self.workers:
             return f"all workers{self.failed_text}" if index == ALL_WORKERS else f"worker {index}"
@@ -91,7 +91,7 @@ class Labels:
 
     def name(self, index: int) -> str:
         """Return the name, for a legend, of the line that shows the table with index `index`."""
-        name = f"policy {self.policy_names[index % self.policies]}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
+        name = f"policy {self.policy_names[index % self.policies]}" if self.policies > 1 and self.sessions == 1 else self.table_name(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
     def without_failed(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
@@ -127,11 +127,11 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
     """Draw the returns of a trial over frames, and return index of each table → curves of the returns in this table."""
     evaluations = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
     returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
-    writer.draw(_with_evaluation(trial_figures(returns, labels), evaluations), partial(run.paths.trial_graph, t=run.trial))
+    writer.draw(_add_evaluation_line(trial_figures(returns, labels), evaluations), partial(run.paths.trial_graph, t=run.trial))
     return returns
 
 
-def _with_evaluation(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
+def _add_evaluation_line(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
     """Return the figures with a line of the mean return of the evaluations, if there are any, in the figure of the training returns.
 
     Args: tables: index → evaluation table.
@@ -157,7 +157,7 @@ def return_curves(table: Table) -> Curves:
 def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Figure]:
     """Return name → figure of the returns of one Session (or policy), for the curves that have points."""
     suffix = ", evaluation" if labels.mode == "eval" else ""
-    titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
+    titled = replace(labels, title=f"{labels.title}, {labels.table_name(index)}{suffix}")
     figures = {}
     for name, one in curves.items():
         if len(one.frame):
@@ -177,7 +177,7 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fig
     return figures
 
 
-def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
+def common_strengths(strengths: Sequence[Strengths]) -> AlignedCurves:
     """Return the strengths of several tables at the frames that all tables share, or interpolated strengths if they share few frames."""
     curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))

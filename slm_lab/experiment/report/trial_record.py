@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, frozen_trial
+from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, create_frozen_trial
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
 """Status of a trial. "stopped" means that the scheduler (ASHA) ended the trial early."""
@@ -101,7 +101,7 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
         return None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
-    study.add_trials([frozen_trial(optuna, space, _quantiles(space, one), one.known_metric) for one in known])
+    study.add_trials([create_frozen_trial(optuna, space, _bounded_choices(space, one), one.known_metric) for one in known])
     best = max(_BEST, _FEWEST / len(known))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
     with warnings.catch_warnings():
@@ -113,7 +113,7 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
     return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), len(known), int(np.ceil(best * len(known))))
 
 
-def _quantiles(space: SearchSpace, record: TrialRecord) -> KeyChoices:
+def _bounded_choices(space: SearchSpace, record: TrialRecord) -> KeyChoices:
     """Return the hyperparameter choices of a trial for the computation of the importance.
 
     Values that were sampled from a normal distribution are replaced by their cumulative probabilities, which are bounded.

@@ -9,10 +9,10 @@ from time import perf_counter
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.experiment.collect.workers.shared import rollout_bytes
-from slm_lab.experiment.execute.local.user_code import cause
+from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.files.sink import MemorySink
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.report.progress import duration
+from slm_lab.experiment.report.progress import format_duration
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 from slm_lab.lib.records import Episode, Metrics, ObservationPart, ObservationSpace
@@ -25,7 +25,7 @@ _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
 has taken more than _ENOUGH seconds."""
 
 
-class _Speed(Observer):
+class _SpeedObserver(Observer):
     """Observer that measures the training speed from the times of updates or, if the agent does not learn, from the times of steps."""
 
     def __init__(self, context: ObserverContext) -> None:
@@ -36,17 +36,17 @@ class _Speed(Observer):
         """(time, frame) of each update or, if the agent does not learn, of each step."""
 
     def on_update(self, metrics: Metrics) -> None:
-        self._mark()
+        self._record_time()
 
     def on_step(self, episodes: list[Episode]) -> None:
         if not self.learns:
-            self._mark()
+            self._record_time()
 
-    def _mark(self) -> None:
+    def _record_time(self) -> None:
         self.marks.append((perf_counter(), self.context.clock.frame))
 
     @property
-    def enough(self) -> bool:
+    def has_enough_updates(self) -> bool:
         return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
 
     def frames_per_second(self) -> float | None:
@@ -57,17 +57,17 @@ class _Speed(Observer):
         return (last - first) / max(end - begin, 1e-9)
 
 
-def build_report(session: Session) -> str:
+def describe_build(session: Session) -> str:
     """Return a line that describes a built Session. To measure the speed, the Session is trained for at most 3 s, without the user's
     observers."""
     spec, algorithm = session.spec, session.agent.algorithm
     flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
-    stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
+    stored = sum(slab.nbytes for storage in algorithm.rollout_storages().values() for slab in storage.slabs.values())
     if spec.meta.sampler is not None:
         stored += rollout_bytes(spec, session.parts.info)
     memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
-    sizes = [f"{name} {_size(nbytes)}" for name, nbytes in memories.items() if nbytes]
-    numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _time_text(session)])
+    sizes = [f"{name} {_format_bytes(nbytes)}" for name, nbytes in memories.items() if nbytes]
+    numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time_text(session)])
     return f"observation: {observation_text(spec, session.parts.info.observation)}; {numbers}"
 
 
@@ -79,34 +79,34 @@ def observation_text(spec: Spec, observation: ObservationSpace) -> str:
     net = spec.agent.net
     if net is None:
         return observation.text
-    parts = [_part_text(part, getattr(net, "normalize", True)) for part in observation.parts or (observation,)]
+    parts = [_observation_part_text(part, getattr(net, "normalize", True)) for part in observation.parts or (observation,)]
     return f"{'; '.join(parts)}, {net.name}"
 
 
-def _part_text(part: ObservationPart | ObservationSpace, normalize: bool) -> str:
+def _observation_part_text(part: ObservationPart | ObservationSpace, normalize: bool) -> str:
     name = f"{part.name}: " if isinstance(part, ObservationPart) else ""
     if len(part.shape) != 3 or part.divisor == 1.0:
         return name + part.text
     return f"{name}{part.text}{' → 0 to 1' if normalize else ' (agent.net.normalize is false: not divided)'}"
 
 
-def _time_text(session: Session) -> str:
+def _measured_time_text(session: Session) -> str:
     try:
-        return _time(session.spec, session.plan, measure(session))
+        return _format_time(session.spec, session.plan, measure_speed(session))
     except InvalidOutcome as error:
         raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:  # the env's
-        return f"time unknown: {last_line(cause(error))}"
+        return f"time unknown: {last_line(describe_failure(error))}"
 
 
-def measure(session: Session) -> float | None:
+def measure_speed(session: Session) -> float | None:
     """Train a Session for a few updates, at most 3 s, and return the frames per second of each policy, or None if there was no update."""
     for learner in session.learners:
-        learner.add_observers([_Speed])
+        learner.add_observers([_SpeedObserver])
     speed = session.learners[0].user_observers[0]
-    assert isinstance(speed, _Speed)
+    assert isinstance(speed, _SpeedObserver)
     session.sink = MemorySink()
-    timer = threading.Timer(_SECONDS, _request, [session])
+    timer = threading.Timer(_SECONDS, _request_stop, [session])
     timer.daemon = True
     timer.start()
     try:
@@ -114,7 +114,7 @@ def measure(session: Session) -> float | None:
         speed.begin = perf_counter()
         for experience in session.source:
             session.learners[experience.policy].step(experience)
-            if speed.enough:
+            if speed.has_enough_updates:
                 break
     finally:
         timer.cancel()
@@ -130,7 +130,7 @@ def measurement_spec(spec: Spec) -> Spec:
     return spec.model_copy(update={"agent": spec.agent.model_copy(update={"algorithm": algorithm})})
 
 
-def _request(session: Session) -> None:
+def _request_stop(session: Session) -> None:
     session.context.stop.requested = True
 
 
@@ -140,30 +140,30 @@ def expected_seconds(session: Session) -> float:
     The training speed is measured for at most 3 s.
     """
     try:
-        speed = measure(session)
+        speed = measure_speed(session)
     except Exception:  # the env's
         speed = None
-    return math.nan if speed is None else _seconds(session.spec, session.plan, speed)
+    return math.nan if speed is None else _training_seconds(session.spec, session.plan, speed)
 
 
-def _seconds(spec: Spec, plan: Plan, speed: float) -> float:
+def _training_seconds(spec: Spec, plan: Plan, speed: float) -> float:
     seconds = min(spec.session_frames / speed, spec.meta.max_seconds or math.inf)
     return seconds * -(-spec.meta.max_session // plan.concurrent_sessions(spec.meta))
 
 
-def _time(spec: Spec, plan: Plan, speed: float | None) -> str:
+def _format_time(spec: Spec, plan: Plan, speed: float | None) -> str:
     frames, sessions, concurrent = spec.session_frames, spec.meta.max_session, plan.concurrent_sessions(spec.meta)
     several = f" × {sessions} sessions, {concurrent} at a time" if sessions > 1 else ""
     if speed is None:
         return f"time unknown: no update within {_SECONDS:g} s"
     limit = spec.meta.max_seconds or math.inf
-    seconds = _seconds(spec, plan, speed)
+    seconds = _training_seconds(spec, plan, speed)
     ended = " (meta.max_seconds)" if frames / speed > limit else ""
     evaluation = ", without evaluation" if spec.meta.rigorous_eval else ""
-    return f"about {duration(seconds)}{ended} for {frames:,} frames{several} ({speed:,.0f} frames/s{evaluation})"
+    return f"about {format_duration(seconds)}{ended} for {frames:,} frames{several} ({speed:,.0f} frames/s{evaluation})"
 
 
-def _size(nbytes: float) -> str:
+def _format_bytes(nbytes: float) -> str:
     """Format a number of bytes with a unit, such as "1.5 MiB"."""
     for unit in ("B", "KiB", "MiB"):
         if nbytes < 1024:

@@ -10,11 +10,11 @@ from functools import partial
 from slm_lab.experiment.collect.workers.worker_pool import open_cluster_pool, with_local_inference
 from slm_lab.experiment.events import Notice
 from slm_lab.experiment.execute.executor import Resources
-from slm_lab.experiment.execute.ray.connect import Cluster, Remote, connected
+from slm_lab.experiment.execute.ray.connect import ActorHandle, Cluster, connect_cluster
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location, StoredPath
-from slm_lab.experiment.plan import session_processes
+from slm_lab.experiment.plan import count_session_processes
 from slm_lab.experiment.run.sessions import SessionHost, SessionsJob
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.experiment.session.cluster.remote import RemoteArrays, RemoteSink, SinkServer
@@ -24,13 +24,13 @@ from slm_lab.spec.models.spec import Spec
 
 
 @contextmanager
-def on_cluster(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
+def cluster_host(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
     """Yield the spec of a job, adapted to the cluster job.plan.cluster, and the SessionHost that runs the Sessions on this cluster.
 
     Raises UserError if the cluster cannot be used, or SpecError if the spec requires a single machine.
     """
     job = replace(job, spec=with_local_inference(job.spec))
-    with connected(job.plan.cluster or "local", _checkpoint_dir(job)) as cluster:
+    with connect_cluster(job.plan.cluster or "local", _checkpoint_dir(job)) as cluster:
         job.emit(Notice(str(cluster)))
         meta = job.spec.meta
         with RayExecutor(meta.stall_notice, meta.stall_limit) as executor:
@@ -52,8 +52,8 @@ class _ClusterHost:
     def __init__(self, job: SessionsJob, cluster: Cluster, executor: RayExecutor) -> None:
         self.job, self.cluster, self.executor = job, cluster, executor
         meta = job.spec.meta
-        self.concurrent, processes = job.plan.concurrent_sessions(meta), session_processes(meta)
-        self.resources = Resources(1, gpu_share(job, cluster))
+        self.concurrent, processes = job.plan.concurrent_sessions(meta), count_session_processes(meta)
+        self.resources = Resources(1, session_gpus(job, cluster))
         cluster.check_fits("a session", 1, self.resources.gpus)
         if meta.distributed:
             cluster.check_total(f"{len(job.indices)} sessions of one net", len(job.indices))
@@ -63,7 +63,9 @@ class _ClusterHost:
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
         self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0), track=meta.track)
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
-        self.servers = ParameterServers(self._serve, lambda: self._checkpoint, self._notify_restart) if meta.distributed else None
+        self.servers = (
+            ParameterServers(self._start_parameter_server, lambda: self._checkpoint, self._notify_restart) if meta.distributed else None
+        )
 
     def task(self, index: int) -> SessionTask:
         job = self.job
@@ -88,7 +90,7 @@ class _ClusterHost:
                 self._checkpoint = paths.trial_checkpoint(self.job.trial)
             self.servers.poll()
 
-    def _serve(self, number: int) -> Remote:
+    def _start_parameter_server(self, number: int) -> ActorHandle:
         """Start process `number` of the parameter server. Ray restarts this process if it dies."""
         job, meta = self.job, self.job.spec.meta
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
@@ -101,7 +103,7 @@ class _ClusterHost:
         self.job.emit(Notice(f"{name} ended and was restarted; the sessions continue from the last checkpoint"))
 
 
-def gpu_share(job: SessionsJob, cluster: Cluster) -> float:
+def session_gpus(job: SessionsJob, cluster: Cluster) -> float:
     """Return the number of GPUs that a Session reserves, which is 1 if its net computes on a GPU and a node has a GPU, and otherwise 0."""
     return float(_wants_gpu(job.spec, job.plan.device) and any(node.gpus >= 1 for node in cluster.nodes))
 

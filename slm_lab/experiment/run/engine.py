@@ -15,14 +15,14 @@ from slm_lab.experiment.events import Event as RunEvent
 from slm_lab.experiment.execute.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local.fork_server import start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers, watchdog
-from slm_lab.experiment.execute.local.user_code import build_errors, cause, from_user_code
+from slm_lab.experiment.execute.local.user_code import convert_build_errors, describe_failure, is_from_user_code
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.run.sessions import Engine, Sessions, SessionsJob, this_machine
-from slm_lab.experiment.session.session_process import STOP_GRACE, shared_arrays
+from slm_lab.experiment.run.sessions import Engine, Sessions, SessionsJob, local_host
+from slm_lab.experiment.session.session_process import STOP_GRACE, make_shared_arrays
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger, notice
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
@@ -47,25 +47,25 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
 
-    with watched(job.spec, job.stop, job.emit) as beat:
+    with monitor_progress(job.spec, job.stop, job.emit) as beat:
         context = SessionContext(job.stop, beat, resumed=job.resumed)
         session = Session(job.spec, 0, job.plan, trial=job.trial, context=context)
         try:
-            with build_errors(job.spec.env.name, job.stop):
+            with convert_build_errors(job.spec.env.name, job.stop):
                 session.build()
             restore_handlers()
             if job.stop.requested:
                 return [SessionEnded(0, "stopped")]
-            paths = job.open_run(session.parts.choices)
-            with _logged_to(paths.session_log(0, job.trial)):
+            paths = job.open_run(session.parts.chosen_settings)
+            with _log_to_file(paths.session_log(0, job.trial)):
                 sink, end = LocalSink(paths, job.trial, job.emit, job.spec.meta.track), SessionEnded(0, "failed")
                 try:
                     result = session.train(sink)
                 except BaseException as error:  # an env may raise any exception
-                    if not from_user_code(error):
+                    if not is_from_user_code(error):
                         raise
                     logger.info("failed", exc_info=True)
-                    end = SessionEnded(0, "failed", cause(error))
+                    end = SessionEnded(0, "failed", describe_failure(error))
                 else:
                     end = SessionEnded(0, "stopped" if result.interrupted else "done")
                 finally:
@@ -77,7 +77,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
 
 
 @contextmanager
-def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
+def monitor_progress(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
     """Monitor the progress of this process while the with-block builds and steps envs. The yielded function records progress.
 
     If no progress is recorded for meta.stall_notice seconds, a Notice is emitted. If no progress is recorded for meta.stall_limit seconds,
@@ -99,7 +99,7 @@ class _LogHandler(logging.FileHandler):
 
 
 @contextmanager
-def _logged_to(path: Path) -> Iterator[None]:
+def _log_to_file(path: Path) -> Iterator[None]:
     """Write log records also to the log file of a Session while the with-block runs."""
     handler = _LogHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -125,15 +125,15 @@ def run_processes(job: SessionsJob) -> list[SessionEnded]:
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:
         _check_memory(job.spec)
-    with this_machine(job) as host:
+    with local_host(job) as host:
         return Sessions(job, host).run()
 
 
 def run_ray(job: SessionsJob) -> list[SessionEnded]:
     """Run each Session of a job on a node of the Ray cluster `job.plan.cluster`. Raises UserError if the cluster cannot be used."""
-    from slm_lab.experiment.run.cluster_sessions import on_cluster
+    from slm_lab.experiment.run.cluster_sessions import cluster_host
 
-    with on_cluster(job) as (spec, host):
+    with cluster_host(job) as (spec, host):
         return Sessions(replace(job, spec=spec), host).run()
 
 
@@ -162,14 +162,14 @@ def _check_memory(spec: Spec) -> None:
 
 
 @contextmanager
-def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
+def _shared_arrays_for_build(spec: Spec) -> Iterator[SharedArrays | None]:
     """Yield the shared arrays that a Session with meta.distributed needs to be built. For a spec without meta.distributed, yield None."""
     if not spec.meta.distributed:
         yield None
         return
-    fd = shared_file()
+    fd = create_shared_file()
     try:
-        yield shared_arrays(spec, fd)
+        yield make_shared_arrays(spec, fd)
     finally:
         os.close(fd)
 
@@ -181,9 +181,9 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 
     Args: source: origin of the specs, which the SpecError names.
     """
-    from slm_lab.experiment.run.build_report import build_report
+    from slm_lab.experiment.run.build_report import describe_build
 
-    return _with_each_built(build_report, specs, plan, source)
+    return _build_each(describe_build, specs, plan, source)
 
 
 def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
@@ -193,24 +193,24 @@ def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
     """
     from slm_lab.experiment.run.build_report import expected_seconds
 
-    return _with_each_built(expected_seconds, specs, plan, source)
+    return _build_each(expected_seconds, specs, plan, source)
 
 
-def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
+def _build_each(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
     from slm_lab.experiment.run.build_report import measurement_spec
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
-    from slm_lab.experiment.training.resolve import completed
+    from slm_lab.experiment.training.resolve import complete_spec
 
     problems: list[Problem] = []
     reports: list[T] = []
     for spec in specs:
         prefix = f"{spec.name}." if len(specs) > 1 else ""
         try:
-            with _store_to_check(spec) as store, watched(spec, stop := Stop(), _show_notice) as beat:
-                with build_errors(spec.env.name, stop):
+            with _shared_arrays_for_build(spec) as store, monitor_progress(spec, stop := Stop(), _show_notice) as beat:
+                with convert_build_errors(spec.env.name, stop):
                     context = SessionContext(beat=beat, store=store)
-                    session = Session(measurement_spec(completed(spec, beat)), plan=plan, context=context).build()
+                    session = Session(measurement_spec(complete_spec(spec, beat)), plan=plan, context=context).build()
                 try:
                     reports += [report(session)] if not problems else []
                 finally:

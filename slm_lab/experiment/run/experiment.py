@@ -15,7 +15,7 @@ from slm_lab.experiment.execute.local.interrupt import stop_on_signal
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.report.progress import Display
-from slm_lab.lib.files import not_writable
+from slm_lab.lib.files import unwritable_reason
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
@@ -48,7 +48,7 @@ class Experiment(Generic[Paths]):
     display: Display | None = None
 
     @property
-    def _files(self) -> Paths:
+    def _existing_paths(self) -> Paths:
         """The paths of the experiment's files. The folder of the experiment must exist."""
         assert self.paths is not None
         return self.paths
@@ -85,7 +85,7 @@ class Experiment(Generic[Paths]):
             self.display.log(text)
 
 
-def lock_of(path: Path, what: str = "run") -> RunLock:
+def acquire_lock(path: Path, what: str = "run") -> RunLock:
     """Acquire the lock of a folder by the lock file `path`, and return the lock.
 
     Raises UserError if the folder is in use or cannot be written.
@@ -124,7 +124,7 @@ def check_writable(folder: Path) -> None:
         raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
     if not is_folder:
         raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")
-    if (reason := not_writable(existing)) is not None:
+    if (reason := unwritable_reason(existing)) is not None:
         raise UserError(f"cannot write to the data folder {folder}: {reason} in {existing}")
     usage = shutil.disk_usage(existing)
     if usage.total and usage.free < _NEEDED_BYTES:
@@ -162,10 +162,10 @@ class Planner(Protocol[Item]):
     def ended(self, item: Item, died: Died) -> None:
         """Handle the end of the task of `item`. `next_task` may later return another task for the same item."""
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Save and display the state. `run_plan` calls this method about four times per second while tasks run."""
 
-    def stopping(self) -> None:
+    def on_stop_request(self) -> None:
         """Handle a stop request. This method is called once.
 
         After a stop request, running tasks save their state, and no new task is started.
@@ -182,7 +182,7 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
     while True:
         if stop.requested and not stopped:
             stopped = True
-            planner.stopping()
+            planner.on_stop_request()
             executor.stop(STOP_SECONDS)
         while not stop.requested and len(running) < planner.concurrent:
             slots = {slot for _, slot in running.values()}
@@ -198,10 +198,10 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
                     planner.report(running[task][0], task, event)
                 case Died(task):
                     planner.ended(running.pop(task)[0], event)
-        planner.tick()
+        planner.update()
 
 
-def build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list[Problem]:
+def find_build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list[Problem]:
     """Build the env and the agent of a spec, close the env, and return the problems that occurred. This function imports torch.
 
     Args:
@@ -209,10 +209,10 @@ def build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list
         prefix: text before the message of each problem.
     """
     from slm_lab.experiment.session.session import Session
-    from slm_lab.experiment.training.resolve import completed
+    from slm_lab.experiment.training.resolve import complete_spec
 
     try:
-        Session(completed(spec), plan=plan).build().close()
+        Session(complete_spec(spec), plan=plan).build().close()
     except SpecError as error:
         return [Problem(place, f"{prefix}{problem}", problem.code) for problem in error.problems]
     except UserError as error:

@@ -18,32 +18,32 @@ from typing import Any
 import gymnasium as gym
 from pydantic import BaseModel
 
-from slm_lab.agent.policy.policy import fits
+from slm_lab.agent.policy.policy import supports_action_space
 from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.agent_groups import fitting_policies
-from slm_lab.experiment.training.resolve import check_clear
+from slm_lab.experiment.training.resolve import check_unambiguous_observation
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.compat.env_ids import KNOWN, current_id, short_name, unavailable_reason
 from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS
 from slm_lab.spec.load.files import SPEC_FOLDER, parse_json, raw_specs, spec_summaries
-from slm_lab.spec.load.loader import load_spec, load_with_notices, notify
+from slm_lab.spec.load.loader import load_spec, load_with_notices, log_notices
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
-from slm_lab.spec.models.base import ExtensionError, find_model, is_extension
+from slm_lab.spec.models.base import ExtensionError, import_model, is_extension
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import SpecError, closest, nearest_hint
-from slm_lab.spec.rules.resolve import complete
+from slm_lab.spec.report import SpecError, closest_word, nearest_hint
+from slm_lab.spec.rules.resolve import complete_short_spec
 
 _COMMENT_LETTERS = 110
 """Maximum number of characters in a comment of a spec file."""
 
 
-def strict_text(spec: Spec, file: Path) -> str:
+def strict_json_text(spec: Spec, file: Path) -> str:
     """Return the text of a spec file in strict JSON, with the path of the JSON Schema and the given and recommended keys.
 
     Args: file: path of the spec file, to which the path of the schema is relative.
@@ -80,13 +80,20 @@ def commented_text(spec: Spec, command: str) -> str:
         "{",
         f"  {_json(spec.name)}: {{",
         '    "agent": {',
-        *_entry(agent, "name", agent.name, 6),
-        *([] if agent.policies is None else _entry(agent, "policies", agent.policies, 6)),
+        *_entry_lines(agent, "name", agent.name, 6),
+        *([] if agent.policies is None else _entry_lines(agent, "policies", agent.policies, 6)),
     ]
     for key, (model, values) in sections.items():
-        lines += [f"      // {_description(type(agent), key)}", f'      "{key}": {{', *_entries(model, values, 8), "      },"]
-    lines += ["    },", f"    // {_description(Spec, 'env')}", '    "env": {', *_entries(spec.env, _set_keys(spec.env), 6), "    },"]
-    lines += [f"    // {_description(Spec, 'meta')}", '    "meta": {', *_entries(spec.meta, _set_keys(spec.meta), 6), "    }", "  }", "}"]
+        lines += [f"      // {_key_comment(type(agent), key)}", f'      "{key}": {{', *_section_lines(model, values, 8), "      },"]
+    lines += ["    },", f"    // {_key_comment(Spec, 'env')}", '    "env": {', *_section_lines(spec.env, _set_keys(spec.env), 6), "    },"]
+    lines += [
+        f"    // {_key_comment(Spec, 'meta')}",
+        '    "meta": {',
+        *_section_lines(spec.meta, _set_keys(spec.meta), 6),
+        "    }",
+        "  }",
+        "}",
+    ]
     return "\n".join([*_without_last_commas(lines), f"// Run it: {command}"]) + "\n"
 
 
@@ -97,15 +104,15 @@ def _set_keys(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[s
     return {**head, **{key: given.get(key, value) for key, value in (more or {}).items()}, **given}
 
 
-def _entries(model: BaseModel, values: Mapping[str, Any], indent: int) -> Iterator[str]:
+def _section_lines(model: BaseModel, values: Mapping[str, Any], indent: int) -> Iterator[str]:
     for key, value in values.items():
-        yield from _entry(model, key, value, indent)
+        yield from _entry_lines(model, key, value, indent)
 
 
-def _entry(model: BaseModel, key: str, value: Any, indent: int) -> Iterator[str]:
+def _entry_lines(model: BaseModel, key: str, value: Any, indent: int) -> Iterator[str]:
     """Yield the comment and the line of a key in a spec file."""
     space = " " * indent
-    if text := _description(type(model), key):
+    if text := _key_comment(type(model), key):
         yield f"{space}// {text}"
     yield f"{space}{_json(key)}: {_json(value)},"
 
@@ -120,7 +127,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _description(model: type[BaseModel], key: str) -> str:
+def _key_comment(model: type[BaseModel], key: str) -> str:
     """Return the first sentence of the description of a key. If the key is the name of a component, the docstring of the component is
     used."""
     if key == "name" and "algorithm" not in model.model_fields and model is not EnvSpec:
@@ -196,18 +203,18 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
         notice(f"--env {env}: '{env}' is now '{current}'")
     if (reason := unavailable_reason(current)) is not None:
         raise UserError(f"--env {env}: {reason}")
-    template = _template(like)
-    env_section, info = _probe(current)
+    template = _load_template(like)
+    env_section, info = _probe_env(current)
     _check_fits(template, env, info)
     body = _spec_dict(template, env_section, info)
     label = body["agent"]["name"]
     name = name or f"{label.lower()}_{short_name(env)}"
     loaded = load_with_notices({name: body}, name)
-    notify([note for note in loaded.notes if not note.endswith("; ignored")])  # keys without effect are not written
+    log_notices([note for note in loaded.notes if not note.endswith("; ignored")])  # keys without effect are not written
     (short,) = loaded.specs
-    spec = complete(short, info.observation.has_images, info.action.kind)
+    spec = complete_short_spec(short, info.observation.has_images, info.action.kind)
     command = f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train"
-    text = commented_text(spec, command) if comments else strict_text(spec, file)
+    text = commented_text(spec, command) if comments else strict_json_text(spec, file)
     written = load_spec(parse_json(text), name)  # check the recommended values together with the given values
     _write_new(file, text)
     return NewSpec(name, written)
@@ -251,7 +258,7 @@ class _Template:
     meta: dict[str, Any]
 
 
-def _template(like: str | None) -> _Template:
+def _load_template(like: str | None) -> _Template:
     """Return the template that `like` (the value of --like) names, which is an algorithm or a spec, or PPO if `like` is None.
 
     Raises UserError or SpecError.
@@ -260,13 +267,13 @@ def _template(like: str | None) -> _Template:
     if (name := _algorithm_name(like)) is not None:
         return _Template(like, ALGORITHMS[name], {"algorithm": {"name": name}}, {}, {})
     if is_extension(like) and not Path(like.rpartition(":")[0]).suffix:
-        return _Template(like, _extension(like, f"--like {like}"), {"algorithm": {"name": like}}, {}, {})
+        return _Template(like, _find_user_algorithm(like, f"--like {like}"), {"algorithm": {"name": like}}, {}, {})
     raw = _without_variables(_raw_spec(like))
     sections = [raw.get(key) if isinstance(raw.get(key), dict) else {} for key in ("agent", "env", "meta")]
     agent, env, meta = (dict(section or {}) for section in sections)
     algorithm = agent.get("algorithm")
     name = str(algorithm.get("name")) if isinstance(algorithm, dict) else ""
-    model = _extension(name, f"--like {like}") if is_extension(name) else ALGORITHMS.get(name)
+    model = _find_user_algorithm(name, f"--like {like}") if is_extension(name) else ALGORITHMS.get(name)
     if model is None:
         raise UserError(f"--like {like}: its algorithm '{name}' is unknown; expected one of {', '.join(ALGORITHMS)}")
     return _Template(like, model, agent, env, meta)
@@ -287,9 +294,9 @@ def _algorithm_name(like: str) -> str | None:
     return other
 
 
-def _extension(name: str, where: str) -> type[AlgorithmSpec]:
+def _find_user_algorithm(name: str, where: str) -> type[AlgorithmSpec]:
     try:
-        found: Any = find_model(name, AlgorithmSpec)
+        found: Any = import_model(name, AlgorithmSpec)
     except ExtensionError as error:
         raise UserError(f"{where}: {error}") from None
     model: type[AlgorithmSpec] = found
@@ -315,7 +322,7 @@ def _raw_spec(like: str) -> dict[str, Any]:
         return _as_dict(specs[name], like)
     shipped = {name: file for file, name, *_ in spec_summaries()}
     if like not in shipped:
-        near = closest(like, [*ALGORITHMS, *OTHER_ALGORITHMS, *shipped], 0.5)
+        near = closest_word(like, [*ALGORITHMS, *OTHER_ALGORITHMS, *shipped], 0.5)
         hint = (
             f"; did you mean '{near}'?" if near else f"; expected an algorithm ({', '.join(ALGORITHMS)}), a spec that ships, or FILE:NAME"
         )
@@ -344,7 +351,7 @@ def _is_variable(value: Any) -> bool:
     return isinstance(value, str) and _VARIABLE.fullmatch(value) is not None
 
 
-def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
+def _probe_env(name: str) -> tuple[dict[str, Any], EnvInfo]:
     """Build the env once, and return its EnvInfo and the entries of the env section that depend on the env. Raises SpecError.
 
     The result is (entries, EnvInfo).
@@ -359,7 +366,7 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
         env = make_env(EnvSpec(name=name, max_frame=1, obs_keys=keys), 0, num_envs=1, training=False)
     info = env.info
     close_env(env.close)
-    check_clear(name, info.observation)
+    check_unambiguous_observation(name, info.observation)
     if KNOWN.get(name) == "toy_text" and gym.spec(name).max_episode_steps is None:
         section["max_t"] = _MAX_T
     return section, info
@@ -387,11 +394,13 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
         needs = "observations with achieved_goal and desired_goal"
         raise UserError(f"--like {template.source}: HindsightReplay needs {needs}, which {env} does not have")
     actions = [group.action for group in info.groups or (info,)]
-    action = next((action for action in actions if not fits(template.model, action)), None)
+    action = next((action for action in actions if not supports_action_space(template.model, action)), None)
     if action is None:
         return
     fitting = [
-        name for name, model in ALGORITHMS.items() if model.learns and not model.offline and all(fits(model, action) for action in actions)
+        name
+        for name, model in ALGORITHMS.items()
+        if model.learns and not model.offline and all(supports_action_space(model, action) for action in actions)
     ]
     kind, which = action.kind.replace("_", "-"), template.agent["algorithm"]["name"]
     bounds = "" if action.bounded or action.kind != "continuous" else " without bounds"

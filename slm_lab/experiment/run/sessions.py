@@ -17,8 +17,8 @@ from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
-from slm_lab.experiment.session.session_process import SessionTask, run_session, shared_memory
-from slm_lab.lib.store import shared_file
+from slm_lab.experiment.session.session_process import SessionTask, open_shared_memory_store, run_session
+from slm_lab.lib.store import create_shared_file
 from slm_lab.spec.models.spec import Spec
 
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
@@ -99,7 +99,7 @@ class SessionHost(Protocol):
 
 
 @dataclass
-class _Running:
+class _RunningSession:
     """A Session whose task is running in a process."""
 
     task: SessionTask
@@ -123,7 +123,7 @@ class Sessions:
     def __init__(self, job: SessionsJob, host: SessionHost) -> None:
         self.job, self.host, self.executor = job, host, host.executor
         self.waiting = deque(job.indices)
-        self.running: dict[Any, _Running] = {}
+        self.running: dict[Any, _RunningSession] = {}
         """Task of the executor → the Session that this task runs."""
         self.ends: list[SessionEnded] = []
         self.paths: RunPaths | None = None
@@ -144,7 +144,7 @@ class Sessions:
 
     def _start(self, index: int) -> None:
         task = self.host.task(index)
-        self.running[self.executor.start(f"session {index}", run_session, task, resources=self.host.resources)] = _Running(task)
+        self.running[self.executor.start(f"session {index}", run_session, task, resources=self.host.resources)] = _RunningSession(task)
 
     def _handle(self, event: Event) -> None:
         one, stopping = self.running[event.task], self.job.stop.requested
@@ -166,11 +166,11 @@ class Sessions:
                 self.job.emit(Notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})"))
             case Stalled(task, seconds, phase, _):
                 self.executor.kill(task)
-                self._died(Died(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", ""))
+                self._handle_death(Died(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", ""))
             case Died():
-                self._died(event)
+                self._handle_death(event)
 
-    def _died(self, died: Died) -> None:
+    def _handle_death(self, died: Died) -> None:
         """Handle the death of a Session's process. The Session is restarted if it can be continued, and otherwise recorded as failed."""
         task, most = died.task, self.job.spec.meta.max_restart
         one, reason = self.running[task], died.reason
@@ -187,7 +187,7 @@ class Sessions:
                 return
         self._end(task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
 
-    def _restart(self, task: Task, one: _Running) -> None:
+    def _restart(self, task: Task, one: _RunningSession) -> None:
         """Start a new process for a Session whose process has died.
 
         If several Sessions train one net, the new process joins the other Sessions. A Session that trains a separate net continues from its
@@ -242,7 +242,7 @@ class _LocalHost:
 
     def __init__(self, job: SessionsJob, executor: LocalExecutor, memory: SharedFd | None) -> None:
         self.job, self.executor, self.concurrent = job, executor, job.plan.concurrent_sessions(job.spec.meta)
-        self.open_store = None if memory is None else partial(shared_memory, memory)
+        self.open_store = None if memory is None else partial(open_shared_memory_store, memory)
 
     def task(self, index: int) -> SessionTask:
         job = self.job
@@ -252,10 +252,10 @@ class _LocalHost:
 
 
 @contextmanager
-def this_machine(job: SessionsJob) -> Iterator[SessionHost]:
+def local_host(job: SessionsJob) -> Iterator[SessionHost]:
     """Yield the SessionHost of this machine. If the Sessions of the job train one net, shared memory for this net is created."""
     meta = job.spec.meta
-    memory = SharedFd(shared_file()) if meta.distributed else None
+    memory = SharedFd(create_shared_file()) if meta.distributed else None
     try:
         with LocalExecutor(meta.stall_notice, meta.stall_limit) as executor:
             yield _LocalHost(job, executor, memory)

@@ -18,20 +18,20 @@ from rich.console import Console
 from slm_lab.experiment.events import Emit, Event, Progress, SessionEnded
 from slm_lab.experiment.execute.local.fork_server import ensure_server, start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers
-from slm_lab.experiment.execute.local.user_code import build_errors, os_exit_raises
+from slm_lab.experiment.execute.local.user_code import convert_build_errors, os_exit_raises
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
 from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.files.trackers import wait_for_trackers
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
-from slm_lab.experiment.report.progress import ProgressDisplay, duration, is_number, number
-from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
-from slm_lab.experiment.run.experiment import Experiment, cleanup_on_error, lock_of
+from slm_lab.experiment.report.progress import ProgressDisplay, format_duration, format_number, is_number
+from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, monitor_progress
+from slm_lab.experiment.run.experiment import Experiment, acquire_lock, cleanup_on_error
 from slm_lab.experiment.run.sessions import SessionsJob
-from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
+from slm_lab.experiment.session.resume import ContinuedRun, continuation_messages, find_run, read_run
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
-from slm_lab.experiment.training.resolve import completed
+from slm_lab.experiment.training.resolve import complete_spec
 from slm_lab.lib.files import display_path, indented_json, replace_file
 from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec
@@ -67,7 +67,7 @@ class TrialResult(dict[str, Any]):
         """Return a text with the run folder and the metrics that are not None, one metric per line."""
         known = {name: value for name, value in self.metrics.items() if value is not None}
         width = max(map(len, known), default=0)
-        shown = (number(value) if is_number(value) else value for value in known.values())
+        shown = (format_number(value) if is_number(value) else value for value in known.values())
         lines = (f"  {name:<{width}}  {value}" for name, value in zip(known, shown, strict=True))
         return "\n".join([f"TrialResult in {self.paths.root}", *lines])
 
@@ -124,7 +124,7 @@ class Trial(Experiment[RunPaths]):
         *,
         index: int = 0,
         observers: Sequence[ObserverFactory] = (),
-        resumption: Resumption | None = None,
+        resumption: ContinuedRun | None = None,
         lock: RunLock | None = None,
         folder: RunPaths | None = None,
         stop: Stop | None = None,
@@ -134,7 +134,7 @@ class Trial(Experiment[RunPaths]):
         self.plan = plan or Plan(data_dir=Path(data_dir))
         sent = (self.plan.engine or choose_engine(spec, self.plan)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
-        self.spec, self.index = _resolved(spec, self.plan), index
+        self.spec, self.index = _spec_for_mode(spec, self.plan), index
         self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
@@ -159,8 +159,8 @@ class Trial(Experiment[RunPaths]):
 
         Raises SpecError or UserError (see `read_run` and RunLock).
         """
-        paths = run_in(folder)
-        lock = lock_of(paths.lock)
+        paths = find_run(folder)
+        lock = acquire_lock(paths.lock)
         try:
             found = read_run(paths, sets)
             plan = replace(plan or Plan(), data_dir=paths.root.parent)
@@ -179,7 +179,7 @@ class Trial(Experiment[RunPaths]):
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
         self._shown = self.plan.data_dir if self._resumption is None else display_path(self.plan.data_dir)
-        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted), os_exit_raises():
+        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted_message), os_exit_raises():
             if self.plan.storage is not None and self._engine != "ray":
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
                 raise UserError(f"--storage {self.plan.storage}: {only}")
@@ -189,9 +189,9 @@ class Trial(Experiment[RunPaths]):
         ended = [end for end in ends if end.status != "stopped"]
         if stop.requested and len(ended) < self.spec.meta.max_session:  # some Sessions were stopped or did not begin
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
-        return TrialResult(metrics, self._files, self.index)
+        return TrialResult(metrics, self._existing_paths, self.index)
 
-    def _interrupted(self) -> str:
+    def _interrupted_message(self) -> str:
         if self.paths is None:
             return _NOTHING
         if self.plan.mode == "dev":
@@ -216,13 +216,13 @@ class Trial(Experiment[RunPaths]):
         self.display = display
         with display, capture_notices(display.notice):
             display.start(self.spec.name)
-            with watched(self.spec, stop, display) as beat, build_errors(self.spec.env.name, stop):
-                self.spec = completed(self.spec, beat)
+            with monitor_progress(self.spec, stop, display) as beat, convert_build_errors(self.spec.env.name, stop):
+                self.spec = complete_spec(self.spec, beat)
             restore_handlers()
             if stop.requested:
                 return {}, []
             if engine != "inline":
-                threading.Thread(target=load_analysis, daemon=True).start()
+                threading.Thread(target=import_analysis_modules, daemon=True).start()
             begin = perf_counter()
             ends = self._run_sessions(engine, display, stop)
             seconds = perf_counter() - begin
@@ -235,18 +235,20 @@ class Trial(Experiment[RunPaths]):
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
         """Run the Sessions of the trial, and return how they ended. If a run is continued, only the unfinished Sessions are run."""
         found = self._resumption
-        job = SessionsJob(self.spec, self.plan, self.index, partial(self._open, display), self._with_report(display), stop)
+        job = SessionsJob(
+            self.spec, self.plan, self.index, partial(self._create_run_folder, display), self._make_event_handler(display), stop
+        )
         if found is None:
             return ENGINES[engine](job)
         ends = [SessionEnded(index, "done") for index in found.starts if index not in found.to_run]
         for end in ends:
             display(end)
         if not found.to_run:
-            self._open(display, None)
+            self._create_run_folder(display, None)
             return ends
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
-    def _with_report(self, display: ProgressDisplay) -> Emit:
+    def _make_event_handler(self, display: ProgressDisplay) -> Emit:
         """Return a function that displays events and writes the HTML page of the run from time to time.
 
         In a trial of a search, the function only displays events, since the search writes the page.
@@ -267,7 +269,7 @@ class Trial(Experiment[RunPaths]):
 
         return LiveReport(partial(write_trial_report, paths, self.index))
 
-    def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
+    def _create_run_folder(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
         """Create the run folder, save the spec in the folder, and return the paths of the run. A continued run uses the existing folder.
 
         If this fails, UserError is raised, and a new folder is removed.
@@ -302,7 +304,7 @@ class Trial(Experiment[RunPaths]):
         self._shown /= paths.root.name
         self.paths = paths
         if self._folder is None:  # the output of a trial of a search is already its log
-            display.log_to(paths.trial_log(self.index))
+            display.set_log_file(paths.trial_log(self.index))
         self._say_begin(paths, display)
         return paths
 
@@ -313,11 +315,11 @@ class Trial(Experiment[RunPaths]):
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
         if isinstance(paths.checkpoint_dir, StoredPath):
-            display.say(f"checkpoints in {paths.checkpoint_dir}")
+            display.print_line(f"checkpoints in {paths.checkpoint_dir}")
         if found is not None:
-            display.say(f"continues {self._shown}")
-            for line in resumed_lines(found, self.lock.killed if self.lock is not None else None):
-                display.say(f"  {line}")
+            display.print_line(f"continues {self._shown}")
+            for line in continuation_messages(found, self.lock.killed if self.lock is not None else None):
+                display.print_line(f"  {line}")
 
     def _analyze(self, ends: list[SessionEnded], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
         """Compute the metrics of the Sessions that did not fail, draw all graphs, and print and return the metrics.
@@ -328,20 +330,20 @@ class Trial(Experiment[RunPaths]):
         if paths is None:
             return {}
         from slm_lab.experiment.report.analyze import analyze_trial
-        from slm_lab.experiment.report.report_page import attempt, write_trial_report
+        from slm_lab.experiment.report.report_page import try_write_report, write_trial_report
 
         with capture_notices(display.notice):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
-            report = attempt(partial(write_trial_report, paths, self.index, ended=True)) if metrics else None
+            report = try_write_report(partial(write_trial_report, paths, self.index, ended=True)) if metrics else None
         if metrics:
-            display.say(_headline(metrics, self.spec, seconds))
+            display.print_line(_headline(metrics, self.spec, seconds))
             for line in _summary(metrics, self.spec.trial_frames):
-                display.say(f"  {line}")
+                display.print_line(f"  {line}")
         if metrics.get("sessions") and report is not None:
-            display.say(f"open {self._shown / report.relative_to(paths.root)}")
-        display.say(f"all files: {self._shown}")
+            display.print_line(f"open {self._shown / report.relative_to(paths.root)}")
+        display.print_line(f"all files: {self._shown}")
         for line in self._next_commands(metrics):
-            display.say(line)
+            display.print_line(line)
         with capture_notices(display.notice):
             wait_for_trackers(paths, self.index, self.spec.meta.track, range(self.spec.meta.max_session * self.spec.policies))
         return metrics
@@ -373,27 +375,29 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
 
     frame = metrics["frame"]
     if not metrics["sessions"]:
-        return f"all sessions failed after {duration(seconds)}"
+        return f"all sessions failed after {format_duration(seconds)}"
     limit = spec.meta.max_seconds
     timed_out = metrics["status"] == "done" and limit is not None and (frame or 0) < spec.trial_frames
-    ended = f"; ended after {number(limit)} s of training (meta.max_seconds), before {spec.trial_frames:,} frames" if timed_out else ""
+    ended = (
+        f"; ended after {format_number(limit)} s of training (meta.max_seconds), before {spec.trial_frames:,} frames" if timed_out else ""
+    )
     stopped = "; stopped early" if metrics["status"] == "stopped" else ""
-    return f"{return_text(metrics, spec)} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
+    return f"{return_text(metrics, spec)} after {frame or 0:,} frames, {format_duration(seconds)}{ended}{stopped}"
 
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
     """Return lines with all defined metrics except the current return, two metrics per line."""
     shown = {name: value for name, value in metrics.items() if is_number(value) and not name.startswith("current_return")}
-    cells = [f"{name:<20}{number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
+    cells = [f"{name:<20}{format_number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
     return ["".join(cells[at : at + 2]).rstrip() for at in range(0, len(cells), 2)]
 
 
-def _resolved(spec: Spec, plan: Plan) -> Spec:
+def _spec_for_mode(spec: Spec, plan: Plan) -> Spec:
     """Return the spec that is run. In mode dev, the spec is changed to a single Session."""
     return spec.with_meta(max_session=1) if plan.mode == "dev" else spec
 
 
-def load_analysis() -> None:
+def import_analysis_modules() -> None:
     """Import the modules that draw graphs, while the Sessions still run."""
     report = "slm_lab.experiment.report"
     for module in (f"{report}.analyze", f"{report}.report_page", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):

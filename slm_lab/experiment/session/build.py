@@ -15,11 +15,11 @@ from pydantic_core import PydanticSerializationError
 from threadpoolctl import threadpool_limits
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.build import build_agent, check_arithmetic
+from slm_lab.agent.build import build_agent, check_matmul_settings
 from slm_lab.agent.policy.policy import Policy, build_policy
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.agent.replay.replay import check_replay_memory
-from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul
+from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul_library
 from slm_lab.env.goals import GoalReward
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
@@ -34,16 +34,16 @@ from slm_lab.experiment.execute.local.fork_server import server_in_use, use_star
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.training.agent_groups import group_problems
-from slm_lab.experiment.training.demonstrations import load_demonstrations, normalized
+from slm_lab.experiment.training.agent_groups import find_space_problems
+from slm_lab.experiment.training.demonstrations import load_demonstrations, normalize_observations
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.evaluate import plan_evaluation
 from slm_lab.experiment.training.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories, load_observers
 from slm_lab.experiment.training.observers.builtin import SaveTimer
-from slm_lab.experiment.training.population import Population
-from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device
+from slm_lab.experiment.training.population import PopulationBasedTraining
+from slm_lab.experiment.training.resolve import complete_spec, resolve_inference, select_device
 from slm_lab.experiment.training.self_play import RATING_ENVS, SelfPlay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
@@ -76,7 +76,7 @@ class SessionParts:
         """The spec as a dict, as it is saved in checkpoints."""
         self.learners: list[PolicyLearner] = []
         self.source: ExperienceSource | None = None
-        self.population: Population | None = None
+        self.population: PopulationBasedTraining | None = None
         """Population-based training as configured by meta.sampler.pbt; None if this section is not given."""
         self.self_play: SelfPlay | None = None
         """Self-play as configured by meta.self_play; None if this section is not given."""
@@ -96,14 +96,14 @@ class SessionParts:
         return bool(self._closing)
 
     @property
-    def choices(self) -> dict[str, str | int]:
+    def chosen_settings(self) -> dict[str, str | int]:
         """Settings that were chosen for this machine, to be recorded in meta.run.
 
         The dict contains the env backends, the matrix product backend, the number of threads of an update, the name of the CPU and, with
         meta.eval_episodes="auto", the number of evaluation episodes.
         """
         assert self.source is not None
-        matmul = resolve_matmul(self.spec.meta.matmul, self.device)
+        matmul = resolve_matmul_library(self.spec.meta.matmul, self.device)
         learner = self.learners[0]
         episodes = learner.evaluation.envs if learner.evaluation is not None and not self.spec.meta.rigorous_eval else 0
         chosen: dict[str, str | int] = {
@@ -127,12 +127,12 @@ class SessionParts:
 
         The method `close` must be called even if `build` raises an error.
         """
-        self.spec = completed(self.spec)
+        self.spec = complete_spec(self.spec)
         with suppress(PydanticSerializationError):  # some env arguments are objects; such a spec cannot be saved in the run folder either
             self.dumped = dump_spec(self.spec)
         self._factories = (*load_observers(self.spec), *self._factories)
         self.device = select_device(self.spec, self.plan, self.index)
-        check_arithmetic(self.spec, self.device)
+        check_matmul_settings(self.spec, self.device)
         self._prepare_process()
         self.context.beat(BUILDING)
         self.source = self._build_local() if self.spec.meta.sampler is None else self._build_workers()
@@ -152,12 +152,12 @@ class SessionParts:
         context = self.context
         if context.resumed is None and not context.restart:
             check_env(self.spec, self.seeds(0).env, context.beat, device=self.device)
-        env = self._make_env(self._seeded(0).env)
+        env = self._make_env(self._seed_generators(0).env)
         self._closing.append(env.close)
         learners = [self._build_learner(i, info, env.normalizers_of(info.agents)) for i, info in enumerate(self._policy_infos(env.info))]
         self._info, learner = env.info, learners[0]
         if context.store is not None:
-            context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
+            context.store.attach(shared_components(learner.clock, learner.window, env.normalizers, learner.agent))
         self._check_memory(learners)
         self._closing.remove(env.close)  # the source now closes the env
         source = self._local_source(env, learners)
@@ -210,7 +210,7 @@ class SessionParts:
         self.spec = resolve_inference(self.spec, self.device)
         spec, sampler = self.spec, self.spec.meta.sampler
         assert sampler is not None
-        pool: WorkerPool = context.open_pool(spec, self._seeded(0), self.device, context.stop, context.beat)
+        pool: WorkerPool = context.open_pool(spec, self._seed_generators(0), self.device, context.stop, context.beat)
         self._closing.append(pool.close)
         try:
             info = pool.info()
@@ -226,19 +226,19 @@ class SessionParts:
         concurrent_sessions = self.plan.concurrent_sessions(spec.meta)
         source = WorkerSource(spec, pool, info, learners, context.stop, context.beat, concurrent_sessions=concurrent_sessions)
         if sampler.pbt is not None:
-            self.population = source.population = Population(sampler.pbt, learners, self.seeds(0).update, self.index)
+            self.population = source.population = PopulationBasedTraining(sampler.pbt, learners, self.seeds(0).update, self.index)
         self._closing.remove(pool.close)
         self._closing.append(source.close)
         return source
 
     def seeds(self, policy: int) -> Seeds:
         """Return the seeds of the policy with index `policy`."""
-        return self._seeds(self.index * self.spec.policies + policy, self.context.restart)
+        return self._table_seeds(self.index * self.spec.policies + policy, self.context.restart)
 
-    def _seeds(self, table: int, restart: int = 0) -> Seeds:
+    def _table_seeds(self, table: int, restart: int = 0) -> Seeds:
         return session_seeds(self.spec.meta.random_seed, 0 if self.plan.common_seeds else self.trial, table, restart)
 
-    def _seeded(self, policy: int) -> Seeds:
+    def _seed_generators(self, policy: int) -> Seeds:
         """Seed the global random generators of Python, numpy and torch with the seeds of a policy, and return the seeds."""
         seeds = self.seeds(policy)
         random.seed(seeds.env)
@@ -247,12 +247,14 @@ class SessionParts:
         return seeds
 
     def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
-        spec, seeds, shared = self.spec, self._seeded(policy), self.context.store is not None
-        initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions that train one net start with the same weights
+        spec, seeds, shared = self.spec, self._seed_generators(policy), self.context.store is not None
+        initial = (
+            replace(seeds, net=self._table_seeds(0).net) if shared else seeds
+        )  # all Sessions that train one net start with the same weights
         agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
         if initial != seeds:
             torch.manual_seed(seeds.net)
-        self._supply(agent, info, normalizers)
+        self._attach_extra_data(agent, info, normalizers)
         table = self.index * spec.policies + policy
         learner = PolicyLearner(
             spec,
@@ -273,7 +275,7 @@ class SessionParts:
             learner.eval_env = self._make_eval_env(seeds.eval_env, learner.evaluation.envs)
         return learner
 
-    def _supply(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
+    def _attach_extra_data(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
         """Give an agent the data that it needs in addition to its own experience.
 
         The algorithm receives the recorded episodes of meta.demonstrations. A HindsightReplay receives the reward function of the env's
@@ -282,7 +284,7 @@ class SessionParts:
         spec, memory = self.spec, agent.replay
         if spec.meta.demonstrations is not None:
             data = load_demonstrations(spec, info)
-            agent.algorithm.use_demonstrations(data if normalizers.obs is None else normalized(data, normalizers.obs))
+            agent.algorithm.use_demonstrations(data if normalizers.obs is None else normalize_observations(data, normalizers.obs))
         if isinstance(memory, HindsightReplay):
             memory.goal_reward = rewards = GoalReward(spec.env, memory.threshold)
             self._closing.append(rewards.close)
@@ -354,7 +356,7 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
     The key meta.self_play needs an env with several agents. The key agent.policies must assign each named agent of the env to a policy.
     """
     meta, name, agents = spec.meta, spec.env.name, info.agents
-    if problems := group_problems(spec, info):
+    if problems := find_space_problems(spec, info):
         raise SpecError(name, problems)
     if meta.self_play is not None and len(agents) < 2:
         problems.append(Problem("meta.self_play", f"needs an env with several agents, such as ConnectFour-v1; {name} has one; remove it"))
@@ -372,7 +374,7 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
         raise SpecError(name, problems)
 
 
-def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
+def shared_components(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
     """Return the components of a Session whose arrays are shared with other Sessions of the same net, as a dict: name → component."""
     return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}
 
@@ -396,6 +398,6 @@ class SessionContext:
     """Function that starts the rollout workers."""
 
     @property
-    def takes_over(self) -> bool:
+    def joins_running_sessions(self) -> bool:
         """Whether the Session joins other Sessions that already train its net. If True, the shared arrays are newer than any checkpoint."""
         return self.store is not None and not self.store.fresh

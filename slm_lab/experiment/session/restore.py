@@ -43,21 +43,21 @@ def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | No
         path, saved = find_weights(where, data_dir, name)
         statistics = saved["normalizers"] if "normalizers" in saved else saved["env"]
         own = learner.agent.weights()
-        missing = learner.agent.take_weights(saved["weights"])
+        missing = learner.agent.copy_matching_weights(saved["weights"])
         if not any(value.dim() > 1 for name, value in own.items() if name not in missing):  # only biases match: a different net
             matrices = {name: value for name, value in own.items() if value.dim() > 1}
-            raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_shapes(matrices)}")
+            raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_format_shapes(matrices)}")
         if missing:
-            notice(f"meta.init_from: not in {where}, so initialised at random: {_shapes({name: own[name] for name in missing})}")
+            notice(f"meta.init_from: not in {where}, so initialised at random: {_format_shapes({name: own[name] for name in missing})}")
         if unused := {name: value for name, value in saved["weights"].items() if name not in own or name in missing}:
-            notice(f"meta.init_from: not in this net, so not used: {_shapes(unused)}")
+            notice(f"meta.init_from: not in this net, so not used: {_format_shapes(unused)}")
         if learner.agent.has_own_critics:
             notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
         if not learner.normalizers.take_obs_statistics(statistics):
             notice(f"meta.init_from: the observation statistics of {where} do not fit; env.normalize_obs or the shape differs")
 
 
-def _shapes(weights: Mapping[str, torch.Tensor]) -> str:
+def _format_shapes(weights: Mapping[str, torch.Tensor]) -> str:
     return ", ".join(f"{name} {list(value.shape)}" for name, value in weights.items())
 
 
@@ -80,7 +80,7 @@ class PendingRestore:
 
 
 def state_dict(session: Session) -> dict[str, Any]:
-    """Return the full state of a Session as tensors and plain Python objects. The function `restore` loads the state."""
+    """Return the full state of a Session as tensors and plain Python objects. The function `load_session_state` loads the state."""
     assert session.sink is not None
     source, parts = session.source, session.parts
     collection = source.state_dict() if source.between_rounds and not session.blocked else None
@@ -93,18 +93,18 @@ def state_dict(session: Session) -> dict[str, Any]:
         "population": None if parts.population is None else parts.population.state_dict(),
         "rng": state.rng_state(parts.device),
         "tables": session.sink.position(session.index),
-        "lost": _lost(session, collection),
+        "lost": _inexact_reasons(session, collection),
         "spec": parts.dumped,
     }
 
 
-def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
+def _inexact_reasons(session: Session, collection: dict[str, Any] | None) -> list[str]:
     """Return the reasons why a run continued from this state will differ from an uninterrupted run; [] if both runs will be equal."""
     meta, lost = session.spec.meta, []
     if collection is None:
         lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
     elif collection["open"] is None:
-        lost.append(f"open episodes are dropped ({session.source.lost_reason})")
+        lost.append(f"open episodes are dropped ({session.source.unsaved_episodes_reason})")
     elif meta.sampler is not None and meta.sampler.inference == "central":
         lost.append("central inference groups observations by the time at which they arrive")
     if session.agent.replay is not None and not meta.save_replay:
@@ -154,7 +154,7 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
     return {**shared, "session": bundle, **{name: bundle[name] for name in ("done", "lost", "wall_t")}}
 
 
-def init_weights(session: Session) -> None:
+def load_initial_weights(session: Session) -> None:
     """Initialise the policies of a Session with the weights of the checkpoint in meta.init_from, if this key is set.
 
     Raises UserError if no weights fit.
@@ -173,7 +173,7 @@ def resume(session: Session, paths: RunPaths) -> None:
     Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session replaces a process that died while other
     Sessions train the net, an unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
     """
-    index, trial, takes_over = session.index, session.trial, session.context.takes_over
+    index, trial, takes_over = session.index, session.trial, session.context.joins_running_sessions
     path = paths.checkpoint(index * session.spec.policies, "last", trial)
     shared = None
     session.context.beat(WAITING)  # reading a large file takes long, and no env runs
@@ -189,17 +189,17 @@ def resume(session: Session, paths: RunPaths) -> None:
         bundle = None
     session.context.beat(BUILDING)
     if bundle is None and shared is None and not takes_over:
-        init_weights(session)
+        load_initial_weights(session)
         session.pending_restore = PendingRestore(truncate_tables=True)
         return
     try:
-        restore(session, bundle, shared)
+        load_session_state(session, bundle, shared)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = last_line(str(error)) or type(error).__name__
         raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
 
 
-def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
+def load_session_state(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
     """Load the state from which a Session continues. This function must be called once, after `build` and before the first step.
 
     If the Session replaces a process that died while other Sessions train the net, only counters, observers and replay memory are loaded.
@@ -211,16 +211,16 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
 
     Raises ValueError, RuntimeError, KeyError or TypeError if a checkpoint does not fit the Session.
     """
-    store, takes_over = session.context.store, session.context.takes_over
+    store, takes_over = session.context.store, session.context.joins_running_sessions
     if shared is not None:
         assert store is not None
         store.restore({name: tensor.numpy() for name, tensor in shared["arrays"].items()})
         bundle = shared["session"] or bundle
     if bundle is None:
-        session.clock.resume_shared({}, session.spec.env.num_envs)
+        session.clock.load_unshared_state({}, session.spec.env.num_envs)
     else:
         for learner, saved in zip(session.learners, bundle["policies"], strict=True):
-            (learner.load_progress if takes_over else learner.load_state_dict)(saved)
+            (learner.load_counters if takes_over else learner.load_state_dict)(saved)
         if not takes_over:
             _restore_collection(session, bundle)
         if session.context.resumed is not None:

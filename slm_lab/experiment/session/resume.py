@@ -13,15 +13,15 @@ from typing import Any, Literal
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.lock import ENDED
-from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.files.paths import RunPaths, not_a_run_message, run_paths_in
 from slm_lab.experiment.files.provenance import changed_versions
 from slm_lab.experiment.files.sink import is_damaged
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.load.files import is_flat, spec_names
+from slm_lab.spec.load.files import is_single_spec, spec_names
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import diff, flat
+from slm_lab.spec.report import diff, flatten_leaves
 
 _CHANGEABLE_KEYS = re.compile(
     r"env\.max_frame"
@@ -64,7 +64,7 @@ class SessionStart:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ContinuedRun:
     """Description of a run to continue: its files, its spec after the changes, and the starts of its Sessions."""
 
     paths: RunPaths
@@ -86,7 +86,7 @@ class Resumption:
         return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
 
 
-def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
+def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> ContinuedRun:
     """Read a run that is to be continued, and apply `--set` overrides to its spec. No file is written.
 
     Args:
@@ -96,39 +96,39 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or cannot be continued with these overrides.
     """
     name, t = paths.spec_name, trial or 0
-    if trial is None and paths.holds_trials:
+    if trial is None and paths.has_several_trials:
         raise UserError(f"{paths.root} contains the trials of a search; continue it with search@{paths.root.name}")
     file = paths.spec if trial is None else paths.trial_spec(trial)
     saved = load_spec(file, name, for_search=False)
     spec = load_spec(file, name, sets, for_search=False) if sets else saved
-    if longer := _longer_schedules(saved, spec):
+    if longer := _schedule_overrides(saved, spec):
         spec = load_spec(file, name, [*longer, *sets], for_search=False)  # the last value of a key applies, so `sets` take precedence
-    history = start_history(file)
+    history = read_start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
-    starts, begun_with = _starts(paths, saved, spec, t)
-    changes = differences(saved if begun_with is None else begun_with, spec)
+    starts, begun_with = _read_session_starts(paths, saved, spec, t)
+    changes = changed_keys(saved if begun_with is None else begun_with, spec)
     if begun_with is not None:
         _check_changes(changes, spec, paths)
-    found = Resumption(paths, spec, history, changes, _with_reasons(starts, changes, history))
+    found = ContinuedRun(paths, spec, history, changes, _add_inexact_reasons(starts, changes, history))
     if begun_with is not None and changes and not found.to_run:
-        listed = "".join(f"\n  {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in changes.items())
+        listed = "".join(f"\n  {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in changes.items())
         raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
     _check_frames(found)
     return found
 
 
-def _longer_schedules(saved: Spec, spec: Spec) -> list[str]:
+def _schedule_overrides(saved: Spec, spec: Spec) -> list[str]:
     """Return the `--set` arguments that extend the schedules of a run whose env.max_frame is increased.
 
     A schedule of `saved` that ends at the env.max_frame of `saved` is extended to the env.max_frame of `spec`.
     """
     before, now = saved.env.max_frame, spec.env.max_frame
-    ended = [path for path, value in flat(dump_spec(saved)[saved.name]) if _SCHEDULE_END.fullmatch(path) and value == before]
+    ended = [path for path, value in flatten_leaves(dump_spec(saved)[saved.name]) if _SCHEDULE_END.fullmatch(path) and value == before]
     return [f"{path}={now}" for path in ended if now > before]
 
 
-def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, SessionStart], Spec | None]:
+def _read_session_starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, SessionStart], Spec | None]:
     """Return (index of a Session → how the Session continues, spec with which the first checkpoint found was written).
 
     The returned spec is None if there is no checkpoint. Every byte of the checkpoints is verified.
@@ -142,7 +142,7 @@ def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[
         header = _read(paths, path, index, trial, partial(state.read_header, check=True))
         if header is not None and shared is None:
             _check_tables(paths, header)
-        starts[index] = _start(header, spec, shared, index)
+        starts[index] = _session_start(header, spec, shared, index)
         trained = header if shared is None else shared
         if trained is not None and begun_with is None:
             begun_with = trained_spec(trained, saved)
@@ -151,7 +151,7 @@ def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[
     return starts, begun_with
 
 
-def _check_frames(found: Resumption) -> None:
+def _check_frames(found: ContinuedRun) -> None:
     """Raise UserError if env.max_frame was changed to a value below the number of frames that a Session has already collected."""
     for index, start in found.starts.items():
         if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
@@ -161,7 +161,7 @@ def _check_frames(found: Resumption) -> None:
             )
 
 
-def _with_reasons(
+def _add_inexact_reasons(
     starts: Mapping[int, SessionStart], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]
 ) -> dict[int, SessionStart]:
     """Return `starts` with additional reasons for inexact results: changed spec keys and changed package versions."""
@@ -176,31 +176,33 @@ def _with_reasons(
     }
 
 
-def may_change(path: str) -> bool:
+def is_changeable_key(path: str) -> bool:
     """Return whether a run can be continued with a changed value of the spec key `path`."""
     return bool(_CHANGEABLE_KEYS.fullmatch(path))
 
 
-def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
+def changed_keys(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
     """Return the spec keys whose values differ between two specs, as a dict: path of the key → (value in `before`, value in `after`).
 
     The value None stands for an absent key.
     """
-    one, other = (dict(flat(dump_spec(spec)[spec.name])) for spec in (before, after))
+    one, other = (dict(flatten_leaves(dump_spec(spec)[spec.name])) for spec in (before, after))
     return {path: pair for path, pair in diff(one, other).items() if not _IGNORED.fullmatch(path)}
 
 
-def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
+def continuation_messages(found: ContinuedRun, killed: str | None) -> list[str]:
     """Return the lines to print when a run is continued: how the last start ended, the changed keys, and how each Session continues.
 
     Args: killed: description of the last start if it was killed, else None.
     """
     lines = [] if killed is None else [f"the last start, {killed}, {ENDED}"]
-    lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
+    lines += [f"changed: {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in found.changes.items()]
     if "env.max_frame" in found.changes:
         old = found.changes["env.max_frame"][0]
-        kept = [path for path, value in flat(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)]
-        lines += [f"unchanged: {path}: {_shown(old)}, the previous env.max_frame" for path in kept]
+        kept = [
+            path for path, value in flatten_leaves(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)
+        ]
+        lines += [f"unchanged: {path}: {_format_value(old)}, the previous env.max_frame" for path in kept]
     for index, start in found.starts.items():
         match start.status:
             case "finished":
@@ -272,20 +274,20 @@ def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
             raise UserError(f"{path} {why}; restore it, or delete it to continue without these rows")
 
 
-def start_history(file: Path) -> list[dict[str, Any]]:
+def read_start_history(file: Path) -> list[dict[str, Any]]:
     """Return the entry meta.run of a saved spec file, a list with one dict for each start of the run.
 
     Raises UserError if the file is a spec of SLM Lab.
     """
     content = json.loads(file.read_text(encoding="utf-8"))
-    if is_flat(content):
+    if is_single_spec(content):
         train = f"train its spec with: {file} {content['name']} train"
         raise UserError(f"{file.parent} is a run of SLM Lab, which cannot be continued; {train}")
     ((_, body),) = content.items()
     return list((body.get("meta") or {}).get("run") or [])
 
 
-def _start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping[str, Any] | None, index: int) -> SessionStart:
+def _session_start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping[str, Any] | None, index: int) -> SessionStart:
     if spec.meta.distributed:
         if shared is None:
             return SessionStart("new")
@@ -327,20 +329,20 @@ def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: R
             elif new < old:
                 problems.append(f"{path}: {old} → {new}: sessions can be added, not taken away")
         elif not _CHANGEABLE_KEYS.fullmatch(path):
-            problems.append(f"{path}: {_shown(old)} → {_shown(new)}")
+            problems.append(f"{path}: {_format_value(old)} → {_format_value(new)}")
     if problems:
         advice = "start a new run (meta.init_from takes over weights where they fit)"
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(f"{paths.root}: the run has begun and cannot be continued with another value of:{listed}\n{advice}")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "absent" if value is None else str(value)
 
 
-def run_in(folder: str | Path) -> RunPaths:
+def find_run(folder: str | Path) -> RunPaths:
     """Return the RunPaths of the run in a folder. Raises UserError if the folder is not a run folder."""
     paths = run_paths_in(Path(folder))
     if paths is None:
-        raise UserError(not_a_run(folder))
+        raise UserError(not_a_run_message(folder))
     return RunPaths(paths.root.absolute(), spec_names(paths.spec)[0])  # an env may change the working directory

@@ -9,13 +9,13 @@ from time import perf_counter
 from typing import Any, Self
 
 from slm_lab.experiment.events import RowValues
-from slm_lab.experiment.execute.local.interrupt import Blocked
+from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked
 from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.files.bundle import set_rng_state
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
 from slm_lab.experiment.session.build import SessionContext, SessionParts
-from slm_lab.experiment.session.restore import PendingRestore, init_weights, resume, save, state_dict
+from slm_lab.experiment.session.restore import PendingRestore, load_initial_weights, resume, save, state_dict
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory
@@ -111,8 +111,8 @@ class Session:
             self.spec = self.parts.spec
             if self.context.resumed is not None:
                 resume(self, self.context.resumed)
-            elif not self.context.takes_over:
-                init_weights(self)
+            elif not self.context.joins_running_sessions:
+                load_initial_weights(self)
         except BaseException:
             self.close()
             raise
@@ -140,24 +140,24 @@ class Session:
         try:
             self.begin()
             for learner in learners:
-                learner.agent.check_rarely(not learner.runs_user_code)
+                learner.agent.set_rare_checks(not learner.runs_user_code)
             self._train()
-        except (WorkerFailed, Blocked) as error:
-            learners[0].note_frame(error, self.parts.info.frames)
-            self.blocked = isinstance(error, Blocked)
+        except (WorkerFailed, UserCodeBlocked) as error:
+            learners[0].add_frame_note(error, self.parts.info.frames)
+            self.blocked = isinstance(error, UserCodeBlocked)
             self.end()
             if isinstance(error, WorkerFailed) or not self.context.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
         except BaseException as error:
-            learners[0].note_frame(error, self.parts.info.frames)
+            learners[0].add_frame_note(error, self.parts.info.frames)
             raise
         else:
             self.end()
         finally:
             gc.unfreeze()
             for learner in learners:
-                learner.agent.check_rarely(False)
+                learner.agent.set_rare_checks(False)
         first = self.learners[0]
         interrupted = any(learner.interrupted for learner in self.learners)
         rows, eval_rows = memory.table_rows(first.table, "train"), memory.table_rows(first.table, "eval")
@@ -199,7 +199,7 @@ class Session:
         if loaded.rng is not None:
             set_rng_state(loaded.rng, self.parts.device)
         for learner in self.learners:
-            learner.catch_up()
+            learner.repeat_interrupted_evaluation()
         self.parts.timer.restart()
         self.pending_restore = PendingRestore()
 
@@ -215,7 +215,7 @@ class Session:
                 learner.end()
         finally:
             save(self, bundle, done=all(learner.finished for learner in self.learners))
-        if (spans := self.source.recent_spans()) is not None:
+        if (spans := self.source.recent_busy_spans()) is not None:
             self.sink.timeline(self.index, spans)
 
     def close(self) -> None:

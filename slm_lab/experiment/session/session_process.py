@@ -13,7 +13,7 @@ from slm_lab.experiment.events import Emit, Event, Notice, SessionEnded
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.interrupt import watchdog
-from slm_lab.experiment.execute.local.user_code import build_errors
+from slm_lab.experiment.execute.local.user_code import convert_build_errors
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink, RunSink
@@ -63,18 +63,18 @@ class SessionTask:
     """Whether the process can access the run folder and must lock the Session there, so that no other process runs the Session."""
 
 
-def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> SharedArrays:
+def make_shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> SharedArrays:
     """Return the Store of Session `index` of a spec with meta.distributed. The shared arrays are in the file with the descriptor `fd`."""
     meta = spec.meta
     return SharedArrays(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
 
 
-def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
+def open_shared_memory_store(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
     """Return the Store of a Session whose shared arrays are in shared memory, for Sessions that all run on one machine.
 
     With a fixed first argument, the function is an OpenStore.
     """
-    return shared_arrays(spec, file.fd, index, fresh=fresh)
+    return make_shared_arrays(spec, file.fd, index, fresh=fresh)
 
 
 def run_session(context: Context, task: SessionTask) -> None:
@@ -110,9 +110,9 @@ def _run(context: Context, task: SessionTask) -> None:
     )
     session = Session(task.spec, task.index, task.plan, trial=task.trial, context=given)
     try:
-        with build_errors(task.spec.env.name, context.stop):
+        with convert_build_errors(task.spec.env.name, context.stop):
             session.build()
-        context.send("ready", session.parts.choices)
+        context.send("ready", session.parts.chosen_settings)
         paths = context.receive()
         if paths is None:
             context.send("event", SessionEnded(task.index, "stopped"))
@@ -126,7 +126,7 @@ def _run(context: Context, task: SessionTask) -> None:
 def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> SessionEnded:
     # hold the lock until this process ends, since the process may outlive the trial
     lock = SessionLock(paths.session_lock(task.index, task.trial)) if task.locks else None
-    context.print_to(paths.session_log(task.index, task.trial))
+    context.redirect_output(paths.session_log(task.index, task.trial))
 
     def forward(event: Event) -> None:
         context.send("event", event)

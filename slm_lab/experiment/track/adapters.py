@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from slm_lab.experiment.events import Status
 from slm_lab.experiment.files.paths import RunPaths, study_in
-from slm_lab.experiment.files.trackers import take_turn
-from slm_lab.spec.report import flat
+from slm_lab.experiment.files.trackers import acquire_tracker_lock
+from slm_lab.spec.report import flatten_leaves
 
 PROJECT = "slm_lab"
 Scalar = str | int | float | bool
@@ -55,7 +55,7 @@ class TrackedRun:
     @cached_property
     def settings(self) -> dict[str, Scalar]:
         """Values of the spec by the path of their key. Lists are converted to JSON text, and keys whose value is null are omitted."""
-        found = dict(flat(self.spec))
+        found = dict(flatten_leaves(self.spec))
         return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in found.items() if value is not None}
 
     @cached_property
@@ -64,7 +64,7 @@ class TrackedRun:
         runs = root.parent.parent
         if runs.name == "runs" and study_in(runs.parent) is not None:
             return _Owner(runs.parent.name, f"{root.parent.name}_", runs.parent)
-        if root.name == "confirm" and self.paths.holds_trials:
+        if root.name == "confirm" and self.paths.has_several_trials:
             return _Owner(root.parent.name, f"confirm_t{self.trial}_", root.parent)
         return _Owner(root.name, f"t{self.trial}_" if self.paths.search_state.exists() else "", root)
 
@@ -73,7 +73,7 @@ class TrackedRun:
         return self.owner.group
 
     @property
-    def of_trial(self) -> str:
+    def trial_name(self) -> str:
         """Name of the trial, or of the study's run, to which the tracked run belongs. The sessions of a trial differ only in their
         seeds."""
         return f"{self.group}_{self.owner.prefix}".rstrip("_")
@@ -82,7 +82,7 @@ class TrackedRun:
     def name(self) -> str:
         """Name of the tracked run. The name contains the group, because trackers also list runs without their groups."""
         session, policy = divmod(self.table, self.paths.policies)
-        return f"{self.of_trial}_s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
+        return f"{self.trial_name}_s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
 
 
 class Adapter(ABC):
@@ -140,7 +140,7 @@ class MLflow(Adapter):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         home = run.owner.folder.parent
         with nullcontext() if uri else (home / ".mlflow.lock").open("ab") as lock:
-            take_turn(None if lock is None else lock.fileno())  # the first of several processes creates the tables
+            acquire_tracker_lock(None if lock is None else lock.fileno())  # the first of several processes creates the tables
             self.client = MlflowClient(uri or f"sqlite:///{home / 'mlflow.db'}")
             experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         if known is not None:
@@ -221,7 +221,7 @@ class TensorBoard(Adapter):
         self.writer = EventFileWriter(str(folder))
         if known is None:
             self._add(0, _text("spec", f"```json\n{json.dumps(run.spec, indent=2, ensure_ascii=False)}\n```"))
-            self._add(0, _session_start(run.settings, run.of_trial))
+            self._add(0, _session_start(run.settings, run.trial_name))
         return folder.name
 
     def _add(self, step: int, summary: Any) -> None:
@@ -269,17 +269,17 @@ def _session_start(settings: Mapping[str, Scalar], group: str) -> Any:
     for key, value in settings.items():
         kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
         setattr(start.hparams[key], f"{kind}_value", value)
-    return _of_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start)
+    return _hparams_summary(metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
 
 def _session_end(status: Status) -> Any:
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
     value = api_pb2.Status.Value("STATUS_FAILURE" if status == "failed" else "STATUS_SUCCESS")
-    return _of_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=plugin_data_pb2.SessionEndInfo(status=value))
+    return _hparams_summary(metadata.SESSION_END_INFO_TAG, session_end_info=plugin_data_pb2.SessionEndInfo(status=value))
 
 
-def _of_hparams(tag: str, **content: Any) -> Any:
+def _hparams_summary(tag: str, **content: Any) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 

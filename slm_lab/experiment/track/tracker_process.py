@@ -32,7 +32,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     replies = os.dup(1)
     os.dup2(2, 1)
-    tracking = _Tracking(replies)
+    tracking = _TrackerLoop(replies)
     threading.Thread(target=tracking.read, args=(sys.stdin.buffer,), daemon=True).start()
     code = tracking.run()
     for stream in (sys.stdout, sys.stderr):
@@ -41,7 +41,7 @@ def main() -> None:
     os._exit(code)  # without waiting for threads of the library
 
 
-class _Tracking:
+class _TrackerLoop:
     """Passes the messages of a session to the adapter of a tracker.
 
     Args: replies: file descriptor of the pipe to the session.
@@ -67,7 +67,7 @@ class _Tracking:
         if "end" not in message:  # the process of the Session was killed, or the Session has switched off the tracker
             self.messages.put({"end": "failed"})
         time.sleep(limit)
-        self._failed(f"it did not finish within {limit:g} s")
+        self._report_failure(f"it did not finish within {limit:g} s")
         os._exit(1)
 
     def run(self) -> int:
@@ -76,19 +76,19 @@ class _Tracking:
             self._track(**self.messages.get())
         except BaseException as error:  # also a SystemExit of the library
             traceback.print_exc()
-            self._failed(_in_a_line(error))
+            self._report_failure(_one_line_error(error))
             return 1
         return 0
 
     def _track(self, tracker: str, root: str, spec: str, table: int, trial: int, policies: int, lock: int | None) -> None:
         from slm_lab.experiment.files.paths import RunPaths
-        from slm_lab.experiment.files.trackers import read_state, take_turn
+        from slm_lab.experiment.files.trackers import acquire_tracker_lock, read_state
         from slm_lab.experiment.track.adapters import ADAPTERS, TrackedRun
         from slm_lab.experiment.track.summary import summary
 
         paths = RunPaths(Path(root), spec)
         paths.__dict__["policies"] = policies
-        take_turn(lock)
+        acquire_tracker_lock(lock)
         self.state = {key: value for key, value in read_state(self.file).items() if key != "failed"}
         adapter = ADAPTERS[tracker]()
         self.state["id"] = adapter.start(TrackedRun(paths, trial, table), self.state.get("id"))
@@ -109,7 +109,7 @@ class _Tracking:
         steps: dict[str, int] = self.state.setdefault("steps", {})
         return steps
 
-    def _failed(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         self.state["failed"] = reason
         with suppress(OSError):
             self._save()
@@ -125,7 +125,7 @@ class _Tracking:
             os.write(self.replies, f"{text}\n".encode())
 
 
-def _in_a_line(error: BaseException) -> str:
+def _one_line_error(error: BaseException) -> str:
     """Return one line of text with the type of an error and the first line of its message."""
     first = first_line(str(error))
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from slm_lab.env.outcome import described
+from slm_lab.env.outcome import space_text
 from slm_lab.env.spaces import space_from_dict
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem
 
 
-def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
+def find_space_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
     """Return the problems that a spec has because agents of the env have different spaces. The list is empty if all spaces are equal."""
     if not info.groups:
         return []
@@ -48,7 +48,7 @@ def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> s
     for kind in ("observation", "action"):
         first, second = (space_from_dict(info.spaces[kind]) for info in (one, other) if info.spaces is not None)
         if first != second:
-            describe = described if described(first) != described(second) else str
+            describe = space_text if space_text(first) != space_text(second) else str
             texts.append(f"{kind}s: {describe(first)} for {agent}, {describe(second)} for {other_agent}")
     return "; ".join(texts)
 

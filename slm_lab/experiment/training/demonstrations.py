@@ -35,7 +35,7 @@ KEY = "meta.demonstrations"
 _ARRAYS = tuple(field.name for field in fields(Demonstrations))
 
 
-def check_new(path: Path, replaces: bool) -> None:
+def check_output_path(path: Path, replaces: bool) -> None:
     """Raise UserError if a data set cannot be written to `path`.
 
     Args: replaces: whether an existing file may be replaced.
@@ -109,7 +109,7 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
     return replace(data, reward_K=rewards(data.reward_K))
 
 
-def normalized(data: Demonstrations, normalizer: ObsNormalizer) -> Demonstrations:
+def normalize_observations(data: Demonstrations, normalizer: ObsNormalizer) -> Demonstrations:
     """Return `data` with normalised observations. The statistics of `normalizer` are first updated with the observations of `data`."""
     normalizer.update(data.obs_K)
     return replace(data, obs_K=normalizer(data.obs_K), last_obs_E=normalizer(data.last_obs_E))
@@ -125,7 +125,7 @@ def _check_env(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any])
     if header["env"] is not None and _plain_id(header["env"]) != _plain_id(spec.env.name):
         raise _problem(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
     assert info.spaces is not None
-    for kind, same in (("observation", _same_observations(spec)), ("action", _same_actions)):
+    for kind, same in (("observation", _observation_comparison(spec)), ("action", _same_actions)):
         recorded, own = space_from_dict(header["spaces"][kind]), space_from_dict(info.spaces[kind])
         if not same(recorded, own):
             raise _problem(spec, f"{where} has {kind}s {recorded}; those of {spec.env.name} are {own}")
@@ -135,7 +135,7 @@ def _plain_id(name: str) -> str:
     return name.removeprefix("envpool:").rpartition(":")[2]
 
 
-def _same_observations(spec: Spec) -> Any:
+def _observation_comparison(spec: Spec) -> Any:
     return lambda one, other: same_form(one, other, spec.agent.input, image_channels(spec.env))
 
 

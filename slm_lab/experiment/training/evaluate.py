@@ -12,7 +12,7 @@ from slm_lab.experiment.execute.heartbeat import EVALUATING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.lib.log import notice
-from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.padding import pad_rows, remove_padding
 from slm_lab.lib.records import EnvInfo, VecStep
 from slm_lab.spec.models.algorithm import ReplayAlgorithmSpec
 from slm_lab.spec.models.spec import Spec
@@ -126,7 +126,7 @@ def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
     return act
 
 
-def without_padding_of(info: EnvInfo, names: Collection[str], act: Act) -> Act:
+def strip_padding(info: EnvInfo, names: Collection[str], act: Act) -> Act:
     """Return a function that chooses padded actions for the rows of some agents, given their padded observations.
 
     If the env does not pad observations and actions, `act` is returned unchanged.
@@ -139,7 +139,7 @@ def without_padding_of(info: EnvInfo, names: Collection[str], act: Act) -> Act:
     if not info.groups:
         return act
     own, form = info.for_agents(names).observation, info.action
-    return lambda obs_K, first_K, acts_K=None, /: padded(act(without_padding(obs_K, own), first_K, acts_K), form)
+    return lambda obs_K, first_K, acts_K=None, /: pad_rows(act(remove_padding(obs_K, own), first_K, acts_K), form)
 
 
 def play_episodes(

@@ -65,7 +65,7 @@ class ExperienceSource(Protocol):
         """Whether the state can be saved now, provided that the learner has trained on the last yielded experience."""
 
     @property
-    def lost_reason(self) -> str:
+    def unsaved_episodes_reason(self) -> str:
         """Reason why `state_dict` does not contain the unfinished episodes; meaningless if `state_dict` contains them."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
@@ -77,7 +77,7 @@ class ExperienceSource(Protocol):
         Raises WorkerFailed if a rollout worker cannot start.
         """
 
-    def recent_spans(self) -> Spans | None:
+    def recent_busy_spans(self) -> Spans | None:
         """Return the time spans in which each process was busy during a few recent updates; None if there are no rollout workers."""
 
     def close(self) -> None:

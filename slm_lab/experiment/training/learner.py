@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play_episodes, without_padding_of
+from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play_episodes, strip_padding
 from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
@@ -86,10 +86,10 @@ class PolicyLearner:
         """State of the evaluation env before an evaluation that was interrupted; None if no evaluation was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
-        self.recorder, self.evaluator = self._row_makers()
+        self.recorder, self.evaluator = self._build_row_observers()
         modes: tuple[Mode, ...] = ("train",) if evaluation is None else ("eval",) if spec.meta.rigorous_eval else ("train", "eval")
         self.checkpointer = Checkpointer(
-            self.policy_bundle, self.clock, timer, modes, self._save, spec.meta.checkpoint_frequency, spec.meta.self_play is not None
+            self.policy_checkpoint, self.clock, timer, modes, self._save, spec.meta.checkpoint_frequency, spec.meta.self_play is not None
         )
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
@@ -98,7 +98,7 @@ class PolicyLearner:
         self._on_update: list[Callable[..., None]] = []
         self._on_row: list[EmitRow] = []
 
-    def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
+    def _build_row_observers(self) -> tuple[Recorder, Evaluator | None]:
         """Build the observers that produce the training rows and, if the policy is evaluated, the evaluation rows."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (
@@ -157,7 +157,7 @@ class PolicyLearner:
             sink: object to which rows and checkpoints are written.
         """
         self.sink, self.stop, self.beat = sink, stop, beat
-        sink.open(self.table)
+        sink.open_table(self.table)
         clock, agent, limit = self.clock, self.agent, self.spec.meta.max_seconds
         learns = self.spec.agent.algorithm.learns
         progress = ProgressReporter(
@@ -173,7 +173,7 @@ class PolicyLearner:
             self.recorder,
             *([] if self.evaluator is None else [self.evaluator]),
             progress,
-            *([DevChecks(agent.weights, agent.target)] if mode == "dev" else []),
+            *([DevChecks(agent.weights, agent.target_snapshot)] if mode == "dev" else []),
             *self.user_observers,
             self.checkpointer,
         ]
@@ -196,7 +196,7 @@ class PolicyLearner:
         clock.epi += len(episodes)
         if experience.transition is not None:
             agent.observe(*experience.transition)
-        metrics = self._timed(agent.update) if agent.ready() else None
+        metrics = self._run_timed_update(agent.update) if agent.ready() else None
         agent.end_step()
         if metrics is not None:
             self._report(metrics, experience.report)
@@ -211,13 +211,13 @@ class PolicyLearner:
             clock.tick(frames)
             clock.epi += len(episodes)
             if t == last and collected.rollout is not None:
-                self._report(self._timed(partial(self.agent.learn, collected.rollout)), collected.report)
+                self._report(self._run_timed_update(partial(self.agent.learn, collected.rollout)), collected.report)
             for hook in self._on_step:
                 hook(episodes)
             if self.finished:
                 return
 
-    def _timed(self, update: Callable[[], Metrics]) -> Metrics:
+    def _run_timed_update(self, update: Callable[[], Metrics]) -> Metrics:
         self.torch.restore()
         begin = perf_counter()
         metrics = update()
@@ -234,11 +234,11 @@ class PolicyLearner:
         """Call the hooks `on_interrupt` (if training ends early) and `on_end` of the observers, which write the last rows."""
         self.interrupted = not self.finished
         if self.interrupted:
-            self._call("on_interrupt")
-        self._call("on_end")
+            self._call_hooks("on_interrupt")
+        self._call_hooks("on_end")
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
-    def note_frame(self, error: BaseException, num_envs: int) -> None:
+    def add_frame_note(self, error: BaseException, num_envs: int) -> None:
         """Add a note with the frame at which an error was raised to the error (see user_code.cause)."""
         call = error.call if isinstance(error, InvalidOutcome) else None
         frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised the error
@@ -255,10 +255,10 @@ class PolicyLearner:
         for names, learner in self.partners or [((), self)]:
             env.normalizers_of(names).copy_obs_statistics(learner.normalizers.state_dict())
         if self.partners is None or len(self.partners) == 1:
-            act: Act = self.agent.evaluator(deterministic=deterministic)
+            act: Act = self.agent.action_function(deterministic=deterministic)
         else:
-            rows = [env.info.rows_of(names) for names, _ in self.partners]
-            acts = [without_padding_of(env.info, names, one.agent.evaluator(deterministic)) for names, one in self.partners]
+            rows = [env.info.agent_rows(names) for names, _ in self.partners]
+            acts = [strip_padding(env.info, names, one.agent.action_function(deterministic)) for names, one in self.partners]
             act = joint_act(list(zip(rows, acts, strict=True)))
             own = next(of_one for of_one, (_, learner) in zip(rows, self.partners, strict=True) if learner is self)
         before = self.eval_env.state_dict()
@@ -272,7 +272,7 @@ class PolicyLearner:
         if self.eval_env is not None:
             self.eval_env.close()
 
-    def policy_bundle(self) -> dict[str, Any]:
+    def policy_checkpoint(self) -> dict[str, Any]:
         """Return the data that is needed to act with the policy: weights, statistics of the normalizers, and spaces of the env."""
         return {
             "version": VERSION,
@@ -284,7 +284,7 @@ class PolicyLearner:
         }
 
     @property
-    def _stateful(self) -> dict[str, Observer]:
+    def _stateful_observers(self) -> dict[str, Observer]:
         """Key in the saved state → observer, for the observers whose state is saved."""
         observers: dict[str, Observer] = {"recorder": self.recorder, "checkpointer": self.checkpointer}
         if self.evaluator is not None:
@@ -302,10 +302,10 @@ class PolicyLearner:
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
         return {
-            **self.policy_bundle(),
+            **self.policy_checkpoint(),
             "agent": self.agent.state_dict(),
             "clock": self.clock.state_dict(),
-            "observers": {name: observer.state_dict() for name, observer in self._stateful.items()},
+            "observers": {name: observer.state_dict() for name, observer in self._stateful_observers.items()},
             "eval_env": self._eval_state or (None if self.eval_env is None else self.eval_env.state_dict()),
             "replay": None if replay is None else replay.contents(),
         }
@@ -317,20 +317,20 @@ class PolicyLearner:
         if self.eval_env is not None and state["eval_env"] is not None:
             self.eval_env.load_state_dict(state["eval_env"])
             self.eval_env.resume()  # each evaluation begins with a reset, but wrappers may keep state across episodes
-        self.load_progress(state)
+        self.load_counters(state)
 
-    def load_progress(self, state: dict[str, Any]) -> None:
+    def load_counters(self, state: dict[str, Any]) -> None:
         """Load only the counters, the state of the observers, and the replay memory from a state returned by `state_dict`."""
         if self.shared:
-            self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
+            self.clock.load_unshared_state(state["clock"], self.spec.env.num_envs)
         else:
             self.clock.load_state_dict(state["clock"])
         replay = self.agent.replay
         if replay is not None and state["replay"] is not None:
             replay.load_contents(state["replay"])
         elif isinstance(replay, Replay):
-            replay.collect_batch()
-        for name, observer in self._stateful.items():
+            replay.require_full_batch()
+        for name, observer in self._stateful_observers.items():
             if name in state["observers"]:
                 observer.load_state_dict(state["observers"][name])
 
@@ -343,10 +343,10 @@ class PolicyLearner:
             if observer is not None:
                 observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
 
-    def catch_up(self) -> None:
+    def repeat_interrupted_evaluation(self) -> None:
         """Repeat the last evaluation if it was interrupted."""
         if self.evaluator is not None:
-            self.evaluator.catch_up()
+            self.evaluator.repeat_interrupted_evaluation()
 
     def _save(self, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.beat(SAVING)
@@ -355,6 +355,6 @@ class PolicyLearner:
     def _hooks(self, name: Hook) -> list[Callable[..., None]]:
         return hooks(self._observers, name)
 
-    def _call(self, name: Hook) -> None:
+    def _call_hooks(self, name: Hook) -> None:
         for hook in self._hooks(name):
             hook()

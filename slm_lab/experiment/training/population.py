@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.base import Tuning
+from slm_lab.agent.algorithm.base import TunedHyperparameters
 from slm_lab.experiment.files.sink import RunSink
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.lib.log import notice
@@ -20,7 +20,7 @@ COLUMNS = ("frame", "policy", "total_reward", "lr", "entropy_coef", "gamma", "so
 GAMMA_MAX = 0.99999
 
 
-class Population:
+class PopulationBasedTraining:
     """Population-based training, which replaces poor policies and mutates hyperparameters at regular intervals (rounds).
 
     The rounds of a policy take place at certain numbers of frames of this policy. In a round, a policy that is among the worst policies may
@@ -66,7 +66,7 @@ class Population:
         """Perform a round of the policy with index `policy`."""
         learner = self.learners[policy]
         self.rounds[policy] = (learner.clock.frame - self.spec.start) // self.spec.period + 1
-        worst, best = self._ranked()
+        worst, best = self._worst_and_best()
         source = None
         if policy > 0 and policy not in best:
             source = self._policy_to_copy(policy, best) if policy in worst else None
@@ -78,7 +78,7 @@ class Population:
         if source is not None:
             learner.recorder.forget_episodes()  # the replaced policy has played these episodes
 
-    def _ranked(self) -> tuple[list[int], list[int]]:
+    def _worst_and_best(self) -> tuple[list[int], list[int]]:
         """Return (indices of the worst policies, indices of the best policies) by mean return.
 
         Each list contains the fraction spec.replace_fraction of the population.
@@ -102,14 +102,14 @@ class Population:
         gap = other - own
         return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(own) else None
 
-    def _perturbed(self, tuning: Tuning, gamma: float) -> Tuning:
-        lr, entropy_coef = (value * self._factor() for value in (tuning.lr, tuning.entropy_coef))
+    def _perturbed(self, tuning: TunedHyperparameters, gamma: float) -> TunedHyperparameters:
+        lr, entropy_coef = (value * self._mutation_factor() for value in (tuning.lr, tuning.entropy_coef))
         if not self.spec.optimize_gamma:
-            return Tuning(lr, entropy_coef, tuning.gamma)
+            return TunedHyperparameters(lr, entropy_coef, tuning.gamma)
         # mutate 1 − γ, the inverse of the horizon
-        return Tuning(lr, entropy_coef, min(max(0.0, 1.0 - (1.0 - gamma) * self._factor()), GAMMA_MAX))
+        return TunedHyperparameters(lr, entropy_coef, min(max(0.0, 1.0 - (1.0 - gamma) * self._mutation_factor()), GAMMA_MAX))
 
-    def _factor(self) -> float:
+    def _mutation_factor(self) -> float:
         """Return a factor by which a hyperparameter is multiplied: a random factor with probability spec.mutation_rate, else 1."""
         if self.rng.random() >= self.spec.mutation_rate:
             return 1.0
@@ -123,7 +123,7 @@ class Population:
         agent = learner.agent
         values = (learner.clock.frame, policy, learner.total_reward, agent.lr, agent.entropy_coef, agent.algorithm.spec.gamma, source)
         try:
-            self.sink.append(self.session, "pbt", COLUMNS, dict(zip(COLUMNS, values, strict=True)))
+            self.sink.append_extra_row(self.session, "pbt", COLUMNS, dict(zip(COLUMNS, values, strict=True)))
         except OSError as error:
             notice(f"history of population-based training not written: {error.strerror or error}")
             self.sink = None

@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.user_code import close_env
-from slm_lab.experiment.files.trackers import check_installed
+from slm_lab.experiment.files.trackers import check_trackers_installed
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
-from slm_lab.spec.rules.resolve import complete
+from slm_lab.spec.rules.resolve import complete_short_spec
 
 _ROWS = 50
 """Minimum number of training rows of a Session if the spec does not contain meta.log_frequency."""
 
 
-def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
+def complete_spec(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
     """Return the spec with which a run is trained and saved, in which all open values are determined.
 
     A complete spec is returned unchanged. The search section is removed, and searched keys have the values outside the search section. A
@@ -33,7 +33,7 @@ def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> S
 
     Args: beat: heartbeat function, which is called with each phase that begins (see execute.heartbeat).
     """
-    check_installed(spec.name, spec.meta)
+    check_trackers_installed(spec.name, spec.meta)
     return _with_net(_with_log_frequency(_without_search(spec)), beat)
 
 
@@ -46,7 +46,7 @@ def _without_search(spec: Spec) -> Spec:
 
 
 def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
-    if not spec.is_short:
+    if not spec.lacks_net:
         return spec
     from slm_lab.env.make import make_env
 
@@ -56,12 +56,12 @@ def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
     beat(CLOSING)
     close_env(env.close)
     beat(BUILDING)
-    check_clear(spec.name, observation)
-    full = complete(spec, observation.has_images, action.kind)
+    check_unambiguous_observation(spec.name, observation)
+    full = complete_short_spec(spec, observation.has_images, action.kind)
     return load_spec(dump_spec(full), spec.name)  # check the recommended values together with the given values
 
 
-def check_clear(source: str, observation: ObservationSpace) -> None:
+def check_unambiguous_observation(source: str, observation: ObservationSpace) -> None:
     """Raise SpecError if the observation space of an env is ambiguous, so that no net can be chosen for the env.
 
     Args: source: name of the spec, for the error message.

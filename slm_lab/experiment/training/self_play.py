@@ -170,7 +170,7 @@ class SelfPlay:
         self.sink = sink
 
     @property
-    def learner_N(self) -> np.ndarray:
+    def learner_mask_N(self) -> np.ndarray:
         """Whether the learning policy acts for each row of the training env, bool [N]."""
         own_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
         return own_EA.ravel()
@@ -183,7 +183,7 @@ class SelfPlay:
             acts_N: whether the agent of each row acts in this step, bool [N]; None: all agents act.
             action_N: actions of all rows in the format of `env.step`, which are changed in place.
         """
-        theirs_N = ~self.learner_N
+        theirs_N = ~self.learner_mask_N
         if acts_N is not None:
             theirs_N &= acts_N
         if not theirs_N.any():
@@ -203,16 +203,16 @@ class SelfPlay:
             self._state_N[step.first_N] = 0.0
         for env, returns_A in returns_by_env(step, self.env).items():
             if self.opponent_E[env] >= 0:
-                self._count(int(self.opponent_E[env]), game_score(returns_A, int(self.player_E[env])))
+                self._update_score(int(self.opponent_E[env]), game_score(returns_A, int(self.player_E[env])))
         if 1 in step.first_N.tobytes():
-            self.choose(step.first_N)
+            self.choose_opponents(step.first_N)
 
-    def _count(self, index: int, score: float) -> None:
+    def _update_score(self, index: int, score: float) -> None:
         for snapshot in self.pool:
             if snapshot.index == index:
                 snapshot.score = _SCORE_DECAY * snapshot.score + (1.0 - _SCORE_DECAY) * score
 
-    def choose(self, first_N: np.ndarray) -> None:
+    def choose_opponents(self, first_N: np.ndarray) -> None:
         """Choose the opponents in the envs in which a game begins.
 
         Args: first_N: whether an episode begins in each row, bool [N].
@@ -221,11 +221,11 @@ class SelfPlay:
             self.opponent_E[env] = -1
             if self.spec.opponent == "latest" or not self.pool or self.rng.random() >= self.spec.past_fraction:
                 continue
-            self.opponent_E[env] = self.pool[self._drawn()].index
+            self.opponent_E[env] = self.pool[self._draw_opponent()].index
             self.player_E[env] = self.rng.integers(self.num_agents)
         self.retired = [snapshot for snapshot in self.retired if (self.opponent_E == snapshot.index).any()]
 
-    def _drawn(self) -> int:
+    def _draw_opponent(self) -> int:
         """Draw a snapshot at random as an opponent, and return its position in the pool."""
         if self.spec.opponent == "uniform":
             return int(self.rng.integers(len(self.pool)))
@@ -282,7 +282,7 @@ class SelfPlay:
         if self.sink is not None:
             columns = ("frame", "snapshot", *SELF_PLAY_COLUMNS, *map(score_column, self.fixed))
             values = {"frame": snapshot.frame, "snapshot": snapshot.index, **found}
-            self.sink.append(self.session, "elo", columns, {column: values.get(column) for column in columns})
+            self.sink.append_extra_row(self.session, "elo", columns, {column: values.get(column) for column in columns})
         return True
 
     def report(self) -> dict[str, float]:
@@ -314,17 +314,17 @@ class SelfPlay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_generator_state(self.rng, state["rng"])
         self.taken, self.rated = int(state["taken"]), dict(state["rated"])
-        self.pool = list(map(self._loaded, state["pool"]))
+        self.pool = list(map(self._load_snapshot, state["pool"]))
         self.env.load_state_dict(state["env"])
         self.env.resume()
 
-    def _loaded(self, state: dict[str, Any]) -> Snapshot:
+    def _load_snapshot(self, state: dict[str, Any]) -> Snapshot:
         policy = self._policy(state["weights"], state["explore_var"])
         return Snapshot(int(state["index"]), int(state["frame"]), policy, Rating(*state["rating"]), float(state["score"]))
 
     def load_games(self, state: dict[str, Any]) -> None:
         """Load the opponents and players of the running games from a state returned by `state_dict(episodes=True)`."""
-        self.retired = list(map(self._loaded, state["retired"]))
+        self.retired = list(map(self._load_snapshot, state["retired"]))
         games = state["games"]
         self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
         self._state_N = None if games["state"] is None else games["state"].numpy()

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slm_lab.experiment.files.search_state import SearchState, best_first
-from slm_lab.experiment.report.compare import Setting, comparable_metric, group_runs, seeds_of, summarize
+from slm_lab.experiment.report.compare import Setting, comparable_metric, group_runs, seed_results, summarize
 from slm_lab.experiment.report.compare_report import AXES
-from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly_spaced
+from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly_spaced_indices
 from slm_lab.experiment.report.pairwise import compare_pairs
 from slm_lab.experiment.report.run import Run
-from slm_lab.experiment.view.details import Content, relative, version_of
+from slm_lab.experiment.view.details import Content, files_version, relative_path
 from slm_lab.experiment.view.entries import run_paths
-from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
+from slm_lab.experiment.view.folders import DataFolder, FoundFolder, NotServed, begun_study_runs
 
 BOOTSTRAP = "mean of the middle half of the seeds; 95 % interval of the bootstrap, which draws the seeds of each env separately"
 _POINTS = 400
@@ -34,39 +34,39 @@ def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
     """
     if by not in AXES:
         raise NotServed(f"invalid column '{by}'; expected one of {', '.join(AXES)}", 400)
-    chosen = [one for word in dict.fromkeys(words) for one in _chosen(word, data)]
-    version = f"{zlib.crc32(repr([version_of(found) for found, _ in chosen]).encode()):08x}"
+    chosen = [one for word in dict.fromkeys(words) for one in _resolve_runs(word, data)]
+    version = f"{zlib.crc32(repr([files_version(found) for found, _ in chosen]).encode()):08x}"
     return version, lambda: _comparison(chosen, by, data)
 
 
-def _chosen(word: str, data: DataFolder) -> list[tuple[Found, int]]:
+def _resolve_runs(word: str, data: DataFolder) -> list[tuple[FoundFolder, int]]:
     """Return the run folders and the numbers of the trials to which a word of `compare` refers. Raises NotServed."""
     trial, _, path = word.partition(":")
     if trial and not (trial.isascii() and trial.isdecimal() and len(trial) < 9):
         raise NotServed(f"invalid run '{word}'; expected TRIAL:PATH or :PATH", 400)
     found = data.find(path)
     if found.kind == "study":
-        return [(data.find(relative(paths.root, data)), 0) for _, paths in runs_of_study(found.study)]
+        return [(data.find(relative_path(paths.root, data)), 0) for _, paths in begun_study_runs(found.study)]
     if trial or found.kind == "run":
         return [(found, int(trial or 0))]
     state = SearchState.load(found.paths.search_state)
     best = best_first(state.confirmations)
     if best:
-        return [(data.find(relative(found.paths.confirmation, data)), best[0].trial)]
+        return [(data.find(relative_path(found.paths.confirmation, data)), best[0].trial)]
     return [(found, one.trial) for one in best_first(state.trials)[:1]]
 
 
-def _comparison(chosen: Sequence[tuple[Found, int]], by: str, data: DataFolder) -> dict[str, Any]:
+def _comparison(chosen: Sequence[tuple[FoundFolder, int]], by: str, data: DataFolder) -> dict[str, Any]:
     runs, labels, notes = list[Run](), list[dict[str, Any]](), list[str]()
     for found, trial in chosen:
         run = Run(run_paths(found), trial)
-        if not seeds_of(run):
-            notes.append(f"{relative(found.folder, data)} has no rows yet")
+        if not seed_results(run):
+            notes.append(f"{relative_path(found.folder, data)} has no rows yet")
             continue
         runs.append(run)
-        of_search = found.kind == "search" or run.paths.holds_trials
+        of_search = found.kind == "search" or run.paths.has_several_trials
         of_trial = f", trial {trial}" if of_search else ""
-        labels.append({"path": relative(found.folder, data), "trial": trial if of_search else None})
+        labels.append({"path": relative_path(found.folder, data), "trial": trial if of_search else None})
         labels[-1]["label"] = found.folder.name + of_trial
     settings = group_runs(runs)
     metric, reason = comparable_metric("current_return", settings)
@@ -90,8 +90,8 @@ def _fields(row: Any) -> dict[str, Any]:
 def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
     """Return the curves and the statistics of a setting's seeds, for the comparison page."""
     summary, seeds = summarize(setting, None, metric), setting.seeds
-    aligned = setting.aligned(metric, by)
-    chosen = evenly_spaced(len(aligned.frame), _POINTS)
+    aligned = setting.aligned_curves(metric, by)
+    chosen = evenly_spaced_indices(len(aligned.frame), _POINTS)
     mean, band = aligned.mean().value[chosen], [edge[chosen] for edge in aligned.band()] if len(seeds) > 1 else None
     return {
         "name": setting.name,
@@ -102,20 +102,20 @@ def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
         "final_return": summary.final_return,
         "median": summary.final_return_median,
         "interquartile_mean": summary.interquartile_mean,
-        "x": _rounded(aligned.frame[chosen]),
-        "mean": _rounded(mean),
-        "low": None if band is None else _rounded(band[0]),
-        "high": None if band is None else _rounded(band[1]),
+        "x": _round_values(aligned.frame[chosen]),
+        "mean": _round_values(mean),
+        "low": None if band is None else _round_values(band[0]),
+        "high": None if band is None else _round_values(band[1]),
         "seeds": [_curve(seed.curve(metric, by)) for seed in setting.all_seeds if seed.status != "failed"],
     }
 
 
 def _curve(curve: Curve) -> dict[str, list[float]]:
-    chosen = evenly_spaced(len(curve.frame), _POINTS)
-    return {"x": _rounded(curve.frame[chosen]), "y": _rounded(curve.value[chosen])}
+    chosen = evenly_spaced_indices(len(curve.frame), _POINTS)
+    return {"x": _round_values(curve.frame[chosen]), "y": _round_values(curve.value[chosen])}
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
+def _round_values(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 

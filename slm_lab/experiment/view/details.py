@@ -19,8 +19,8 @@ from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run, read_json
-from slm_lab.experiment.view.entries import entry_of, modification_time, run_paths, sparkline_of, study_runs
-from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
+from slm_lab.experiment.view.entries import make_entry, modification_time, run_paths, run_sparkline_points, study_runs
+from slm_lab.experiment.view.folders import DataFolder, FoundFolder, NotServed, begun_study_runs
 from slm_lab.lib.text import last_line
 
 Content = tuple[str, Callable[[], dict[str, Any]]]
@@ -30,7 +30,7 @@ _CURVES = 300
 """Maximum number of trials of a search whose curves are sent to the page."""
 
 
-def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> str:
+def files_version(found: FoundFolder, folders: Iterable[str] = ("", "info", "video")) -> str:
     """Return a text that changes when the names, sizes or times of the files in the subfolders `folders` of a run change, or when the run
     starts or ends."""
     state: list[object] = [in_use(found.folder / ".lock")]
@@ -47,7 +47,7 @@ def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> 
 # ---- runs
 
 
-def run(found: Found, trial: int, data: DataFolder) -> Content:
+def run(found: FoundFolder, trial: int, data: DataFolder) -> Content:
     """Return the version and the content of the page of a run, or of a trial of a search. The content is the data of the run's report, and
     the names of its logs and videos."""
     if found.kind == "study":
@@ -55,21 +55,21 @@ def run(found: Found, trial: int, data: DataFolder) -> Content:
 
     def compute() -> dict[str, Any]:
         paths = run_paths(found)
-        trials, several = paths.trials(), found.kind == "search" or paths.holds_trials
+        trials, several = paths.trials(), found.kind == "search" or paths.has_several_trials
         if found.kind == "search" and trial not in trials and not paths.trial_spec(trial).is_file():
             raise NotServed(f"there is no trial {trial} in {found.folder.name}")
         # a folder of the confirmations of a search may not have this trial; its first trial is shown then
         shown = trial if found.kind == "search" or trial in trials or not trials else trials[0]
-        entry = entry_of(Found(found.folder, "run", found.stem), shown)
+        entry = make_entry(FoundFolder(found.folder, "run", found.stem), shown)
         return {
-            "entry": entry | {"path": relative(found.folder, data), "trial": shown, "kind": found.kind},
+            "entry": entry | {"path": relative_path(found.folder, data), "trial": shown, "kind": found.kind},
             "trials": trials if found.kind == "run" and several else [],
             "report": _without_links(report_data(Run(paths, shown))),
             "logs": _logs(paths, shown if several else None),
             "videos": _videos(paths),
         }
 
-    return version_of(found), compute
+    return files_version(found), compute
 
 
 def _without_links(report: dict[str, Any]) -> dict[str, Any]:
@@ -80,12 +80,12 @@ def _without_links(report: dict[str, Any]) -> dict[str, Any]:
     return report | {"files": [], "settings": settings}
 
 
-def relative(folder: Path, data: DataFolder) -> str:
+def relative_path(folder: Path, data: DataFolder) -> str:
     """Return the path of a folder relative to the data folder."""
     return folder.relative_to(data.root).as_posix()
 
 
-def log_folders(found: Found) -> tuple[str, ...]:
+def log_folders(found: FoundFolder) -> tuple[str, ...]:
     """Return the folders that contain the logs of a run, relative to the run folder. For a run of a study, the result includes the parent
     folder."""
     of_study = StudyRunFolder(found.folder.parent).identity.is_file()
@@ -138,7 +138,7 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
 # ---- searches
 
 
-def search(found: Found, data: DataFolder) -> Content:
+def search(found: FoundFolder, data: DataFolder) -> Content:
     """Return the version and the content of the page of a search. The content is the searched keys, the trials with their values and
     results, and a curve of each trial."""
     if found.kind != "search":
@@ -156,19 +156,21 @@ def search(found: Found, data: DataFolder) -> Content:
         ]
         shown = [one.trial for one in state.trials[-_CURVES:]]
         return {
-            "entry": entry_of(found) | {"path": relative(found.folder, data)},
+            "entry": make_entry(found) | {"path": relative_path(found.folder, data)},
             "metric": state.metric,
-            "keys": [_searched_key(name, trials) | {"importance": importance.get(name.rpartition("__")[0])} for name in _searched(found)],
+            "keys": [
+                _searched_key(name, trials) | {"importance": importance.get(name.rpartition("__")[0])} for name in _searched_keys(found)
+            ],
             "trials": trials,
-            "curves": {str(trial): sparkline_of(Run(paths, trial)) for trial in shown},
-            "confirm": relative(paths.confirmation, data) if confirmed else None,
+            "curves": {str(trial): run_sparkline_points(Run(paths, trial)) for trial in shown},
+            "confirm": relative_path(paths.confirmation, data) if confirmed else None,
             "logs": _logs(paths, None)[:50],
         }
 
-    return version_of(found, ("", "info")), compute
+    return files_version(found, ("", "info")), compute
 
 
-def _searched(found: Found) -> list[str]:
+def _searched_keys(found: FoundFolder) -> list[str]:
     """Return the searched keys of a search's saved spec, as texts "path__distribution" with the path of the key and the distribution of its
     values."""
     ((_, body),) = json.loads(found.paths.spec.read_text(encoding="utf-8")).items()
@@ -190,28 +192,28 @@ def _searched_key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, A
     path = path or name
     values = [one["values"][path] for one in trials if path in one["values"]]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    options = None if numbers else sorted({json.dumps(value, sort_keys=True) for value in values}, key=_sorted_options)
+    options = None if numbers else sorted({json.dumps(value, sort_keys=True) for value in values}, key=_option_sort_key)
     return {"path": path, "log": "log" in distribution and numbers and min(values, default=0) > 0, "options": options}
 
 
-def _sorted_options(text: str) -> tuple[int, str]:
+def _option_sort_key(text: str) -> tuple[int, str]:
     return len(text), text
 
 
 # ---- studies
 
 
-def study(found: Found, data: DataFolder) -> Content:
+def study(found: FoundFolder, data: DataFolder) -> Content:
     """Return the version and the content of the page of a study. The content is the entries of the study's runs."""
     if found.kind != "study":
         raise NotServed(f"{found.folder.name} is not a study", 400)
 
     def compute() -> dict[str, Any]:
         runs = [entry | _identity(data.root / entry["path"]) for entry in study_runs(found, data.root)]
-        return {"entry": entry_of(found) | {"path": relative(found.folder, data)}, "runs": runs}
+        return {"entry": make_entry(found) | {"path": relative_path(found.folder, data)}, "runs": runs}
 
-    state = [version_of(found, ("", "results"))]
-    state += [version_of(Found(paths.root, "run", ""), ("", "info")) for _, paths in runs_of_study(found.study)]
+    state = [files_version(found, ("", "results"))]
+    state += [files_version(FoundFolder(paths.root, "run", ""), ("", "info")) for _, paths in begun_study_runs(found.study)]
     return f"{zlib.crc32(repr(state).encode()):08x}", compute
 
 

@@ -26,11 +26,11 @@ import numpy as np
 from pydantic_core import from_json
 
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.paths import RunPaths, StudyPaths, time_in
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, parse_folder_time
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.metrics import mean_current_return, mean_rating
-from slm_lab.experiment.report.run import Run, last_row, numbers, read_json
-from slm_lab.experiment.view.folders import Found, runs_of_study
+from slm_lab.experiment.report.run import Run, last_row, parse_numbers, read_json
+from slm_lab.experiment.view.folders import FoundFolder, begun_study_runs
 from slm_lab.lib.episodes import MAX_AGE
 
 Entry = dict[str, Any]
@@ -42,7 +42,7 @@ _ACTIVE_SECONDS = 120.0
 """Time (s) after which a table that has not grown is ignored in the estimate of the remaining training time."""
 
 
-def entry_of(found: Found, trial: int = 0) -> Entry:
+def make_entry(found: FoundFolder, trial: int = 0) -> Entry:
     """Return the entry of a run, search or study, or of a trial of a search.
 
     If the folder cannot be read, the entry has the status "unreadable", and the text of the entry is the reason.
@@ -50,8 +50,8 @@ def entry_of(found: Found, trial: int = 0) -> Entry:
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
         if found.kind == "run":
-            return entry | _run(Run(found.paths, trial) if trial else _ListedRun(found.paths))
-        return entry | (_search if found.kind == "search" else _study)(found)
+            return entry | _run_entry(Run(found.paths, trial) if trial else _ListedRun(found.paths))
+        return entry | (_search_entry if found.kind == "search" else _study)(found)
     except Exception as error:  # a damaged folder may cause any error; the list must show the other folders
         return entry | {"status": "unreadable", "text": str(error) or type(error).__name__}
 
@@ -81,7 +81,7 @@ def _content(path: str) -> bytes:
         os.close(fd)
 
 
-def _run(run: Run) -> Entry:
+def _run_entry(run: Run) -> Entry:
     entry = basic_entry(run)
     return entry | _state(run, entry) | _rating(run)
 
@@ -99,7 +99,7 @@ def _rating(run: Run) -> Entry:
 def _state(run: Run, entry: Entry) -> Entry:
     """Return the frame, progress, times and return of a run, as keys of its entry."""
     if run.status == "running" or not run.metrics:
-        return _from_tables(run, entry["sessions"], entry["max_frame"])
+        return _state_from_tables(run, entry["sessions"], entry["max_frame"])
     metrics = run.metrics
     frame = metrics.get("frame") or 0
     return {
@@ -134,7 +134,7 @@ def start_time(run: Run) -> float | None:
         return modification_time(run.paths.spec)
 
 
-def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
+def _state_from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
     """Return the frame, progress, remaining time and return of a run, as keys of its entry, computed from the last rows of its tables."""
     meta = run.spec.get("meta", {})
     shared = bool(meta.get("distributed"))
@@ -146,7 +146,7 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
     entry: Entry = {"frame": round(sum(frames) if shared else done), "progress": _share(done, target)}
     evaluations = {index: _last_row(run.paths.session_df(index, "eval", run.trial)) for index in rows}
     recent = meta.get("rigorous_eval") or all(_is_recent(evaluations[index], row) for index, row in rows.items())
-    returns = {index: _return(rows[index], evaluations[index] if recent else {}) for index in rows}
+    returns = {index: _current_return(rows[index], evaluations[index] if recent else {}) for index in rows}
     current = mean_current_return(returns, run.policies)
     entry |= {"value": current["current_return"], "error": current["current_return_se"]}
     if run.status == "running":
@@ -170,7 +170,7 @@ def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> boo
     return evaluation.get("frame", -1.0) >= (1.0 - MAX_AGE) * row.get("frame", 0.0)
 
 
-def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
+def _current_return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
     """Return the current return and its standard error of a table, from its last evaluation row if given, else from its last training
     row."""
     if "total_reward" in evaluation:
@@ -210,7 +210,7 @@ def modification_time(path: Path | str) -> float | None:
 # ---- searches and studies
 
 
-def _search(found: Found) -> Entry:
+def _search_entry(found: FoundFolder) -> Entry:
     run, paths = Run(found.paths), found.paths
     state = SearchState.load(paths.search_state)
     running = in_use(paths.lock)
@@ -232,7 +232,7 @@ def _search(found: Found) -> Entry:
     }
 
 
-def _study(found: Found) -> Entry:
+def _study(found: FoundFolder) -> Entry:
     study = found.study
     name, spec = _study_spec(study)
     planned = sum(len(entry.get("random_seed") or spec["random_seed"]) for entry in spec["entries"]) * max(len(spec.get("envs") or []), 1)
@@ -248,7 +248,7 @@ def _study(found: Found) -> Entry:
         "text": f"{len(results)} of {planned} runs",
         "runs": begun,
         "progress": _share(len(results), planned),
-        "began": None if (start := time_in(found.folder.name)) is None else start.timestamp(),
+        "began": None if (start := parse_folder_time(found.folder.name)) is None else start.timestamp(),
         "ended": None if running else max(filter(None, map(modification_time, (study.results, study.runs))), default=None),
         **_best_entry(study),
     }
@@ -281,7 +281,7 @@ def _names(folder: Path, suffix: str = "") -> list[str]:
 # ---- sparklines
 
 
-def sparkline(found: Found) -> list[list[float]]:
+def sparkline(found: FoundFolder) -> list[list[float]]:
     """Return the points of the sparkline (a small curve in the list) of a run, search or study.
 
     The points of a run are [fraction of max_frame, current return] at a few frames, averaged over the tables of the run. The points of a
@@ -292,15 +292,15 @@ def sparkline(found: Found) -> list[list[float]]:
     if found.kind == "search":
         trials = SearchState.load(found.paths.search_state).trials
         return [[(index + 1) / len(trials), one.metric] for index, one in enumerate(trials) if one.metric is not None]
-    return sparkline_of(_ListedRun(found.paths))
+    return run_sparkline_points(_ListedRun(found.paths))
 
 
-def sparkline_of(run: Run) -> list[list[float]]:
+def run_sparkline_points(run: Run) -> list[list[float]]:
     """Return the points of the sparkline of a run or trial (see `sparkline`)."""
     target = int(run.spec.get("env", {}).get("max_frame") or 0)
     if run.spec.get("meta", {}).get("distributed"):
         target //= max(int(run.spec["meta"].get("max_session", 1)), 1)
-    curves = [curve for path in tables(run) if len((curve := _thinned(path))[0])]
+    curves = [curve for path in tables(run) if len((curve := _read_thinned_curve(path))[0])]
     return _mean(curves, target)
 
 
@@ -320,7 +320,7 @@ def _mean(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> lis
     return [[round(float(frame / whole), 4), float(f"{value:.5g}")] for frame, value in zip(frame_F, value_F, strict=True)]
 
 
-def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
+def _read_thinned_curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the frames and current returns of some rows of a table, which `_lines` selects. Other rows of a large table are not read."""
     try:
         with path.open("rb") as file:
@@ -334,7 +334,7 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0), np.empty(0)
     at = names.index("frame"), names.index(column)
     rows = [cells for line in lines if len(cells := line.split(b",")) == len(names)]
-    frame, value = (numbers([cells[index] for cells in rows]) for index in at)
+    frame, value = (parse_numbers([cells[index] for cells in rows]) for index in at)
     known = np.isfinite(frame) & np.isfinite(value)
     order = np.argsort(frame[known], kind="stable")
     return frame[known][order], value[known][order]
@@ -359,14 +359,16 @@ def _read(file: BinaryIO, size: int, begin: int) -> bytes:
     return file.read(size)
 
 
-def study_runs(found: Found, root: Path) -> list[Entry]:
+def study_runs(found: FoundFolder, root: Path) -> list[Entry]:
     """Return the entries of all runs of a study that have begun, with paths relative to `root`."""
     runs = []
-    for name, paths in runs_of_study(found.study):
-        runs.append(entry_of(Found(paths.root, "run", paths.spec_name)) | {"path": paths.root.relative_to(root).as_posix(), "label": name})
+    for name, paths in begun_study_runs(found.study):
+        runs.append(
+            make_entry(FoundFolder(paths.root, "run", paths.spec_name)) | {"path": paths.root.relative_to(root).as_posix(), "label": name}
+        )
     return runs
 
 
-def run_paths(found: Found) -> RunPaths:
+def run_paths(found: FoundFolder) -> RunPaths:
     """Return the RunPaths of a run or search, with the name of its spec."""
     return RunPaths(found.folder, Run(found.paths).name)

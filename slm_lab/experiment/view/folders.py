@@ -33,7 +33,7 @@ class NotServed(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFolder:
     """The folder of a run, search or study. The attribute `stem` is the name of the spec or study as written in file names."""
 
     folder: Path
@@ -84,11 +84,11 @@ class DataFolder:
             pass
         raise NotServed(f"there is no folder '{path}' in {self.root}; it may have been deleted")
 
-    def find(self, path: str) -> Found:
+    def find(self, path: str) -> FoundFolder:
         """Return the run, search or study in the folder `path`. Raises NotServed if the folder does not exist, contains no run, search or
         study, or contains unsafe files."""
         folder = self.folder(path)
-        found = found_in(folder)
+        found = recognise_folder(folder)
         if found is None:
             raise NotServed(f"'{path}' is not the folder of a run, search or study: it has no *{_SPEC} and no *{SUFFIX}")
         self.check(folder)
@@ -115,7 +115,7 @@ class DataFolder:
             if self.leads_out(Path(entry.path)):
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
-    def file(self, found: Found, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
+    def file(self, found: FoundFolder, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
         """Return the path of the file `name` in one of the subfolders `folders` of a run. Raises NotServed if the file does not exist, or
         if its name does not end in one of `suffixes`."""
         if name.endswith(suffixes) and os.path.basename(name) == name and "\0" not in name:
@@ -125,7 +125,7 @@ class DataFolder:
         raise NotServed(f"there is no file '{name}' in {found.folder.name}")
 
 
-def found_in(folder: Path) -> Found | None:
+def recognise_folder(folder: Path) -> FoundFolder | None:
     """Return the run, search or study in a folder, recognised by the names of its files; None if the folder contains no run, search or
     study."""
     try:
@@ -134,15 +134,15 @@ def found_in(folder: Path) -> Found | None:
         return None
     for name in names:
         if name.endswith(SUFFIX):
-            return Found(folder, "study", name.removesuffix(SUFFIX))
+            return FoundFolder(folder, "study", name.removesuffix(SUFFIX))
     specs = [name for name in names if name.endswith(_SPEC)]  # the names of trial specs are longer
     if not specs:
-        return found_in(folder / "retro_analyze") if "retro_analyze" in names else None
+        return recognise_folder(folder / "retro_analyze") if "retro_analyze" in names else None
     stem = specs[0].removesuffix(_SPEC)
-    return Found(folder, "search" if f"{stem}{_SEARCH}" in names else "run", stem)
+    return FoundFolder(folder, "search" if f"{stem}{_SEARCH}" in names else "run", stem)
 
 
-def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
+def begun_study_runs(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
     """Yield, for each run of a study that has begun, its name and the RunPaths of its last run folder."""
     try:
         folders = sorted(study.runs.iterdir())
@@ -150,7 +150,7 @@ def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
         return
     for folder in folders:
         try:
-            starts = StudyRunFolder(folder).starts()
+            starts = StudyRunFolder(folder).run_folders()
         except OSError:
             continue
         if starts:

@@ -52,11 +52,11 @@ class Guard:
                     headers[name] = value
             await send(message)
 
-        reason = self._refuse(scope)
+        reason = self._refusal(scope)
         answer = self.app if reason is None else PlainTextResponse(f"{reason[1]}\n", reason[0])
         await answer(scope, receive, send_with_headers)
 
-    def _refuse(self, scope: Scope) -> tuple[int, str] | None:
+    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return the HTTP status and the text with which a request is refused; None if the request may be answered."""
         if scope["type"] != "http":
             return 403, "only HTTP is answered"

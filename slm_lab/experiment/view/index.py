@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from slm_lab.experiment.view.entries import Entry, entry_of, modification_time
-from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
+from slm_lab.experiment.view.entries import Entry, make_entry, modification_time
+from slm_lab.experiment.view.folders import DataFolder, FoundFolder, NotServed, recognise_folder
 
 _FRESH = 0.5
 """Minimum time in seconds between two refreshes of the index, so that several open pages do not refresh the index separately."""
@@ -57,7 +57,7 @@ class Index:
             complete = not 0 < since <= self.version or self._removed > since
             known = self._known.values()
             entries = [one.entry for one in known if one.entry is not None and (complete or one.version > since)]
-            return {"version": self.version, "all": complete, "runs": sorted(entries, key=_began, reverse=True)}
+            return {"version": self.version, "all": complete, "runs": sorted(entries, key=_start_sort_key, reverse=True)}
 
     def _refresh(self) -> None:
         version, names = self.version + 1, set(self.data)
@@ -87,20 +87,20 @@ class Index:
     def _entry(self, name: str) -> Entry | None:
         """Return the entry of a folder; None if the folder does not contain a run, search or study (yet)."""
         folder = self.data.root / name
-        found = found_in(folder)
+        found = recognise_folder(folder)
         if found is None:
             return None
         path = {"path": found.folder.relative_to(self.data.root).as_posix()}
         try:
             self.data.check(found.folder, ("", "info"))
         except NotServed as error:
-            return _refused(found, str(error)) | path
-        return entry_of(found) | path
+            return _refused_entry(found, str(error)) | path
+        return make_entry(found) | path
 
 
-def _refused(found: Found, text: str) -> Entry:
+def _refused_entry(found: FoundFolder, text: str) -> Entry:
     return {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "status": "unreadable", "text": text}
 
 
-def _began(entry: Entry) -> tuple[float, str]:
+def _start_sort_key(entry: Entry) -> tuple[float, str]:
     return entry.get("began") or 0.0, str(entry["path"])

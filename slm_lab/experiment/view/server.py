@@ -51,7 +51,7 @@ _SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
 requests of the page."""
 
 
-class Json(Response):
+class JsonResponse(Response):
     """HTTP response with a JSON document, in which numbers that are not finite are written as null."""
 
     media_type = "application/json"
@@ -64,7 +64,7 @@ class Json(Response):
         return text.encode("utf-8", errors="replace")
 
 
-class Answers:
+class AnswerCache:
     """Cache of the last few answers to requests, each with the version of the files from which the answer was computed.
 
     An answer is computed again only if its files change. A page that already has the current version of an answer receives only the
@@ -120,24 +120,24 @@ def make_app(index: Index, port: int = 0, threads: int = 4) -> Starlette:
         routes=[*pages, Route("/static/{name}", routes.static), *api],
         lifespan=limited,
         middleware=[Middleware(Guard, port=port)],
-        exception_handlers={NotServed: _not_served, UserError: _not_served, HTTPException: _http_error},
+        exception_handlers={NotServed: _not_served_response, UserError: _not_served_response, HTTPException: _http_error},
     )
 
 
-def _not_served(request: Request, error: Exception) -> Response:
-    return Json({"error": str(error)}, getattr(error, "status", 404))
+def _not_served_response(request: Request, error: Exception) -> Response:
+    return JsonResponse({"error": str(error)}, getattr(error, "status", 404))
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return Json({"error": error.detail}, error.status_code)
+    return JsonResponse({"error": error.detail}, error.status_code)
 
 
 class _Routes:
     """The routes of the application. Starlette runs the routes in threads, because they read files."""
 
     def __init__(self, index: Index) -> None:
-        self.data, self.index, self.answers = index.data, index, Answers()
+        self.data, self.index, self.answers = index.data, index, AnswerCache()
 
     def page(self, request: Request) -> Response:
         return FileResponse(_STATIC / "page.html", media_type="text/html", headers={"cache-control": "no-cache"})
@@ -155,7 +155,7 @@ class _Routes:
         begin = time.thread_time()
         content = self.index.changes(_whole_number(request, "since"))
         content |= {"folder": str(self.data.root), "now": time.time()}
-        return Json(content | {"again": _refresh_seconds(time.thread_time() - begin)})
+        return JsonResponse(content | {"again": _refresh_seconds(time.thread_time() - begin)})
 
     def sparklines(self, request: Request) -> Response:
         found = {}
@@ -164,10 +164,10 @@ class _Routes:
                 found[path] = sparkline(self.data.find(path))
             except Exception:  # a damaged folder may cause any error; the list shows the cause
                 found[path] = []
-        return Json(found)
+        return JsonResponse(found)
 
     def kind(self, request: Request) -> Response:
-        return Json({"kind": self.data.find(_path_parameter(request)).kind}, headers={"cache-control": "no-store"})
+        return JsonResponse({"kind": self.data.find(_path_parameter(request)).kind}, headers={"cache-control": "no-store"})
 
     def run(self, request: Request) -> Response:
         found, trial = self.data.find(_path_parameter(request)), _whole_number(request, "trial")
@@ -197,7 +197,7 @@ class _Routes:
         file = self.data.file(found, details.log_folders(found), _name_parameter(request), (".log", ".txt"))
         given = request.query_params
         after, before = (_whole_number(request, name) if name in given else None for name in ("after", "before"))
-        return Json(details.log(file, after, before), headers={"cache-control": "no-store"})
+        return JsonResponse(details.log(file, after, before), headers={"cache-control": "no-store"})
 
     def video(self, request: Request) -> Response:
         found = self.data.find(_path_parameter(request))
@@ -211,7 +211,7 @@ class _Routes:
             raise
         except Exception as error:  # a damaged file
             raise NotServed(f"this cannot be shown: {type(error).__name__}: {error}", 500) from error
-        return Json(content, headers={"cache-control": "no-store"})
+        return JsonResponse(content, headers={"cache-control": "no-store"})
 
 
 def _path_parameter(request: Request) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slm_lab.spec.compat.env_ids import KNOWN, current_id, pool_envs
+from slm_lab.spec.compat.env_ids import KNOWN, current_id, envpool_envs
 from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
@@ -41,12 +41,12 @@ SIZES = ("time_horizon", "minibatch_size")
 def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Replace values of a raw spec that have a meaning only in SLM Lab, in place, and add notes on these values and on old env ids."""
     _note_old_atari(value_at(raw, ("env",)), report)
-    _playground(value_at(raw, ("env",)), report)
+    _adapt_playground_env(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
         if isinstance(net := value_at(raw, ("agent", key)), dict):
             _round_frequency(net, ("agent", key), report)
             if report.for_slm_lab and value_at(raw, ("meta", "distributed")):
-                _without_lookahead(net, ("agent", key), report)
+                _replace_lookahead(net, ("agent", key), report)
     algorithm, meta = value_at(raw, _ALGORITHM), value_at(raw, ("meta",))
     if report.for_slm_lab and isinstance(meta, dict):
         meta.setdefault("rigorous_eval", 0)  # SLM Lab does not evaluate by default
@@ -73,21 +73,21 @@ def _note_old_atari(env: Any, report: Report) -> None:
         message = "sticky actions: an action is repeated with a probability of 0.25"
         message += f", which '{old}' never does; set env.repeat_action_probability to 0.0 to prevent it"
         report.note(_ENV, message)
-        report.differs(_ENV, "old Atari ids", message)
+        report.note_difference(_ENV, "old Atari ids", message)
     if "NoFrameskip" in old and not env.keys() & {"life_loss_info", "episodic_life", "obs_type"}:
         message = "a lost life does not end an episode; in training with SLM Lab v4 it does; set env.life_loss_info to true for that"
-        report.differs(_ENV, "old Atari ids", message)
+        report.note_difference(_ENV, "old Atari ids", message)
 
 
-def _playground(env: Any, report: Report) -> None:
+def _adapt_playground_env(env: Any, report: Report) -> None:
     """Add a note that an env of MuJoCo Playground runs with the physics of C MuJoCo.
 
     As in SLM Lab, only the entry `state` of the env's observations is used.
     """
-    if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in pool_envs():
+    if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in envpool_envs():
         return
     only_state = ""
-    if "privileged_state" in pool_envs()[env["name"]].observation and not {"obs_keys"} & env.keys():
+    if "privileged_state" in envpool_envs()[env["name"]].observation and not {"obs_keys"} & env.keys():
         env["obs_keys"] = ["state"]
         only_state = '; env.obs_keys is set to ["state"], the part that SLM Lab observes'
     if env["name"] == "PendulumSwingup-v1" and "frame_skip" not in env:
@@ -109,7 +109,7 @@ def _round_sizes(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
     for key in SIZES:
         size, path = algorithm.get(key), (*_ALGORITHM, key)
         whole = round_up_to_envs(size, envs)
-        if whole != size and not report.is_set(path):
+        if whole != size and not report.is_from_set_argument(path):
             algorithm[key] = whole
             report.note(path, f"{size} is rounded up to a multiple of num_envs ({envs}) in SLM Lab; {algorithm[key]} is used")
 
@@ -124,26 +124,26 @@ def round_up_to_envs(size: Any, envs: int) -> Any:
 def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Replace an update_frequency below 1 by 1, because SLM Lab updates the target net in each vector step with such a value."""
     path, value = (*location, "update_frequency"), net.get("update_frequency")
-    if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
+    if isinstance(value, float) and 0 < value < 1 and not report.is_from_set_argument(path):
         report.note(path, f"{value:g} has the same effect as 1: an update in each vector step")
         net["update_frequency"] = 1
 
 
-def _without_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -> None:
+def _replace_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Replace the optimizer Lookahead by its inner optimizer, because processes share only the inner optimizer in SLM Lab v4."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
-        if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*location, key)):
+        if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_from_set_argument((*location, key)):
             inner = optim.get("optimizer", "Adam")
             net[key] = {"name": inner, **{name: optim[name] for name in optim.keys() - {"name", "optimizer", "k", "alpha"}}}
             why = "Lookahead would reset the global net to the slow weights of one Session"
-            report.differs((*location, key), "Lookahead with distributed", f"{why}; {inner} is used")
+            report.note_difference((*location, key), "Lookahead with distributed", f"{why}; {inner} is used")
 
 
 def _adapt_no_decay(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
     """Set start_val of a no_decay schedule to end_val, which SLM Lab uses as the constant value from the second step on."""
     start, end = schedule.get("start_val"), schedule.get("end_val")
-    if end and end != start and not report.is_set(path):
+    if end and end != start and not report.is_from_set_argument(path):
         schedule["start_val"] = end
         report.note((*path, "start_val"), f"no_decay is end_val in SLM Lab; {end} is used")
 
@@ -157,7 +157,7 @@ def note_differences(spec: Spec, report: Report) -> None:
     if report.for_slm_lab and spec.agent.algorithm.learns:
         for rule in RULES:
             for path, topic, message in rule(spec):
-                report.differs(path, topic, message)
+                report.note_difference(path, topic, message)
 
 
 def _note_episodes(spec: Spec) -> Notes:
@@ -243,7 +243,7 @@ def _note_learning(spec: Spec) -> Notes:
     if getattr(algorithm, "normalize_advantages", None) is False:
         message = "false: advantages are used as they are; SLM Lab standardises them all the same"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
-    yield from _start_of_training(spec)
+    yield from _note_training_start(spec)
     if isinstance(algorithm, SARSASpec) and not spec.agent.memory.episodes:
         message = "the action after the last step of a rollout is drawn from the policy; in SLM Lab it is action 0"
         yield (*_ALGORITHM, "name"), "SARSA", message
@@ -279,7 +279,7 @@ def _note_exploration(algorithm: QLearningSpec, num_envs: int) -> Notes:
         yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action is taken; SLM Lab samples from softmax(Q)"
 
 
-def _start_of_training(spec: Spec) -> Notes:
+def _note_training_start(spec: Spec) -> Notes:
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ReplayAlgorithmSpec):
         every, envs = algorithm.training_frequency, spec.env.num_envs
@@ -310,11 +310,11 @@ def _note_schedules(spec: Spec) -> Notes:
         schedule = getattr(spec.agent.algorithm, key)
         if key not in spec.agent.algorithm.model_fields_set or not isinstance(schedule, LinearDecay | RateDecay | PeriodicDecay):
             continue
-        if theirs := _their_schedule(schedule):
+        if theirs := _describe_slm_lab_schedule(schedule):
             yield (*_ALGORITHM, key), "schedules", f"goes from {schedule.start_val:g} to {schedule.end_val:g}; in SLM Lab {theirs}"
 
 
-def _their_schedule(schedule: Schedule) -> str:
+def _describe_slm_lab_schedule(schedule: Schedule) -> str:
     """Return a description of how SLM Lab interprets a schedule, or "" if there is no difference from this package."""
     if isinstance(schedule, NoDecay) or schedule.start_val == schedule.end_val:
         return ""
@@ -342,7 +342,7 @@ def _note_nets(spec: Spec) -> Notes:
     if net.log_std_init is not None:
         message = "is used for every continuous action; SLM Lab ignores it with one dimension, and in a shared net"
         yield (*_NET, "log_std_init"), "log_std_init", message
-    yield from _normalised_layers(spec, net)
+    yield from _note_normalised_layers(spec, net)
     if getattr(net, "out_layer_activation", None) is not None and net.dueling:
         message = "is applied to the advantages; SLM Lab ignores it in a dueling net"
         yield (*_NET, "out_layer_activation"), "out_layer_activation", message
@@ -357,7 +357,7 @@ def _note_nets(spec: Spec) -> Notes:
         yield (*_NET, "lr_scheduler_spec"), "LinearToZero", f"follows the frames collected; in SLM Lab {theirs}"
 
 
-def _normalised_layers(spec: Spec, net: NetSpec) -> Notes:
+def _note_normalised_layers(spec: Spec, net: NetSpec) -> Notes:
     ours = "acts" if _is_crossq(spec) and spec.agent.critic_net is None else "acts and computes targets"
     theirs = f"{ours} with moving averages; SLM Lab uses the statistics of the batch"
     dueling = isinstance(net, DuelingMLPNetSpec)

@@ -71,7 +71,7 @@ _OF_ZOO = {
 """Beginning of an id in PettingZoo's registry → the package that these envs need."""
 
 
-class ZooEnv(NamedTuple):
+class PettingZooEnv(NamedTuple):
     """An env that PettingZoo or mpe2 provides."""
 
     kind: str
@@ -82,12 +82,12 @@ class ZooEnv(NamedTuple):
     """Package that the env needs."""
 
 
-def pettingzoo_envs() -> dict[str, ZooEnv]:
+def pettingzoo_envs() -> dict[str, PettingZooEnv]:
     """Import PettingZoo, and return {name such as "tictactoe_v3": ZooEnv}.
 
     If PettingZoo is not installed, only the envs of mpe2 are returned.
     """
-    found = {name: ZooEnv("mpe2", name, "mpe2") for name in _MPE}
+    found = {name: PettingZooEnv("mpe2", name, "mpe2") for name in _MPE}
     if not _installed("pettingzoo"):
         return found
     from pettingzoo.env_registry.registration import aec_registry, parallel_registry
@@ -95,11 +95,11 @@ def pettingzoo_envs() -> dict[str, ZooEnv]:
     for kind, registry in (("aec", aec_registry), ("parallel", parallel_registry)):  # an env in both registries is used as a parallel env
         for id_ in registry:
             package = next((package for begin, package in _OF_ZOO.items() if id_.startswith(begin)), "pettingzoo")
-            found[_zoo_name(id_)] = ZooEnv(kind, id_, package)
+            found[_pettingzoo_name(id_)] = PettingZooEnv(kind, id_, package)
     return found
 
 
-def _zoo_name(id_: str) -> str:
+def _pettingzoo_name(id_: str) -> str:
     """Convert an env id of PettingZoo to a short name: classic/tictactoe-v3 becomes tictactoe_v3."""
     return re.sub(r"-v(?=\d+$)", "_v", id_.rpartition("/")[2])
 
@@ -112,16 +112,16 @@ def pettingzoo_id(name: str) -> str | None:
     if not name.startswith(PETTINGZOO):
         return None
     id_ = name.removeprefix(PETTINGZOO)
-    return id_ if ":" in id_ else _zoo_name(id_)
+    return id_ if ":" in id_ else _pettingzoo_name(id_)
 
 
-def _pettingzoo_reason(name: str, id_: str) -> str | None:
+def _pettingzoo_unavailable_reason(name: str, id_: str) -> str | None:
     """Return the reason why an env of PettingZoo cannot be created on this machine, or None if it can be created."""
     if not _installed("pettingzoo"):
         return f"{name} needs the package pettingzoo: pip install 'slm-lab[pettingzoo]'"
     if ":" in id_:
         return (
-            missing_package(id_)
+            missing_package_reason(id_)
             if _MODULE.fullmatch(id_)
             else f"must be {PETTINGZOO}NAME or {PETTINGZOO}package.module:Class, not '{name}'"
         )
@@ -135,7 +135,7 @@ def _pettingzoo_reason(name: str, id_: str) -> str | None:
     return f"{name} needs the package {package}: pip install '{extra}'"
 
 
-class PoolEnv(NamedTuple):
+class EnvPoolEnv(NamedTuple):
     """An env of EnvPool."""
 
     suite: str
@@ -149,7 +149,7 @@ class PoolEnv(NamedTuple):
     """Value of meta.track_info that logs the success of an episode, or "" if the env does not report success."""
 
     @property
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """The reason why the env is not supported, or None if it is supported."""
         if self.ids[0] in ("Cig-v1", "MultiDuel-v1"):
             return "is a game for several players, which EnvPool 1.2.5 ends with a crash"
@@ -176,21 +176,21 @@ def _version_of(package: str) -> str:
 
 
 @cache
-def pool_envs() -> dict[str, PoolEnv]:
+def envpool_envs() -> dict[str, EnvPoolEnv]:
     """Return {id or alias of an env in EnvPool: PoolEnv}, as listed in envpool_envs.json (see tools/generate.py)."""
     suites = json.loads((Path(__file__).parent / "envpool_envs.json").read_text(encoding="utf-8"))["_suites"]
-    envs = [PoolEnv(suite, tuple(ids), *rest) for suite, rows in suites.items() for ids, *rest in rows]
+    envs = [EnvPoolEnv(suite, tuple(ids), *rest) for suite, rows in suites.items() for ids, *rest in rows]
     return {name: env for env in envs for name in env.ids}
 
 
-def pool_id(name: str) -> str | None:
+def envpool_id(name: str) -> str | None:
     """Return EnvPool's id of an env if `name` selects EnvPool, else None.
 
     A name selects EnvPool if it has the form `envpool:ID`, or if it is an id that only EnvPool has.
     """
     if name.startswith(POOL):
         return name.removeprefix(POOL)
-    if ":" in name or name in KNOWN or name.startswith("ALE/") or name not in pool_envs() or _is_registered(name):
+    if ":" in name or name in KNOWN or name.startswith("ALE/") or name not in envpool_envs() or _is_registered(name):
         return None
     return name
 
@@ -199,18 +199,18 @@ _ALSO_IN_ENVPOOL = ("minigrid", "gymnasium_robotics", "highway_env", "metaworld"
 """Packages whose envs EnvPool provides with the same ids. "minigrid:ID" selects the env of the package."""
 
 
-def success_of(name: str) -> str:
+def success_entry(name: str) -> str:
     """Return the name of the entry of `info` in which an env of EnvPool reports the success of an episode, in the form of meta.track_info.
 
     Return "" if the env is not in EnvPool or reports no success.
     """
-    env = pool_envs().get(pool_id(name) or "")
+    env = envpool_envs().get(envpool_id(name) or "")
     return "" if env is None else env.success
 
 
 def _is_registered(name: str) -> bool:
     """Return whether an env id is registered in Gymnasium by a package that is not in _ALSO_IN_ENVPOOL."""
-    registered = _registered()
+    registered = _registered_envs()
     if name not in registered:
         return False
     location = str(registered[name]).partition(":")[0].partition(".")[0]
@@ -226,30 +226,30 @@ def current_id(name: str) -> str:
     """
     match = _VERSIONED.fullmatch(name)
     if not match:
-        return _of_other_library(name)
+        return _to_envpool_id(name)
     base = match["base"]
     game = re.sub(r"(NoFrameskip|Deterministic)$", "", base)
     if (game in LEGACY_ATARI and match["version"] in ("0", "4")) or (game in ATARI and match["version"] == "5"):
         return f"ALE/{game}-v5"
-    if name not in _NOT_SUPPORTED and (name in KNOWN or name in _registered()):
+    if name not in _NOT_SUPPORTED and (name in KNOWN or name in _registered_envs()):
         return name
     if base.startswith("Roboschool") or base.endswith("BulletEnv"):
-        return _newest(base.removeprefix("Roboschool").removesuffix("BulletEnv")) or name
-    newest = _newest(base, exact=True)
+        return _newest_version(base.removeprefix("Roboschool").removesuffix("BulletEnv")) or name
+    newest = _newest_version(base, exact=True)
     return newest if newest and _version(newest) > int(match["version"]) else name
 
 
-def _of_other_library(name: str) -> str:
+def _to_envpool_id(name: str) -> str:
     """Return EnvPool's id for a name such as playground/CheetahRun or dm_control/cheetah-run, or `name` itself for other names."""
     namespace, _, task = name.partition("/")
-    suites, letters = _ELSEWHERE.get(namespace, ()), _letters(task)
+    suites, letters = _ELSEWHERE.get(namespace, ()), _normalized_id(task)
     if namespace == "playground":
         letters = _SHORTENED.get(letters, letters)
-    envs = pool_envs().values() if suites else ()
-    return next((env.ids[0] for env in envs if env.suite in suites and _letters(env.ids[-1]) == letters), name)
+    envs = envpool_envs().values() if suites else ()
+    return next((env.ids[0] for env in envs if env.suite in suites and _normalized_id(env.ids[-1]) == letters), name)
 
 
-def _letters(name: str) -> str:
+def _normalized_id(name: str) -> str:
     """Return the letters and digits of an env id, in lower case and without the version."""
     return re.sub(r"[^a-z0-9]", "", re.sub(r"-v\d+$", "", name).lower())
 
@@ -259,7 +259,7 @@ def _version(name: str) -> int:
     return int(version) if version.isdecimal() else 0
 
 
-def _newest(base: str, exact: bool = False) -> str | None:
+def _newest_version(base: str, exact: bool = False) -> str | None:
     """Return the id of the newest version of an env in Gymnasium, or None if Gymnasium does not have the env.
 
     Case is ignored unless `exact` is true, because PyBullet writes Walker2D.
@@ -283,22 +283,22 @@ def unavailable_reason(name: str) -> str | None:
     """
     if not name.strip():
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
-    if (pool := pool_id(name)) is not None:
-        return _pool_reason(name, pool)
+    if (pool := envpool_id(name)) is not None:
+        return _envpool_unavailable_reason(name, pool)
     if (zoo := pettingzoo_id(name)) is not None:
-        return _pettingzoo_reason(name, zoo)
-    if several := _other_library(name):
+        return _pettingzoo_unavailable_reason(name, zoo)
+    if several := _other_library_error(name):
         return several
     if ":" in name:
-        return missing_package(name) if _MODULE.fullmatch(name) else f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
+        return missing_package_reason(name) if _MODULE.fullmatch(name) else f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
-        ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *MINATAR, *_registered()]
+        ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *MINATAR, *_registered_envs()]
         if (module := registering_module(name)) is not None and (name in MINATAR or module != "minatar"):
-            reason = missing_package(f"{module}:{name}")
-            return reason and reason + nearest_hint(name, _own_ids(), cutoff=0.9)
-        return None if name in ids else _removed_env_reason(name) or f"unknown env '{name}'{_hint(name, ids)}"
-    return _package_reason(name, kind)
+            reason = missing_package_reason(f"{module}:{name}")
+            return reason and reason + nearest_hint(name, _envpool_only_ids(), cutoff=0.9)
+        return None if name in ids else _removed_env_reason(name) or f"unknown env '{name}'{_unknown_id_hint(name, ids)}"
+    return _missing_package_reason(name, kind)
 
 
 _WITH_PETTINGZOO_S_INTERFACE = frozenset({"pettingzoo", "mpe2", "magent2"})
@@ -306,22 +306,22 @@ _JAX = frozenset({"brax", "gymnax", "jumanji", "pgx", "craftax", "navix", "xmini
 _PETTINGZOO_ID = re.compile(r"[a-z][a-z0-9_]*_v\d+")
 
 
-def _other_library(name: str) -> str | None:
+def _other_library_error(name: str) -> str | None:
     """Return an error message for an id of PettingZoo without prefix or of an unsupported env in JAX, or None for other envs."""
     module, _, id_ = name.rpartition(":")
     top = re.split(r"[.:/]", name)[0]
-    if top in _WITH_PETTINGZOO_S_INTERFACE or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered()):
+    if top in _WITH_PETTINGZOO_S_INTERFACE or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered_envs()):
         return f"{name} is an env of PettingZoo's kind, with several agents; write '{PETTINGZOO}{name.removeprefix('pettingzoo.')}'"
     if top == "jaxmarl":
         return f"{name} is an env in JAX with several agents, which is not supported; envs of PettingZoo are"
     if top not in _JAX or not module:
         return None
-    found = next((f"; EnvPool has '{known}'" for known in (id_, f"Jumanji/{id_}") if known in pool_envs()), "")
+    found = next((f"; EnvPool has '{known}'" for known in (id_, f"Jumanji/{id_}") if known in envpool_envs()), "")
     wrap = "to train in it, write a gymnasium.vector.VectorEnv around it (docs/environments.md, JAX) and name that class in env.backend"
     return f"{name} is an env in JAX, not one of Gymnasium{found}; {wrap}"
 
 
-def _package_reason(name: str, kind: str) -> str | None:
+def _missing_package_reason(name: str, kind: str) -> str | None:
     """Return an error message if the package that an env needs is not installed, or None if it is installed."""
     if kind not in _PACKAGES or _installed(_PACKAGES[kind][0]):
         return None
@@ -329,17 +329,17 @@ def _package_reason(name: str, kind: str) -> str | None:
     return f"{name} needs the package {package}: pip install '{extra}'"
 
 
-def _pool_reason(name: str, pool: str) -> str | None:
+def _envpool_unavailable_reason(name: str, pool: str) -> str | None:
     """Return the reason why an env of EnvPool cannot be created on this machine, or None if it can be created.
 
     Args: pool: EnvPool's id of the env.
     """
-    env = pool_envs().get(pool)
+    env = envpool_envs().get(pool)
     if env is None:
-        return f"EnvPool has no env '{pool}'{nearest_hint(pool, pool_envs())}"
-    if env.refusal is not None:
-        return f"{pool} {env.refusal}"
-    if reason := _package_reason(name, "envpool"):
+        return f"EnvPool has no env '{pool}'{nearest_hint(pool, envpool_envs())}"
+    if env.unsupported_reason is not None:
+        return f"{pool} {env.unsupported_reason}"
+    if reason := _missing_package_reason(name, "envpool"):
         return reason + package_hint(pool)
     if env.suite == "procgen" and sys.platform == "linux" and find_library("Qt5Gui") is None:
         return f"{pool} needs Qt 5: apt-get install qtbase5-dev (or dnf install qt5-qtbase)"
@@ -356,13 +356,13 @@ _OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
 """EnvPool's suites whose ids also exist in Gymnasium and ALE, with a few exceptions (Catch-v0, NChain-v0)."""
 
 
-def _own_ids() -> list[str]:
+def _envpool_only_ids() -> list[str]:
     """Return the ids of EnvPool's supported envs, without the suites that also exist in Gymnasium."""
     left_out = _OF_GYMNASIUM if _seeds_myosuite_resets() else (*_OF_GYMNASIUM, "myosuite")
-    return [name for name, env in pool_envs().items() if env.suite not in left_out and not env.refusal]
+    return [name for name, env in envpool_envs().items() if env.suite not in left_out and not env.unsupported_reason]
 
 
-def kinds_here() -> dict[str, str | None]:
+def missing_requirements() -> dict[str, str | None]:
     """Return {kind of env: requirement to install, or None if the package is installed}.
 
     The keys include "envpool" and the modules in _MODULES.
@@ -372,7 +372,7 @@ def kinds_here() -> dict[str, str | None]:
     return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in PACKAGES.items()}
 
 
-def other_ids() -> dict[str, list[str]]:
+def ids_of_other_packages() -> dict[str, list[str]]:
     """Return {group: env ids} for the envs of packages other than Gymnasium, ALE and EnvPool, with ids in the form of env.name of a spec.
 
     Each module in _MODULES is a group, which is empty if the module is not installed. The group of MinAtar is never empty, because its ids
@@ -380,7 +380,7 @@ def other_ids() -> dict[str, list[str]]:
     group "other packages". Gymnasium and the modules in _MODULES are imported.
     """
     found: dict[str, list[str]] = {}
-    registered = _registered()
+    registered = _registered_envs()
     for name in sorted(registered.keys() - KNOWN.keys()):
         namespace, slash, _ = name.rpartition("/")
         if str(registered[name]).startswith(tuple(f"{module}." for module in PACKAGES)):
@@ -389,7 +389,7 @@ def other_ids() -> dict[str, list[str]]:
             found.setdefault(namespace if slash else "other packages", []).append(name)
     for module in PACKAGES:
         begins = tuple(begin for begin, of in _MODULES.items() if of == module)
-        found[module] = [f"{module}:{name}" for name in _registered_by(module) if name.startswith(begins)]
+        found[module] = [f"{module}:{name}" for name in _ids_after_import(module) if name.startswith(begins)]
     return found | {"minatar": list(MINATAR)}
 
 
@@ -398,7 +398,7 @@ def registering_module(name: str) -> str | None:
     return next((module for begin, module in _MODULES.items() if name.startswith(begin)), None)
 
 
-def _registered_by(module: str) -> list[str]:
+def _ids_after_import(module: str) -> list[str]:
     """Import a module and return all env ids that Gymnasium has after the import, or [] if the module cannot be imported."""
     if not _installed(module):
         return []
@@ -423,19 +423,19 @@ def _removed_env_reason(name: str) -> str:
     if origin is None:
         return ""
     if origin == "playground":
-        names = {env.ids[-1].rpartition("-v")[0] for env in pool_envs().values() if env.suite in _ELSEWHERE["playground"]}
+        names = {env.ids[-1].rpartition("-v")[0] for env in envpool_envs().values() if env.suite in _ELSEWHERE["playground"]}
         near = nearest_hint(name.removeprefix("playground/"), names).replace("'", "'playground/", 1)
         return f"'{name}' is not an env of DeepMind Control or MuJoCo Playground in EnvPool{near}"
     return f"'{name}' is a {origin} env, which no package provides any more; Gymnasium has no equivalent"
 
 
-def _hint(name: str, ids: Iterable[str]) -> str:
+def _unknown_id_hint(name: str, ids: Iterable[str]) -> str:
     """Return a hint for an unknown env id.
 
     The hint is the most similar current id, preferably of another version of the same env, or the form of an id from another package.
     """
-    current = [*(known for known in ids if current_id(known) == known), *_own_ids()]
-    same = [known for known in current if _base(known) == _base(name)]
+    current = [*(known for known in ids if current_id(known) == known), *_envpool_only_ids()]
+    same = [known for known in current if _env_base_name(known) == _env_base_name(name)]
     if same:
         namespace = name.lower().rpartition("/")[0]
         same = [known for known in same if namespace and known.lower().rpartition("/")[0] == namespace] or same
@@ -444,12 +444,12 @@ def _hint(name: str, ids: Iterable[str]) -> str:
     return nearest_hint(name, current, cutoff=0.85) or nearest_hint(name, current) + foreign
 
 
-def _base(name: str) -> str:
+def _env_base_name(name: str) -> str:
     """Remove namespace, version and kind of Atari observation from an env id: ALE/Pong-v5 and Pong-ram-v4 become Pong."""
     return re.sub(r"(NoFrameskip|Deterministic|-ram)?(-v\d+)?$", "", name.rpartition("/")[2])
 
 
-def missing_package(name: str) -> str | None:
+def missing_package_reason(name: str) -> str | None:
     """Return the reason why the package in "package.module:Name" cannot be found, or None if it can be found."""
     top = re.split(r"[.:]", name)[0]
     if _installed(top) or Path(top).is_dir() or Path(f"{top}.py").is_file():
@@ -466,7 +466,7 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _registered() -> dict[str, object]:
+def _registered_envs() -> dict[str, object]:
     """Return {env id: entry point} for the envs that the installed Gymnasium can create.
 
     If Gymnasium is not imported yet and KNOWN contains the ids of the installed version, return {} to avoid the import, which takes 0.3 s.

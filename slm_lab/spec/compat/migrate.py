@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.report import KeyPath, Report, show, show_path, value_at
+from slm_lab.spec.report import KeyPath, Report, format_json, show_path, value_at
 
 RENAMED: dict[KeyPath, KeyPath] = {
     ("agent", "algorithm", "clip_val_loss"): ("agent", "algorithm", "clip_vloss"),
@@ -132,37 +132,37 @@ OTHER_ALGORITHMS = {
 """Upper-case name of an algorithm in other libraries → the nearest algorithm of this package."""
 
 
-def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
+def migrate_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Convert a raw spec to the current format in place, add a note for each change, and return the raw spec."""
     v4 = all(isinstance(raw.get(key), list) for key in ("agent", "env"))
     for root in ((), ("search",)):
         for key in ("agent", "env"):
-            _unlist(raw, (*root, key), v4, report)
-    _search_algorithm(raw, report)
+            _replace_list(raw, (*root, key), v4, report)
+    _migrate_search_algorithm(raw, report)
     _check_tick_unit(raw, report)
     for old, new in RENAMED.items():
         _rename(raw, old, new, report)
     for path, reason in DROPPED.items():
-        if _section(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
-            report.ineffective(path, f"no longer used ({reason}); ignored")
+        if _section_at(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
+            report.note_ineffective_key(path, f"no longer used ({reason}); ignored")
     _replace_value(raw, ("agent", "algorithm", "action_policy"), lambda policy: policy.removeprefix("multi_"), report)
     _replace_value(raw, ("agent", "algorithm", "name"), lambda name: _ALGORITHMS.get(name, name), report)
     _replace_value(raw, ("env", "name"), env_ids.current_id, report)
     for key in ("net", "critic_net"):
-        _rename_type(_section(raw, "agent", key), ("agent", key), report)
+        _rename_type(_section_at(raw, "agent", key), ("agent", key), report)
     return raw
 
 
-def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
+def _migrate_search_algorithm(raw: dict[str, Any], report: Report) -> None:
     """Replace the key meta.search of SLM Lab v4 by meta.search_algorithm.
 
     The value RandomSearch becomes "grid" if the search section has grid_search keys, else "random".
     """
-    meta, path = _section(raw, "meta"), ("meta", "search")
+    meta, path = _section_at(raw, "meta"), ("meta", "search")
     name = meta.get("search")
     if name != "RandomSearch":
-        if name is not None and not report.is_set(path):
-            report.fail(path, f"must be 'RandomSearch' (v4 form; now meta.search_algorithm), not {show(name)}")
+        if name is not None and not report.is_from_set_argument(path):
+            report.add_problem(path, f"must be 'RandomSearch' (v4 form; now meta.search_algorithm), not {format_json(name)}")
             del meta["search"]
         return
     meta["search"] = "grid" if _has_grid(raw.get("search")) else "random"
@@ -171,12 +171,14 @@ def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
 
 def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
     """Add a problem if the old key max_tick counts episodes, because no current key limits the number of episodes."""
-    env = _section(raw, "env")
-    unit = _section(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
+    env = _section_at(raw, "env")
+    unit = _section_at(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
     if env.get("max_tick") is not None and unit not in (None, *_FRAMES):
-        report.fail(("env", "max_tick"), f"counts in units of {show(unit)} (max_tick_unit); expected frames: set env.max_frame instead")
+        report.add_problem(
+            ("env", "max_tick"), f"counts in units of {format_json(unit)} (max_tick_unit); expected frames: set env.max_frame instead"
+        )
         del env["max_tick"]
-        report.moved(("env", "max_frame"), ("env", "max_tick"))  # do not report the missing max_frame as another problem
+        report.record_move(("env", "max_frame"), ("env", "max_tick"))  # do not report the missing max_frame as another problem
 
 
 def _has_grid(search: Any) -> bool:
@@ -185,31 +187,33 @@ def _has_grid(search: Any) -> bool:
     return any(str(key).endswith("__grid_search") or _has_grid(value) for key, value in items)
 
 
-def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
+def _section_at(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
     """Return the dict at a path of a raw spec, or an empty dict if there is none."""
     node = value_at(raw, keys)
     return node if isinstance(node, dict) else {}
 
 
-def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
+def _replace_list(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
     """Replace a list at `path` of a raw spec by its only item or, if `v4` is true, by its first item, as SLM Lab v4 does."""
-    section = _section(raw, *path[:-1])
+    section = _section_at(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):
         return
     if len(items) != 1 and not (items and v4):
-        report.fail(path, f"must be an object, or a list of one object (v4 form), not a list of {len(items)}: a spec has one {path[-1]}")
+        report.add_problem(
+            path, f"must be an object, or a list of one object (v4 form), not a list of {len(items)}: a spec has one {path[-1]}"
+        )
         section[str(path[-1])] = None
         return
     used = "its only item is used" if len(items) == 1 else f"the first of {len(items)} is used, the others are ignored, as in SLM Lab v4"
     report.note(path, f"a list (v4 form); {used}")
     section[str(path[-1])] = items[0]
-    report.moved(path, (*path, 0))
+    report.record_move(path, (*path, 0))
 
 
 def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> None:
     """Move a value of a raw spec from the path `old` to the path `new`, unless there is already a value at `new`."""
-    value = _section(raw, *old[:-1]).pop(str(old[-1]), None)
+    value = _section_at(raw, *old[:-1]).pop(str(old[-1]), None)
     if value is None:
         return
     section: Any = raw
@@ -218,16 +222,16 @@ def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> 
     shared = next(depth for depth, key in enumerate(new) if key != old[depth])
     message = f"old name of '{show_path(new[shared:])}'"
     if not isinstance(section, dict) or section.get(str(new[-1])) is not None:
-        report.ineffective(old, f"{message}, which is also set; ignored")
+        report.note_ineffective_key(old, f"{message}, which is also set; ignored")
         return
     report.note(old, message)
     section[str(new[-1])] = value
-    report.moved(new, old)
+    report.record_move(new, old)
 
 
 def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], str], report: Report) -> None:
     """Replace the string at `path` by `current(string)`, and add a note if the two strings differ."""
-    section, key = _section(raw, *path[:-1]), str(path[-1])
+    section, key = _section_at(raw, *path[:-1]), str(path[-1])
     old = section.get(key)
     if isinstance(old, str) and (new := current(old)) != old:
         section[key] = new
@@ -241,6 +245,6 @@ def _rename_type(net: dict[str, Any], location: KeyPath, report: Report) -> None
         return
     kind = net.pop("type")
     if net.get("name") is not None and net["name"] != kind:
-        report.fail((*location, "type"), f"{show(kind)} differs from name {show(net['name'])}; remove one of them")
+        report.add_problem((*location, "type"), f"{format_json(kind)} differs from name {format_json(net['name'])}; remove one of them")
     net["name"] = kind
-    report.moved((*location, "name"), (*location, "type"))
+    report.record_move((*location, "name"), (*location, "type"))

@@ -1,8 +1,8 @@
 """Build a Spec from one raw spec (the parsed JSON of the spec), or report all problems of the raw spec.
 
-`_current_form` converts the raw spec to the form that the pydantic models expect, and `validate` validates the result. If the raw spec is
-invalid, all checks after the validation use only its valid keys, so that one run reports all problems. After the validation, `check_rules`
-checks the rules that concern several sections. If the spec is valid, `resolve` fills in default values.
+`_to_current_form` converts the raw spec to the form that the pydantic models expect, and `validate` validates the result. If the raw spec
+is invalid, all checks after the validation use only its valid keys, so that one run reports all problems. After the validation,
+`check_rules` checks the rules that concern several sections. If the spec is valid, `resolve` fills in default values.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any
 
 from slm_lab.spec.compat.differences import adapt_slm_lab_spec, is_for_slm_lab, note_differences
 from slm_lab.spec.compat.env_ids import KNOWN
-from slm_lab.spec.compat.migrate import migrate
+from slm_lab.spec.compat.migrate import migrate_spec
 from slm_lab.spec.load.files import read_arc_files
-from slm_lab.spec.load.search_check import check_search, drop_misplaced, note_search
-from slm_lab.spec.load.validate import likely_names, validate, wrong_parts
+from slm_lab.spec.load.search_check import check_search, drop_unusable_values, note_search_differences
+from slm_lab.spec.load.validate import invalid_paths, likely_names, validate
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
-from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
-from slm_lab.spec.report import KeyPath, Problem, Report, nearest_hint, override, show, value_at
+from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, ineffective_keys, models_at
+from slm_lab.spec.report import KeyPath, Problem, Report, format_json, nearest_hint, override, value_at
 from slm_lab.spec.rules.check import check_rules, check_updates
 from slm_lab.spec.rules.keys import ALGORITHM
-from slm_lab.spec.rules.resolve import derive_sizes, resolve
+from slm_lab.spec.rules.resolve import derive_dataset_sizes, resolve_spec
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadOptions:
     """Options for loading a raw spec."""
 
     overrides: Mapping[KeyPath, Any] = field(default_factory=dict)
@@ -41,46 +41,46 @@ class Request:
     """Whether the spec is used for a hyperparameter search (see `load_spec`)."""
 
 
-def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> Spec | None:
+def build(name: str, raw: dict[str, Any], request: LoadOptions, report: Report) -> Spec | None:
     """Return the Spec that `raw` describes, or None if `raw` is invalid. Problems are added to `report`, and `raw` is not modified."""
     report.for_slm_lab = is_for_slm_lab(raw)
-    body = _current_form(raw, request, report) | {"name": name}
-    found = report.child()
+    body = _to_current_form(raw, request, report) | {"name": name}
+    found = report.empty_copy()
     spec, guessed = validate(body, found), set[KeyPath]()
     report.merge(found)
     if whole := spec is not None:
-        spec = derive_sizes(spec)
+        spec = derive_dataset_sizes(spec)
     else:
-        spec, guessed = _valid_parts(body, report)
+        spec, guessed = _build_valid_part(body, report)
     if spec is None:
         return None
-    found = report.child()
+    found = report.empty_copy()
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
     if whole and not found.problems:
         check_updates(spec, found)
         note_differences(spec, found)
-    spec, searched = _checked_search(spec, body, report, found, whole)
+    spec, searched = _check_search(spec, body, report, found, whole)
     if not request.for_search and spec.search is not None:
         by_sets = whole and bool(searched.problems) and _is_valid_without_sets(name, raw, request)
-        found.note(("search",), _left_out(searched.problems if by_sets else []))
-        searched = report.child() if by_sets else searched
+        found.note(("search",), _left_out_note(searched.problems if by_sets else []))
+        searched = report.empty_copy() if by_sets else searched
         spec = spec.model_copy(update={"search": None})
     found.merge(searched)
     report.merge(found)
-    resolved = resolve(spec, report) if not report.problems else None
+    resolved = resolve_spec(spec, report) if not report.problems else None
     return resolved if not report.problems else None
 
 
-def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict[str, Any]:
+def _to_current_form(raw: dict[str, Any], request: LoadOptions, report: Report) -> dict[str, Any]:
     """Return a copy of a raw spec, with --set arguments applied, in the form that the pydantic models expect.
 
     Each function that is called here modifies the copy in place, and returns the copy.
     """
-    raw = migrate(copy.deepcopy(raw), report)  # --set may use current or old names of keys
+    raw = migrate_spec(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
-    raw = migrate(_with_sets(raw, request.overrides, report), report)
+    raw = migrate_spec(_apply_set_arguments(raw, request.overrides, report), report)
     raw = adapt_slm_lab_spec(drop_nulls(read_arc_files(raw, request.folder, report)), report)
-    return prune_search(drop_ineffective(fill_names(raw), report), report)
+    return prune_search(drop_ineffective_keys(guess_missing_names(raw), report), report)
 
 
 def _check_version(raw: dict[str, Any], report: Report) -> None:
@@ -89,42 +89,42 @@ def _check_version(raw: dict[str, Any], report: Report) -> None:
     last = starts[-1] if isinstance(starts, list) and starts else None  # meta.run has one entry for each start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
         why = "another version of slm_lab saved this spec; remove meta.run to use its values as they are meant now"
-        report.fail(("meta", "run"), f"spec_version {show(version)}; expected {SPEC_VERSION}: {why}")
+        report.add_problem(("meta", "run"), f"spec_version {format_json(version)}; expected {SPEC_VERSION}: {why}")
 
 
-def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Report) -> dict[str, Any]:
+def _apply_set_arguments(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Report) -> dict[str, Any]:
     """Apply the values of --set arguments to a raw spec in place, and return the raw spec."""
     for path, value in overrides.items():
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
             if names and path[-1] not in names:
-                report.fail(path, f"unknown key{nearest_hint(str(path[-1]), names)}", "unknown")
+                report.add_problem(path, f"unknown key{nearest_hint(str(path[-1]), names)}", "unknown")
         override(raw, path, copy.deepcopy(value), report)  # all specs of a file get the same value objects
         if path[:2] == ("meta", "run"):
-            report.fail(path, "has no effect: written by a run, ignored on load")
+            report.add_problem(path, "has no effect: written by a run, ignored on load")
     return raw
 
 
-def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
+def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
     """Check the search section of a spec, and return the spec and a report with the problems of the search section.
 
     Notes are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be searched are removed from the
     search section, in the returned spec and in `raw`.
     Args: whole: True if the user's spec is valid, False if `spec` contains only the valid keys of the user's spec.
     """
-    searched, problems_of = report.child(), partial(_problems, spec.name)
+    searched, problems_of = report.empty_copy(), partial(_find_problems, spec.name)
     check_search(raw, searched, problems_of if whole else None)
     if searched.problems and whole and report.for_slm_lab:
-        drop_misplaced(raw, searched.problems, found)
-        searched = report.child()
+        drop_unusable_values(raw, searched.problems, found)
+        searched = report.empty_copy()
         check_search(raw, searched, problems_of)
         spec = spec.model_copy(update={"search": raw["search"]})
     if whole and not searched.problems:
-        note_search(raw, found)
+        note_search_differences(raw, found)
     return spec, searched
 
 
-def _left_out(problems: list[Problem]) -> str:
+def _left_out_note(problems: list[Problem]) -> str:
     """Return the text of a note that the search section of a spec is left out.
 
     Args: problems: problems of search values that are valid without the --set arguments.
@@ -136,22 +136,22 @@ def _left_out(problems: list[Problem]) -> str:
     return f"{why} (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
 
 
-def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
+def _is_valid_without_sets(name: str, raw: dict[str, Any], request: LoadOptions) -> bool:
     """Return whether --set arguments change keys of the spec, and the search section is valid without these changes.
 
     The values that --set arguments give to variables (`${var}`) are kept, because `raw` already contains these values.
     """
-    problems = _problems(name, raw, request.folder) if request.overrides else []
+    problems = _find_problems(name, raw, request.folder) if request.overrides else []
     return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
-def _problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
+def _find_problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
     """Return the problems of a raw spec that is built without --set arguments."""
-    build(name, raw, Request(folder=folder), report := Report())
+    build(name, raw, LoadOptions(folder=folder), report := Report())
     return report.problems
 
 
-def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
+def _build_valid_part(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
     """Return a Spec that contains only the valid keys of an invalid raw spec, and the paths of the component names that were guessed.
 
     With this Spec, the rules that concern several sections can be checked too. An unknown name of a component (such as an algorithm or a
@@ -161,7 +161,7 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
     given = value_at(raw, ALGORITHM)
     raw, guessed, cut = copy.deepcopy(raw), set[KeyPath](), False
     for _ in range(10):
-        wrong = wrong_parts(raw)
+        wrong = invalid_paths(raw)
         if not wrong:
             replaced = {(*ALGORITHM, "name")} if given != value_at(raw, ALGORITHM) == _STAND_IN[ALGORITHM] else set()
             return validate(raw, Report()), guessed | replaced
@@ -170,8 +170,8 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
             value_at(raw, path[:-1])["name"] = name
         if likely:
             guessed |= likely.keys()
-            drop_ineffective(raw, Report())
-            found = report.child()
+            drop_ineffective_keys(raw, Report())
+            found = report.empty_copy()
             validate(raw, found)
             report.merge(found)
             continue
@@ -234,7 +234,7 @@ def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
     return node
 
 
-def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
+def guess_missing_names(raw: dict[str, Any]) -> dict[str, Any]:
     """Add the key `name` to agent.net and agent.memory if it is missing, in place.
 
     The name of the net is guessed from the keys of the net and from the env. The name of the memory is the default of the algorithm. An
@@ -258,7 +258,7 @@ def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def drop_ineffective(raw: dict[str, Any], report: Report) -> dict[str, Any]:
+def drop_ineffective_keys(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Remove each key that has an effect only with another component of its section (such as another algorithm), and add a note.
 
     If a --set argument gave the key, add a problem instead of the note.
@@ -267,9 +267,9 @@ def drop_ineffective(raw: dict[str, Any], report: Report) -> dict[str, Any]:
         section = value_at(raw, location)
         if not isinstance(section, dict):
             continue
-        foreign = foreign_keys(location, raw)
+        foreign = ineffective_keys(location, raw)
         for key in [key for key in section if key in foreign]:
             del section[key]
             where = f"in {section['name']}" if len(location) > 1 and isinstance(section.get("name"), str) else "in this version"
-            report.ineffective((*location, key), f"has no effect {where}; ignored")
+            report.note_ineffective_key((*location, key), f"has no effect {where}; ignored")
     return raw

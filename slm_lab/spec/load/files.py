@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slm_lab.spec.compat.migrate import migrate
-from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecError, closest, show, show_path, value_at
+from slm_lab.spec.compat.migrate import migrate_spec
+from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecError, closest_word, format_json, show_path, value_at
 
 SPEC_FOLDER = Path(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "envpool_envs.json", "torch_names.json")
@@ -53,7 +53,7 @@ def raw_specs(path: Source) -> dict[str, Any]:
     entries = {name: raw for name, raw in raw_entries(path)[1].items() if not is_study(raw)}
     for raw in entries.values():
         if isinstance(raw, dict):
-            migrate(raw, Report())
+            migrate_spec(raw, Report())
     return entries
 
 
@@ -77,12 +77,12 @@ def find_spec_file(path: str | Path) -> Path:
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
     # compare names without suffixes: equal suffixes would make different names similar
-    known = {Path(name).stem: name for name in (*(file.name for file in shipped_spec_files()), *_files_beside(given))}
-    near = closest(given.stem, known)
+    known = {Path(name).stem: name for name in (*(file.name for file in shipped_spec_files()), *_sibling_files(given))}
+    near = closest_word(given.stem, known)
     raise SpecError(str(path), [Problem("", reason + ("" if near is None else f"; did you mean '{known[near]}'?"))])
 
 
-def _files_beside(path: Path) -> list[str]:
+def _sibling_files(path: Path) -> list[str]:
     """Return the names of the JSON and YAML files in the parent folder of `path`."""
     try:
         return [file.name for file in path.parent.iterdir() if file.suffix in (".json", ".yaml", ".yml")]
@@ -103,18 +103,18 @@ def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[
             content = {name or "spec": content}
     else:
         file = find_spec_file(path)
-        source, content = str(file), read(file, repeated)
-        if is_flat(content):
+        source, content = str(file), parse_file(file, repeated)
+        if is_single_spec(content):
             content = {content["name"]: {key: value for key, value in content.items() if key != "name"}}
     if not isinstance(content, dict):
-        raise SpecError(source, [Problem("", f"must be an object of named specs, not {show(content)}")])
+        raise SpecError(source, [Problem("", f"must be an object of named specs, not {format_json(content)}")])
     entries = {name: raw for name, raw in content.items() if not name.startswith(("_", "$"))}
     if not entries:
         raise SpecError(source, [Problem("", "contains no spec (names that begin with _ or $ are ignored)")])
     return source, entries
 
 
-def is_flat(content: Any) -> bool:
+def is_single_spec(content: Any) -> bool:
     """Return whether the content of a file is a single spec with a key `name`, the form in which SLM Lab saves the spec of a run."""
     return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
@@ -130,26 +130,26 @@ def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> 
             continue
         name, path = net.pop("arc_file"), (*location, "arc_file")
         if net.get("arc") is not None:
-            report.ineffective(path, "has no effect: arc is given; ignored")
+            report.note_ineffective_key(path, "has no effect: arc is given; ignored")
             continue
         if not isinstance(name, str):
-            report.fail(path, f"must be the name of a YAML or JSON file, not {show(name)}")
+            report.add_problem(path, f"must be the name of a YAML or JSON file, not {format_json(name)}")
             continue
         candidates = [where / name for where in (folder, Path()) if where is not None]
         file = next((file for file in candidates if file.is_file()), None)
         if file is None:
-            report.fail(path, f"no such file: {' or '.join(dict.fromkeys(map(str, candidates)))}")
+            report.add_problem(path, f"no such file: {' or '.join(dict.fromkeys(map(str, candidates)))}")
             continue
         try:
-            arc = read(file)
+            arc = parse_file(file)
         except SpecError as error:
-            report.fail(path, f"{file}: {error.problems[0].message}")
+            report.add_problem(path, f"{file}: {error.problems[0].message}")
             continue
         if arc is None:
-            report.fail(path, f"{file} is empty")
+            report.add_problem(path, f"{file} is empty")
             continue
         net["arc"] = arc
-        report.moved((*location, "arc"), path)
+        report.record_move((*location, "arc"), path)
     return raw
 
 
@@ -164,7 +164,7 @@ _TOKEN = re.compile(
 )
 
 
-def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
+def parse_file(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Read and parse a spec file (JSON or YAML), and return its content.
 
     Args: repeated: dict to which {name of a spec: one message for each duplicate key} is added for specs in the form of SLM Lab v4, in
@@ -278,7 +278,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
                 if comma:
                     clean[comma] = " "
             elif part == ":" and keys:
-                key = _decoded(before)
+                key = _decode_string(before)
                 if len(keys) == 1:
                     outermost = key
                 if key in keys[-1]:
@@ -290,7 +290,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
     return "".join(clean), quoted, duplicates
 
 
-def _decoded(string: str) -> str:
+def _decode_string(string: str) -> str:
     """Decode a JSON string literal. An invalid literal is returned unchanged."""
     try:
         return str(json.loads(string))

@@ -15,17 +15,28 @@ from typing import Any
 
 from slm_lab.lib.log import notice
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.compat.migrate import OTHER_NAMES, migrate
-from slm_lab.spec.load.build import Request, build, drop_nulls
+from slm_lab.spec.compat.migrate import OTHER_NAMES, migrate_spec
+from slm_lab.spec.load.build import LoadOptions, build, drop_nulls
 from slm_lab.spec.load.files import Source, is_study, raw_entries, to_plain_json
 from slm_lab.spec.models.spec import Spec, models_at
-from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, closest, mark_if_set, nearest_hint, show, show_path, to_path
+from slm_lab.spec.report import (
+    KeyPath,
+    Problem,
+    Report,
+    SpecError,
+    append_set_marker,
+    closest_word,
+    format_json,
+    nearest_hint,
+    show_path,
+    to_path,
+)
 
 _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
 
 @dataclass
-class Loaded:
+class LoadedSpecs:
     """Loaded specs, and the one-line notices that loading them has produced."""
 
     specs: list[Spec] = field(default_factory=list)
@@ -55,7 +66,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
         raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
-    notify(loaded.notes)
+    log_notices(loaded.notes)
     return loaded.specs[0]
 
 
@@ -66,7 +77,7 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
     errors as `load_spec`.
     """
     loaded = load_with_notices(path, name, sets)
-    notify(loaded.notes)
+    log_notices(loaded.notes)
     return loaded.specs
 
 
@@ -78,7 +89,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     disable the default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
-    if spec.is_short:
+    if spec.lacks_net:
         body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
     if "log_frequency" not in spec.meta.model_fields_set:
         del body["meta"]["log_frequency"]
@@ -89,13 +100,13 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return {spec.name: body | ({"search": search} if search else {})}
 
 
-def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
+def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> LoadedSpecs:
     """Load specs as `load_specs` does, but return the notices instead of logging them. Args: for_search: as in `load_spec`."""
-    arguments = parse_sets(sets)
+    arguments = parse_set_arguments(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = raw_entries(path, name, repeated)
-    keys = [key for key in entries if not is_study(entries[key])] if name is None else [_key_of(name, entries, arguments, source)]
-    loaded, used = Loaded(), set[str]()
+    keys = [key for key in entries if not is_study(entries[key])] if name is None else [_find_entry_key(name, entries, arguments, source)]
+    loaded, used = LoadedSpecs(), set[str]()
     folder = None if isinstance(path, Mapping) else Path(source).parent
     rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
     problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
@@ -109,9 +120,9 @@ def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), 
             loaded.notes += [f"{made}: {note}" for note in (*repeated.get(key, ()), *report.notes)]
             if report.for_slm_lab:
                 loaded.differences = list(dict.fromkeys([*(loaded.differences or ()), *report.differences]))
-    problems += _unused(arguments, used, [entries[key] for key in keys])
+    problems += _unused_variable_problems(arguments, used, [entries[key] for key in keys])
     if problems:
-        notify([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is not a cause of a problem
+        log_notices([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is not a cause of a problem
         raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
     counts = Counter(spec.name for spec in loaded.specs)
     if twice := sorted(name for name, count in counts.items() if count > 1):
@@ -119,7 +130,7 @@ def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), 
     return loaded
 
 
-def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem]:
+def _unused_variable_problems(arguments: SetArguments, used: set[str], entries: list[Any]) -> list[Problem]:
     """Return a problem, with a suggestion, for each variable that a --set argument gives and that no spec contains."""
     unfilled = used - arguments.variables.keys()
     return [
@@ -129,13 +140,13 @@ def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem
     ]
 
 
-def notify(notes: list[str]) -> None:
+def log_notices(notes: list[str]) -> None:
     """Log each distinct notice once."""
     for note in dict.fromkeys(notes):
         notice(note)
 
 
-def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
+def _find_entry_key(name: str, entries: dict[str, Any], arguments: SetArguments, source: str) -> str:
     """Return the key of the entry of a spec file that contains the spec `name`. Raises SpecError if there is none.
 
     The key is `name` itself, or the key of an entry whose `spec_params` expand to a spec of this name.
@@ -151,19 +162,19 @@ def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) ->
     )
 
 
-def _expanded_names(key: str, raw: Any, arguments: Sets) -> list[str]:
+def _expanded_names(key: str, raw: Any, arguments: SetArguments) -> list[str]:
     params = raw.get("spec_params") if isinstance(raw, dict) else None
-    combos = [] if params is None else combinations(params, arguments.variables, Report())
-    return [key + _suffix(combo) for combo in combos]
+    combos = [] if params is None else expand_spec_params(params, arguments.variables, Report())
+    return [key + _name_suffix(combo) for combo in combos]
 
 
-def _suffix(variables: dict[str, Any]) -> str:
+def _name_suffix(variables: dict[str, Any]) -> str:
     """Return the suffix that the values of variables add to the name of a spec, with shortened env ids."""
     return "".join(f"_{env_ids.short_name(str(value)) or 'x'}" for value in variables.values())
 
 
 def _load_entry(
-    key: str, raw: Any, arguments: Sets, used: set[str], folder: Path | None, for_search: bool
+    key: str, raw: Any, arguments: SetArguments, used: set[str], folder: Path | None, for_search: bool
 ) -> Iterator[tuple[str, Spec | None, Report]]:
     """Yield (name, spec, report) for each combination of `spec_params` of an entry of a spec file, or once if it has no `spec_params`.
 
@@ -172,11 +183,11 @@ def _load_entry(
     report = Report()
     if not isinstance(raw, dict) or is_study(raw):
         study = "is a study, not a spec; run it in mode study"
-        report.fail((), study if isinstance(raw, dict) else f"must be an object with agent and env, not {show(raw)}")
+        report.add_problem((), study if isinstance(raw, dict) else f"must be an object with agent and env, not {format_json(raw)}")
         yield key, None, report
         return
     params = raw.get("spec_params")
-    combos: list[dict[str, Any]] = [{}] if params is None else combinations(params, arguments.variables, report)
+    combos: list[dict[str, Any]] = [{}] if params is None else expand_spec_params(params, arguments.variables, report)
     if not combos:
         yield key, None, report
     for combo in combos:
@@ -184,11 +195,11 @@ def _load_entry(
         one, found = Report(), dict[str, list[KeyPath]]()
         filled = fill_variables(body, arguments.variables | combo, found, one)
         for location in (location for variable in found.keys() & arguments.variables.keys() for location in found[variable]):
-            one.comes_from_set(location)
+            one.mark_set_argument(location)
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())
         named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
-        name = key + _suffix(named | combo)
-        yield name, build(name, filled, Request(arguments.overrides, folder, for_search), one), one
+        name = key + _name_suffix(named | combo)
+        yield name, build(name, filled, LoadOptions(arguments.overrides, folder, for_search), one), one
 
 
 def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
@@ -197,14 +208,14 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
     The hint suggests a variable that has no value, or paths in the raw specs `entries` whose last key is equal or similar to `name`.
     """
     text = value if isinstance(value, str) else json.dumps(value)
-    variable = closest(name, unfilled)
+    variable = closest_word(name, unfilled)
     if variable is not None:
         return f"; did you mean {variable}={text}?"
-    found = dict.fromkeys(path for raw in entries if isinstance(raw, dict) for path in _paths(raw))
+    found = dict.fromkeys(path for raw in entries if isinstance(raw, dict) for path in _possible_key_paths(raw))
     keys = {str(path[-1]) for path, _, _ in found}
     if name in OTHER_NAMES and name not in keys:
         return f"; slm_lab calls it {OTHER_NAMES[name]}"
-    key = closest(name, keys, cutoff=0.75)
+    key = closest_word(name, keys, cutoff=0.75)
     ends = [path for path in found if path[0][-1] == key]
     ends = [path for path in ends if path[1]] or ends  # prefer keys that are in the file
     words = []
@@ -218,13 +229,13 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
     return f"; did you mean {' or '.join(words[:3])}?"
 
 
-def _paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
+def _possible_key_paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
     """Yield (path, is_present, is_named_section) for every key that a raw spec contains or may contain, breadth first.
 
     A named section is an object with a key `name`, such as agent.net.
     """
     raw = copy.deepcopy(raw)
-    migrate(raw, Report())
+    migrate_spec(raw, Report())
     locations: list[tuple[KeyPath, Any]] = [((), raw)]
     for location, section in locations:
         there = section if isinstance(section, dict) else {}
@@ -241,7 +252,7 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 
 @dataclass(frozen=True)
-class Sets:
+class SetArguments:
     """The parsed --set arguments."""
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -250,37 +261,37 @@ class Sets:
     """Values of keys, by path."""
 
 
-def parse_sets(sets: Sequence[str]) -> Sets:
+def parse_set_arguments(sets: Sequence[str]) -> SetArguments:
     """Parse --set arguments into variables (var=value) and overrides (path.to.key=value).
 
     Raises: SpecError if an argument has neither form.
     """
-    parsed, problems = Sets(), []
+    parsed, problems = SetArguments(), []
     for text in sets:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not to_path(name):
-            problems.append(Problem("", f"must be name=value or path.to.key=value, not {show(text)}"))
+            problems.append(Problem("", f"must be name=value or path.to.key=value, not {format_json(text)}"))
         elif "." in name or "[" in name:
-            parsed.overrides[to_path(name)] = read_value(value)
+            parsed.overrides[to_path(name)] = parse_value(value)
         else:
-            parsed.variables[name] = read_value(value)
+            parsed.variables[name] = parse_value(value)
     if problems:
         raise SpecError("--set", problems)
     return parsed
 
 
-def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
+def mark_set_arguments(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
     """Return a copy of a SpecError with another `source`, and with "(from --set)" appended to messages about keys that `sets` give."""
-    given = parse_sets(sets).overrides
+    given = parse_set_arguments(sets).overrides
     problems = []
     for problem in error.problems:
         location = to_path(problem.path)
-        named = mark_if_set(problem.message, location[1:], given)  # with several specs, paths begin with the name of the spec
-        problems.append(replace(problem, message=mark_if_set(named, location, given)))
+        named = append_set_marker(problem.message, location[1:], given)  # with several specs, paths begin with the name of the spec
+        problems.append(replace(problem, message=append_set_marker(named, location, given)))
     return SpecError(source, problems)
 
 
-def read_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Parse the value of a --set argument as JSON, True, False or None. Any other text is returned unchanged."""
     if text in _WORDS:
         return _WORDS[text]
@@ -291,17 +302,17 @@ def read_value(text: str) -> Any:
     return to_plain_json(value, f"--set {text[:40]}")
 
 
-def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
+def expand_spec_params(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
     """Return {variable: value} for each combination of the values in `params`, the key spec_params of a spec: {variable: [values]}.
 
     Variables in `given`, which --set arguments set, are left out.
     """
     if not isinstance(params, dict) or not all(isinstance(values, list) and values for values in params.values()):
-        report.fail(("spec_params",), f"must be an object of lists (not empty), not {show(params)}")
+        report.add_problem(("spec_params",), f"must be an object of lists (not empty), not {format_json(params)}")
         return []
     lists = {name: values for name, values in params.items() if name not in given}
     if (count := math.prod(map(len, lists.values()))) > 10_000:
-        report.fail(("spec_params",), f"expands to {count} specs; at most 10000 are allowed")
+        report.add_problem(("spec_params",), f"expands to {count} specs; at most 10000 are allowed")
         return []
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
@@ -318,7 +329,7 @@ def fill_variables(node: Any, variables: Mapping[str, Any], used: dict[str, list
         for key, inner in node.items():
             name = str(fill_variables(key, variables, used, report, (*path, key))) if "${" in key else key
             if name in filled:
-                report.fail((*path, key), f"duplicate key '{name}' after filling variables")
+                report.add_problem((*path, key), f"duplicate key '{name}' after filling variables")
             filled[name] = fill_variables(inner, variables, used, report, (*path, key))
         return filled
     if isinstance(node, list):
@@ -331,7 +342,7 @@ def _fill_text(text: str, variables: Mapping[str, Any], used: dict[str, list[Key
     for name in names:
         used.setdefault(name, []).append(path)
         if name not in variables:
-            report.fail(path, f"${{{name}}} has no value; use --set {name}=…", "missing")
+            report.add_problem(path, f"${{{name}}} has no value; use --set {name}=…", "missing")
     if any(name not in variables for name in names):
         return text
     whole = _VARIABLE.fullmatch(text)

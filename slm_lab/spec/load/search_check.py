@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slm_lab.spec.compat.differences import SIZES, round_up_to_envs
-from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, is_for_search, parse_search, search_entries, settings, walk
+from slm_lab.spec.models.search import (
+    DISTRIBUTIONS,
+    SearchKey,
+    active_values,
+    is_for_search,
+    parse_search,
+    search_entries,
+    walk_search_keys,
+)
 from slm_lab.spec.models.spec import SECTION_KEYS
-from slm_lab.spec.report import KeyPath, Problem, Report, override, show, show_path, to_path, value_at, with_name
+from slm_lab.spec.report import KeyPath, Problem, Report, format_json, override, show_path, to_path, type_to_name_key, value_at
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
 """Function that returns the problems of a raw spec."""
@@ -40,14 +48,14 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
         return
     _check_algorithm(raw, keys, report)
     base = {key: value for key, value in raw.items() if key not in ("search", "name")}
-    values = _Values(base, keys, problems_of)
-    for key, above in walk(keys):
+    values = _ValueChecker(base, keys, problems_of)
+    for key, above in walk_search_keys(keys):
         _check_key(key, above, values, report)
-    if len(report.problems) == before and (problems := values.problems_of_all()):
-        report.fail(("search",), f"no combination of its values is valid: {problems[0]}")
+    if len(report.problems) == before and (problems := values.problems_of_combinations()):
+        report.add_problem(("search",), f"no combination of its values is valid: {problems[0]}")
 
 
-def note_search(raw: dict[str, Any], report: Report) -> None:
+def note_search_differences(raw: dict[str, Any], report: Report) -> None:
     """If the spec was written for SLM Lab, add a note for each search key whose values have another meaning in SLM Lab.
 
     The trials of a search use these values unchanged.
@@ -55,7 +63,7 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
     algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
     if not (report.for_slm_lab and isinstance(algorithm, dict)):
         return
-    keys = [key for key, _ in walk(parse_search(raw.get("search")))]
+    keys = [key for key, _ in walk_search_keys(parse_search(raw.get("search")))]
     paths = {key.path for key in keys}
     one_width = isinstance(envs, int | None) and not any(path == ("env", "num_envs")[: len(path)] for path in paths)
     for key in keys:
@@ -69,17 +77,17 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
             report.note(("search", *key.where), "no_decay is start_val; in SLM Lab it is end_val, unless that is 0")
 
 
-def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
+def drop_unusable_values(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
     """Remove unusable keys and values from the search section of a spec written for SLM Lab, in place and with a note.
 
     Unusable keys are keys that belong to another section of the spec, which SLM Lab ignores. Unusable values are options of a choice that
     are invalid in combination with other values of the spec.
     """
     known = frozenset().union(*SECTION_KEYS.values())
-    for node, text, where in [*_leaves(raw["search"], ())]:
+    for node, text, where in [*_argument_lists(raw["search"], ())]:
         path = ("search", *where)
-        found = [problem for problem in problems if problem.path == show_path(report.origin(path))]
-        if not found or report.is_set(path):
+        found = [problem for problem in problems if problem.path == show_path(report.original_path(path))]
+        if not found or report.is_from_set_argument(path):
             continue
         key = to_path(str(text).rpartition("__")[0])[-1:]
         if any(problem.code == "unknown" for problem in found):
@@ -90,36 +98,38 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
         form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])
         if form is not None and not form.options:
             continue  # an invalid bound makes the complete range invalid
-        bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
+        bad = [
+            value for value in node[text] if any(problem.message.startswith(f"invalid value {format_json(value)}: ") for problem in found)
+        ]
         if not bad:
             continue
-        report.note(path, f"{found[0].message}; {', '.join(map(show, bad))} {'is' if len(bad) == 1 else 'are'} not searched")
+        report.note(path, f"{found[0].message}; {', '.join(map(format_json, bad))} {'is' if len(bad) == 1 else 'are'} not searched")
         if len(bad) < len(node[text]):
             node[text] = [value for value in node[text] if value not in bad]
         else:
             del node[text]
 
 
-def _leaves(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, KeyPath]]:
+def _argument_lists(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, KeyPath]]:
     """Yield (dict, key, path of the key) for each list of arguments in a search section, such as {"gamma__uniform": [0.9, 0.99]}."""
     if isinstance(node, dict):
         for key, value in node.items():
             if isinstance(value, list) and "__" in key:
                 yield node, key, (*where, key)
             else:
-                yield from _leaves(value, (*where, key))
+                yield from _argument_lists(value, (*where, key))
     elif isinstance(node, list):
         for index, value in enumerate(node):
-            yield from _leaves(value, (*where, index))
+            yield from _argument_lists(value, (*where, index))
 
 
-def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) -> None:
+def set_searched_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) -> None:
     """Set the searched key at `path` of a raw spec to `value`, in place. The path agent.net.type sets the key agent.net.name."""
     if path in _REPLACED and value is not None:
         section = value_at(raw, _REPLACED[path][:-1])
         if isinstance(section, dict):
             section.pop(_REPLACED[path][-1], None)
-    override(raw, with_name(path), value, report, source="search.")
+    override(raw, type_to_name_key(path), value, report, source="search.")
 
 
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:
@@ -131,15 +141,15 @@ def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Key
     for key in keys:
         location, path = ("search", *key.where), tuple(map(str, key.path))
         if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
-            report.fail(location, f"{key.text} cannot be searched")
+            report.add_problem(location, f"{key.text} cannot be searched")
         elif key.path[0] == "meta" and key.path[-1] in _EVALUATION:
-            report.fail(
+            report.add_problem(
                 location, f"{key.text} cannot be searched: trials are compared by evaluations of one kind; set it in the section meta"
             )
         elif key.path[-1] == "arc_file":
-            report.fail(location, "arc_file cannot be searched; give the contents of the files as values of arc")
+            report.add_problem(location, "arc_file cannot be searched; give the contents of the files as values of arc")
         elif path in seen:
-            report.fail(location, f"{key.text} is searched by two keys at the same time; remove one of them")
+            report.add_problem(location, f"{key.text} is searched by two keys at the same time; remove one of them")
         seen.add(path)
     for key in keys:
         for inner in key.nested:
@@ -150,67 +160,67 @@ def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Rep
     if raw.get("meta", {}).get("search_algorithm") == "grid" and not any(key.distribution == "grid_search" for key in keys):
         first = f"search.{show_path(keys[0].where)}"
         why = f"'grid' tries all values of grid_search keys, and there are none ({first}); allowed here: 'optuna', 'random', 'pbt'"
-        report.fail(("meta", "search_algorithm"), why)
+        report.add_problem(("meta", "search_algorithm"), why)
 
 
-class _Values:
+class _ValueChecker:
     """Tests values of search keys by setting these values in a raw spec and validating the raw spec."""
 
     def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
         self.base, self.keys, self.problems_of = base, keys, problems_of
         self.known = problems_of(copy.deepcopy(base))
         """Problems of the raw spec without searched values."""
-        self.contexts = min(max(len(key.values_to_check()) for key, _ in walk(keys)), _MOST_CONTEXTS)
+        self.contexts = min(max(len(key.values_to_check()) for key, _ in walk_search_keys(keys)), _MOST_CONTEXTS)
 
-    def problems(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
+    def problems_of_values(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
         """Return the problems of given search values, or [] if they are valid with at least one tested combination of the other keys.
 
         Args: pins: {path of a search key in the search section: its value, or the index of its value in a list of options}.
         """
         pinned = [key for key in self.keys if key.where in pins]
-        first = self._with(pinned, pins, 0)
+        first = self._problems_with(pinned, pins, 0)
         if not first or len(pinned) == len(self.keys) or any(problem.code == "unknown" for problem in first):
             return first
-        return first if self.problems_of_all(pins) else []
+        return first if self.problems_of_combinations(pins) else []
 
-    def problems_of_all(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
+    def problems_of_combinations(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
         """Return the problems of the first tested combination of values of all search keys, or [] if any tested combination is valid.
 
         Args: pins: values that every combination contains (see `problems`).
         """
         first: list[Problem] = []
         for context in range(self.contexts):
-            found = self._with(self.keys, pins or {}, context)
+            found = self._problems_with(self.keys, pins or {}, context)
             if not found:
                 return []
             first = first or found
         return first
 
-    def _with(self, keys: Sequence[SearchKey], pins: Mapping[KeyPath, Any], context: int) -> list[Problem]:
+    def _problems_with(self, keys: Sequence[SearchKey], pins: Mapping[KeyPath, Any], context: int) -> list[Problem]:
         def choose(key: SearchKey) -> Any:
             values = key.values_to_check()
             return pins.get(key.where, values[context % len(values)])
 
         attempt, report = copy.deepcopy(self.base), Report()
-        for key, value in settings(keys, choose):
-            set_value(attempt, key.path, value, report)
+        for key, value in active_values(keys, choose):
+            set_searched_value(attempt, key.path, value, report)
         return report.problems or [problem for problem in self.problems_of(attempt) if problem not in self.known]
 
 
-def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, report: Report) -> None:
+def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _ValueChecker, report: Report) -> None:
     location = ("search", *key.where)
     for value in key.values_to_check()[:_MOST_VALUES]:
         if not (key.has_options or key.is_normal or value in key.bounds) and any(
             problem.path == show_path(location) for problem in report.problems
         ):
             continue  # a value inside a range whose ends are already reported
-        shown = show(key.args[value] if key.has_options else value)
+        shown = format_json(key.args[value] if key.has_options else value)
         below = {inner.text for inner in key.nested[value]} if key.nested else set()
-        for problem in values.problems({**above, key.where: value}):
+        for problem in values.problems_of_values({**above, key.where: value}):
             if problem.path in below:
                 continue  # this problem is reported when the nested key is checked
             is_own = problem.path == key.text
             if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
-                report.fail(location, problem.message if is_own else str(problem), "unknown")
+                report.add_problem(location, problem.message if is_own else str(problem), "unknown")
                 return  # the problem is the same for every value of the key
-            report.fail(location, f"invalid value {shown}: {problem.message if is_own else problem}")
+            report.add_problem(location, f"invalid value {shown}: {problem.message if is_own else problem}")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from slm_lab.spec.load.loader import dump_spec, load_with_notices
-from slm_lab.spec.load.search_check import set_value
-from slm_lab.spec.models.search import SearchKey, is_for_search, parse_search, settings, walk
+from slm_lab.spec.load.search_check import set_searched_value
+from slm_lab.spec.models.search import SearchKey, active_values, is_for_search, parse_search, walk_search_keys
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
@@ -32,13 +32,13 @@ class SearchSpace:
         self.search_keys = tuple(parse_search(spec.search))
         if not self.search_keys:
             raise SpecError(spec.name, [Problem("search", "nothing to search: the spec has no keys here")])
-        self.named = {show_path(key.where): key for key, _ in walk(self.search_keys)}
+        self.named = {show_path(key.where): key for key, _ in walk_search_keys(self.search_keys)}
         """Unique name → search key, for all search keys and the keys nested in their options."""
         self.keys = tuple(dict.fromkeys(key.text for key in self.named.values()))
         """Dotted paths of all searched keys, in the order of the spec file."""
 
     @property
-    def trials(self) -> int:
+    def num_trials(self) -> int:
         """Number of trials, which is meta.max_trial or, if all search keys are grid_search keys, the size of the grid.
 
         A meta.max_trial above 1 limits the number of trials of a grid.
@@ -55,7 +55,7 @@ class SearchSpace:
 
     def sample(self, rng: np.random.Generator) -> Values:
         """Draw the values of one trial from the distributions of the search keys. All values of a grid_search key are equally probable."""
-        return self.values(lambda _, key: draw(key, rng.random()))
+        return self.values(lambda _, key: value_at_quantile(key, rng.random()))
 
     @cached_property
     def grid(self) -> tuple[Values, ...]:
@@ -68,36 +68,36 @@ class SearchSpace:
     @cached_property
     def grid_choices(self) -> tuple[KeyChoices, ...]:
         """The combinations of `grid` as choices (see KeyChoices)."""
-        return tuple(_combinations(self.search_keys))
+        return tuple(_grid_combinations(self.search_keys))
 
     def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
         """Return the values of one trial. Args: choose: function (name of a search key, search key) → choice (see KeyChoices)."""
-        return {key.text: value for key, value in settings(self.search_keys, lambda key: choose(show_path(key.where), key))}
+        return {key.text: value for key, value in active_values(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:
         """Convert choices (see KeyChoices) to values by path. Search keys without a choice are omitted."""
         keys = [key for key in self.search_keys if show_path(key.where) in choices]
-        return {key.text: value for key, value in settings(keys, lambda key: choices[show_path(key.where)])}
+        return {key.text: value for key, value in active_values(keys, lambda key: choices[show_path(key.where)])}
 
     def choices_of(self, values: Mapping[str, Any]) -> KeyChoices:
         """Convert values by path to choices (see KeyChoices). A search key without a value, or without a matching option, is omitted."""
         return dict(_known_choices(self.search_keys, values))
 
-    def apply(self, values: Mapping[str, Any]) -> Spec:
+    def trial_spec(self, values: Mapping[str, Any]) -> Spec:
         """Return the spec of a trial: the spec with the given values, without its search section.
 
         Raises SpecError if the combination of values is invalid, and KeyError if `values` contains a key that is not searched.
         """
         paths = {key.text: key.path for key in self.named.values()}
-        body, report = copy.deepcopy(self._base), Report()
+        body, report = copy.deepcopy(self._base_spec), Report()
         for text in sorted(values, key=lambda text: len(paths[text])):
-            set_value(body, paths[text], copy.deepcopy(values[text]), report)
+            set_searched_value(body, paths[text], copy.deepcopy(values[text]), report)
         if report.problems:
             raise SpecError(self.spec.name, report.problems)
         return load_with_notices({self.spec.name: body}, self.spec.name, ()).specs[0]
 
     @cached_property
-    def _base(self) -> dict[str, Any]:
+    def _base_spec(self) -> dict[str, Any]:
         """The raw spec without its search section.
 
         If the name of a component (such as a net) is searched, keys of this component with default values are left out.
@@ -112,7 +112,7 @@ class SearchSpace:
         return body
 
 
-def draw(key: SearchKey, uniform: float) -> Any:
+def value_at_quantile(key: SearchKey, uniform: float) -> Any:
     """Return the value of a search key at the quantile `uniform` (0 to 1) of its distribution.
 
     For the distributions choice and grid_search, return the index of the value.
@@ -122,21 +122,21 @@ def draw(key: SearchKey, uniform: float) -> Any:
     if key.is_normal:
         mean, deviation = key.args[:2]
         value = mean + deviation * NormalDist().inv_cdf(min(max(uniform, 1e-12), 1 - 1e-12))
-        return key.multiple(value / key.step) if key.step else _round(value)
+        return key.multiple_of_step(value / key.step) if key.step else _round(value)
     low, high = key.bounds
     if key.step and not key.is_log:
         count = round((high - low) / key.step)
-        return key.multiple(low / key.step + min(int(uniform * (count + 1)), count))
+        return key.multiple_of_step(low / key.step + min(int(uniform * (count + 1)), count))
     half = key.step / 2 if key.step else 0.0  # each multiple of the step represents the values nearest to it
     low, high = max(low - half, low / 2), high + half
     value = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low))) if key.is_log else low + uniform * (high - low)
-    return snap(key, value)
+    return round_to_range(key, value)
 
 
-def snap(key: SearchKey, value: float) -> float:
+def round_to_range(key: SearchKey, value: float) -> float:
     """Return the number nearest to `value` that the range of a search key allows, with at most 8 significant digits."""
     low, high = key.bounds
-    return min(max(key.multiple(value / key.step) if key.step else _round(value), low), high)
+    return min(max(key.multiple_of_step(value / key.step) if key.step else _round(value), low), high)
 
 
 def _round(value: float) -> float:
@@ -156,7 +156,7 @@ def _known_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iter
             yield from _known_choices(key.nested[index] if key.nested else (), values)
 
 
-def suggest(asked: Any, name: str, key: SearchKey) -> Any:
+def suggest_choice(asked: Any, name: str, key: SearchKey) -> Any:
     """Return the value that an Optuna trial suggests for a search key.
 
     The value is an index of an option, a quantile of a normal distribution, or a number in a range.
@@ -171,22 +171,22 @@ def suggest(asked: Any, name: str, key: SearchKey) -> Any:
     return asked.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
 
 
-def frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: float | None, state: Any = None) -> Any:
+def create_frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: float | None, state: Any = None) -> Any:
     """Return an Optuna trial with given choices and the objective value `metric`. Its state is COMPLETE unless `state` is given."""
     asked = optuna.trial.FixedTrial(choices)
     for name in choices:
-        suggest(asked, name, space.named[name])
+        suggest_choice(asked, name, space.named[name])
     state = optuna.trial.TrialState.COMPLETE if state is None else state
     return optuna.trial.create_trial(state=state, value=metric, params=choices, distributions=dict(asked.distributions))
 
 
-def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
+def _grid_combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
     """Return all combinations of the values of grid_search keys, as choices. Keys nested in the options of a key are included."""
     axes: list[list[KeyChoices]] = []
     for key in keys:
         if key.distribution == "grid_search":
             name, nested = show_path(key.where), key.nested or ((),) * len(key.args)
-            axes.append([{name: index, **inner} for index in range(len(key.args)) for inner in _combinations(nested[index])])
+            axes.append([{name: index, **inner} for index in range(len(key.args)) for inner in _grid_combinations(nested[index])])
     return [{name: choice for part in parts for name, choice in part.items()} for parts in itertools.product(*axes)]
 
 

@@ -13,11 +13,24 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from slm_lab.spec.load.files import find_spec_file, raw_entries
-from slm_lab.spec.load.loader import dump_spec, load_with_notices, notify, parse_sets
-from slm_lab.spec.load.validate import explain
+from slm_lab.spec.load.loader import dump_spec, load_with_notices, log_notices, parse_set_arguments
+from slm_lab.spec.load.validate import add_validation_problems
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
-from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, diff, flat, nearest_hint, override, show, show_path, to_path, value_at
+from slm_lab.spec.report import (
+    KeyPath,
+    Problem,
+    Report,
+    SpecError,
+    diff,
+    flatten_leaves,
+    format_json,
+    nearest_hint,
+    override,
+    show_path,
+    to_path,
+    value_at,
+)
 
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
@@ -26,17 +39,17 @@ OPERATIONAL = (
 """Prefixes of the paths of keys that do not affect what is learned."""
 
 
-def settings(spec: Spec) -> dict[str, Any]:
+def result_settings(spec: Spec) -> dict[str, Any]:
     """Return {dotted path: value} for all keys that determine the results of a spec's runs.
 
     Seeds, provenance and other keys in OPERATIONAL are left out.
     """
     ((_, body),) = dump_spec(spec).items()
-    return {path: value for path, value in flat(body) if not path.startswith(OPERATIONAL)}
+    return {path: value for path, value in flatten_leaves(body) if not path.startswith(OPERATIONAL)}
 
 
-def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the dotted paths at which two settings (see `settings`) differ. Args: spec: the spec that has the settings `after`.
+def differing_paths(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
+    """Return the dotted paths at which two settings (see `result_settings`) differ. Args: spec: the spec that has the settings `after`.
 
     A key that only `after` contains is left out if it has its default value, because a key that was added to the package later does not,
     with its default value, change what was learned before.
@@ -71,41 +84,41 @@ def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
     raw, where, report = entries[name], f"{source} {name}", Report()
     unknown = [key for key in raw if key not in ("study", "$schema")]
     beside = [Problem(key, f"unknown key beside 'study'{nearest_hint(key, ['study'])}", "unknown") for key in unknown]
-    body = _with_sets(json.loads(json.dumps(raw["study"])), sets, report)
-    spec = _validated(body, report)
+    body = _apply_set_arguments(json.loads(json.dumps(raw["study"])), sets, report)
+    spec = _validate_study(body, report)
     if spec is None or report.problems or beside:
-        raise SpecError(where, [*beside, *_below_study(report.problems)])
-    _check(spec, report)
-    planner = _Runs(spec, source, report)
+        raise SpecError(where, [*beside, *_prefix_study_path(report.problems)])
+    _check_study(spec, report)
+    planner = _RunPlanner(spec, source, report)
     runs = tuple(planner.runs())
     if spec.paired:
         planner.check_pairs(runs)
     if report.problems:
-        raise SpecError(where, _below_study(report.problems))
-    notify(planner.notes)
+        raise SpecError(where, _prefix_study_path(report.problems))
+    log_notices(planner.notes)
     return Study(name, source, spec, {"study": body}, runs, planner.scores, tuple(sets))
 
 
-def _below_study(problems: Sequence[Problem]) -> list[Problem]:
+def _prefix_study_path(problems: Sequence[Problem]) -> list[Problem]:
     return [replace(one, path=f"study.{one.path}".rstrip(".")) for one in problems]
 
 
-def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
+def _apply_set_arguments(body: Any, sets: Sequence[str], report: Report) -> Any:
     """Apply --set arguments to a raw study. Paths in these arguments refer to keys of the study, not to keys of the specs in the study."""
-    arguments = parse_sets(sets)
+    arguments = parse_set_arguments(sets)
     keys = StudySpec.model_fields
     overrides: dict[KeyPath, Any] = {(variable,): value for variable, value in arguments.variables.items()}
     for key, value in (overrides | arguments.overrides).items():
         if key[0] not in keys:
             inside = f", or 'set.{show_path(key)}' for the specs of all runs" if len(key) > 1 else ""
             hint = nearest_hint(str(key[0]), keys) or f"; allowed: {', '.join(keys)}"
-            report.fail(key, f"unknown key of a study{hint}{inside}", "unknown")
+            report.add_problem(key, f"unknown key of a study{hint}{inside}", "unknown")
         elif isinstance(body, dict):
-            override(body, _within_set(body, key), value, report)
+            override(body, _set_argument_path(body, key), value, report)
     return body
 
 
-def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
+def _set_argument_path(body: dict[str, Any], key: KeyPath) -> KeyPath:
     """Return the path in a raw study that a --set argument changes: ("set", "env", "max_frame") becomes ("set", "env.max_frame").
 
     The object at a key `set` is flattened to dotted paths in place, and the changed path is removed so that the new value comes last.
@@ -114,7 +127,7 @@ def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
     given = value_at(body, key[:depth])
     if len(key) <= depth or key[depth - 1] != "set" or not isinstance(given, dict):
         return key
-    listed = dict(_paths(given, key[:depth], Report()))
+    listed = dict(_flatten_set_values(given, key[:depth], Report()))
     inner = show_path(key[depth:])
     listed.pop(inner, None)
     given.clear()
@@ -122,44 +135,44 @@ def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
     return (*key[:depth], inner)
 
 
-def _validated(body: Any, report: Report) -> StudySpec | None:
+def _validate_study(body: Any, report: Report) -> StudySpec | None:
     if isinstance(body, dict) and isinstance(body.get("envs"), list):
         body["envs"] = [{"name": env} if isinstance(env, str) else env for env in body["envs"]]
     try:
         return StudySpec.model_validate(body)
     except ValidationError as error:
-        explain(error, body, report, StudySpec)
+        add_validation_problems(error, body, report, StudySpec)
     return None
 
 
-def _check(spec: StudySpec, report: Report) -> None:
+def _check_study(spec: StudySpec, report: Report) -> None:
     """Add a problem for each contradiction between the keys of a study."""
     labels = [entry.title for entry in spec.entries]
     names = [env.title for env in spec.envs]
     for index, name in enumerate(names):
         if name in names[:index]:
-            report.fail(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
+            report.add_problem(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
     own: list[tuple[KeyPath, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
     for location, seeds in [((), spec.random_seed), *own]:
         for seed, count in Counter(seeds).items():
             if count > 1:
-                report.fail((*location, "random_seed"), f"has {seed} {count} times; expected each seed once")
+                report.add_problem((*location, "random_seed"), f"has {seed} {count} times; expected each seed once")
     if spec.baseline is not None and spec.baseline not in labels:
         message = f"must be the label of an entry, one of {', '.join(labels)}, not '{spec.baseline}'{nearest_hint(spec.baseline, labels)}"
-        report.fail(("baseline",), message)
+        report.add_problem(("baseline",), message)
     if spec.paired and spec.baseline is None:
-        report.fail(("paired",), "has no effect without baseline")
+        report.add_problem(("paired",), "has no effect without baseline")
     solves: list[KeyPath] = [("solve",)] if spec.solve is not None else []
     solves += [("envs", index, "solve") for index, env in enumerate(spec.envs) if env.solve is not None]
     for path in solves if spec.metric is None else ():
-        report.fail(
+        report.add_problem(
             path,
             "needs 'metric': the column that is compared with it (current_return, evaluation, return_new, total_reward or total_reward_ma)",
         )
     for index, env in enumerate(spec.envs):
         for label in env.published if isinstance(env.published, dict) else ():
             if label not in labels:
-                report.fail(("envs", index, "published", label), f"unknown entry{nearest_hint(label, labels)}", "unknown")
+                report.add_problem(("envs", index, "published", label), f"unknown entry{nearest_hint(label, labels)}", "unknown")
     _check_entries(spec, labels, report)
 
 
@@ -167,18 +180,20 @@ def _check_entries(spec: StudySpec, labels: list[str], report: Report) -> None:
     """Add a problem for each key of an entry that contradicts the key `envs` of the study, and for each repeated label."""
     for index, entry in enumerate(spec.entries):
         if entry.env is not None and spec.envs:
-            report.fail(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
+            report.add_problem(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
         if entry.published is not None and len(spec.envs) > 1:
-            report.fail(("entries", index, "published"), f"is one score for {len(spec.envs)} envs; give the scores of each env in envs")
+            report.add_problem(
+                ("entries", index, "published"), f"is one score for {len(spec.envs)} envs; give the scores of each env in envs"
+            )
         if spec.envs and entry.title in labels[:index]:
-            _same_label(index, entry.title, labels.index(entry.title), report)
+            _add_label_problem(index, entry.title, labels.index(entry.title), report)
 
 
-def _same_label(index: int, label: str, other: int, report: Report) -> None:
-    report.fail(("entries", index, "label"), f"'{label}' is the label of entries[{other}] too; give each entry its own")
+def _add_label_problem(index: int, label: str, other: int, report: Report) -> None:
+    report.add_problem(("entries", index, "label"), f"'{label}' is the label of entries[{other}] too; give each entry its own")
 
 
-class _Runs:
+class _RunPlanner:
     """Expands a study to its training runs, and adds problems to `report`.
 
     Attributes:
@@ -203,22 +218,24 @@ class _Runs:
                 yield from self._runs_of(index, entry, env)
 
     def _runs_of(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Iterator[StudyRun]:
-        spec = self._load(index, entry, env)
+        spec = self._load_spec(index, entry, env)
         if spec is None:
             return
         key = (entry.title, (entry.env or spec.env.name.rpartition(":")[2]) if env is None else env.title)
         if key in self.entries and env is None:  # entries with the same label must have different envs
-            _same_label(index, key[0], self.entries[key], self.report)
+            _add_label_problem(index, key[0], self.entries[key], self.report)
             return
         self.entries[key] = index
         published = None if env is None else env.published.get(key[0]) if isinstance(env.published, dict) else env.published
         if (score := entry.published if published is None else published) is not None:
             self.scores[key] = score
-        run = StudyRun(*key, spec, settings(spec))
+        run = StudyRun(*key, spec, result_settings(spec))
         if (other := self._trained.setdefault(run.digest, key)) != key:
             is_env = env is not None and other[1] != key[1]
             location: KeyPath = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)
-            self.report.fail(location, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values")
+            self.report.add_problem(
+                location, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values"
+            )
             return
         for seed in entry.random_seed or self.study.random_seed:
             yield run.with_seed(seed)
@@ -231,19 +248,19 @@ class _Runs:
         for (entry, env), own in seeds.items():
             if (base := seeds.get((str(self.study.baseline), env))) is not None and own.isdisjoint(base):
                 message = f"has no random_seed in common with the baseline '{self.study.baseline}'; paired needs at least one"
-                self.report.fail(("entries", self.entries[entry, env], "random_seed"), message)
+                self.report.add_problem(("entries", self.entries[entry, env], "random_seed"), message)
 
-    def _load(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
+    def _load_spec(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
         """Load the spec of an entry in an env. If the spec is invalid, add its problems to the report and return None."""
         location: KeyPath = ("entries", index)
         file, _, name = entry.spec.rpartition(":")
         try:
-            path, raw = self._raw(file, name)
+            path, raw = self._find_raw_spec(file, name)
         except SpecError as error:
             for problem in error.problems:
-                self.report.fail((*location, "spec"), problem.message)
+                self.report.add_problem((*location, "spec"), problem.message)
             return None
-        values = self._values(location, entry, env)
+        values = self._collect_set_values(location, entry, env)
         if values is None:
             return None
         if env is not None:
@@ -255,15 +272,15 @@ class _Runs:
             for problem in error.problems:
                 unknown = not problem.path and "unknown spec" in problem.message
                 message = str(problem).replace("--set", "set")  # `set` of the study, its env or the entry
-                self.report.fail((*location, "spec") if unknown else location, f"{entry.title}{within}: {message}")
+                self.report.add_problem((*location, "spec") if unknown else location, f"{entry.title}{within}: {message}")
             return None
-        if (reason := self._unusable(found.specs)) is not None:
-            self.report.fail((*location, "spec"), f"'{name}' {reason}")
+        if (reason := self._unusable_reason(found.specs)) is not None:
+            self.report.add_problem((*location, "spec"), f"'{name}' {reason}")
             return None
         self.notes += found.notes
         return found.specs[0]
 
-    def _raw(self, file: str, name: str) -> tuple[Path, Any]:
+    def _find_raw_spec(self, file: str, name: str) -> tuple[Path, Any]:
         """Return (path of the spec file, raw spec) of an entry. Raises SpecError if the file or the spec cannot be used.
 
         The file is searched in the folder of the study's file, and then by `find_spec_file`.
@@ -281,7 +298,7 @@ class _Runs:
             raise SpecError(self.source, [Problem("", f"'{name}' is a study; expected a spec")])
         return path, raw
 
-    def _values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
+    def _collect_set_values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
         """Return {path or variable: value} from the keys `set` of the study, an env and an entry.
 
         If one of these keys is invalid, add a problem to the report and return None.
@@ -292,16 +309,16 @@ class _Runs:
         if env is not None:
             given.insert(1, (("envs", self.study.envs.index(env), "set"), env.set))
         for at, section in given:
-            for key, value in _paths(section, at, self.report):
+            for key, value in _flatten_set_values(section, at, self.report):
                 if key == "meta.random_seed":
-                    self.report.fail((*at, key), "is the study's own random_seed; set that")
+                    self.report.add_problem((*at, key), "is the study's own random_seed; set that")
                 if env is not None and key in ("env", "env.name"):
-                    self.report.fail((*at, key), f"is the name of an env, {env.name}, which envs gives")
+                    self.report.add_problem((*at, key), f"is the name of an env, {env.name}, which envs gives")
                 values.pop(key, None)  # the last value counts, even after a value of an enclosing section
                 values[key] = value
         return None if len(self.report.problems) > before else values
 
-    def _unusable(self, specs: Sequence[Spec]) -> str | None:
+    def _unusable_reason(self, specs: Sequence[Spec]) -> str | None:
         """Return the reason why the specs of an entry cannot be run in the study, or None if they can be run."""
         if len(specs) != 1:
             return f"expands to {len(specs)} specs (spec_params); name one of {', '.join(one.name for one in specs)}"
@@ -312,12 +329,12 @@ class _Runs:
         return None
 
 
-def _paths(given: Mapping[str, Any], location: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
+def _flatten_set_values(given: Mapping[str, Any], location: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
     """Yield (dotted path or variable, value) for each value in the object of a key `set`. Objects at agent, env and meta may be nested."""
     for key, value in given.items():
         if key in ("agent", "env", "meta") and isinstance(value, dict):
-            yield from flat(value, f"{key}.")
+            yield from flatten_leaves(value, f"{key}.")
         elif not to_path(key):
-            report.fail((*location, key), f"must be a path such as env.max_frame, not {show(key)}")
+            report.add_problem((*location, key), f"must be a path such as env.max_frame, not {format_json(key)}")
         else:
             yield key, value

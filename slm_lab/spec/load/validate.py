@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS, OTHER_NAMES
 from slm_lab.spec.models.base import ERROR as EXTENSION
 from slm_lab.spec.models.base import Component, is_extension
-from slm_lab.spec.models.spec import SECTION_KEYS, Spec, annotations_below, chosen_models, is_model, models_at, names_of
-from slm_lab.spec.report import KeyPath, Report, nearest_hint, show, show_path, value_at
+from slm_lab.spec.models.spec import SECTION_KEYS, Spec, annotations_below, chosen_models, component_names, is_model, models_at
+from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint, show_path, value_at
 
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
@@ -26,29 +26,29 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
-        explain(error, raw, report)
+        add_validation_problems(error, raw, report)
     return None
 
 
-def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
+def add_validation_problems(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
     """Add a problem to `report` for each error in a pydantic ValidationError. Args: root: the model that has validated `raw`."""
-    found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
+    found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _relevant_errors(error)}
     for path, (kind, message) in found.items():
         # If both a list and one of its items are invalid, report only the item.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
-            _explain(path, kind, message, raw, report, root)
+            _add_validation_problem(path, kind, message, raw, report, root)
 
 
-def wrong_parts(raw: dict[str, Any]) -> list[KeyPath]:
+def invalid_paths(raw: dict[str, Any]) -> list[KeyPath]:
     """Return the paths of all invalid or missing keys of a raw spec."""
     try:
         Spec.model_validate(raw)
     except ValidationError as error:
-        return [_error_path(item, raw) for item in _errors(error)]
+        return [_error_path(item, raw) for item in _relevant_errors(error)]
     return []
 
 
-def _errors(error: ValidationError) -> list[ErrorDetails]:
+def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     return [item for item in found if item["type"] != "default_factory_not_called"]  # this error is a consequence of another error
 
@@ -62,33 +62,38 @@ def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str
     likely = {}
     for path in wrong:
         section, models = value_at(raw, path[:-1]), models_at(path[:-1], raw)
-        if path[-1:] == ("name",) and isinstance(section, dict) and len(names_of(models)) > 1 and not is_extension(section.get("name")):
-            likely[path] = _likely_model(section, models)
+        if (
+            path[-1:] == ("name",)
+            and isinstance(section, dict)
+            and len(component_names(models)) > 1
+            and not is_extension(section.get("name"))
+        ):
+            likely[path] = _likely_name(section, models)
     return likely
 
 
-def _likely_model(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
+def _likely_name(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
     """Return the model name most similar to the name in `section` or, if no name is similar, the name of the model whose keys fit best."""
-    near = difflib.get_close_matches(str(section.get("name"))[:80], names_of(models), n=1)
+    near = difflib.get_close_matches(str(section.get("name"))[:80], component_names(models), n=1)
 
     def fit(model: type[BaseModel]) -> int:
         lacking = [key for key, field in model.model_fields.items() if field.is_required() and key not in section]
         return len(model.model_fields.keys() & section.keys()) - len(lacking)
 
-    return near[0] if near else names_of([max(models, key=fit)])[0]
+    return near[0] if near else component_names([max(models, key=fit)])[0]
 
 
 def _error_path(item: Any, raw: Any, root: type[BaseModel] = Spec) -> KeyPath:
     """Return the path in `raw` of a pydantic error, which is the error's `loc` without the names of union members."""
-    return tuple(_without_tags(item["loc"], item["type"], raw, root))
+    return tuple(_path_without_tags(item["loc"], item["type"], raw, root))
 
 
-def _without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel]) -> Iterator[str | int]:
+def _path_without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel]) -> Iterator[str | int]:
     annotations: list[Any] = [root]
     for key in loc:
         chosen = chosen_models(annotations, raw)
         scalars = len(annotations) > 1 and not any(is_model(a) for a in annotations)
-        is_tag = isinstance(key, str) and (scalars or (len(names_of(annotations)) > 1 and all(a in annotations for a in chosen)))
+        is_tag = isinstance(key, str) and (scalars or (len(component_names(annotations)) > 1 and all(a in annotations for a in chosen)))
         if is_tag:
             annotations = (
                 chosen if any(is_model(a) for a in chosen) else [a for a in annotations if get_origin(a) is list] or annotations[:1]
@@ -100,27 +105,27 @@ def _without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel]) -> I
         yield "name"
 
 
-def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
+def _add_validation_problem(path: KeyPath, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
     """Add a problem with the key at `path`. Args: kind, message: type and message of the pydantic error."""
     parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
-        report.fail(path, "unknown key" + _unknown_key_hint(str(last), path[:-1], parents), "unknown")
+        report.add_problem(path, "unknown key" + _unknown_key_hint(str(last), path[:-1], parents), "unknown")
         return
     if kind in (EXTENSION, "value_error", "assertion_error"):  # assertion errors come from validators of the user's models
-        report.fail(path, message)
+        report.add_problem(path, message)
         return
     allowed = describe_at(path, raw, root)
     if kind in ("missing", "union_tag_not_found"):
-        report.fail(path, f"missing; must be {allowed}", "missing")
+        report.add_problem(path, f"missing; must be {allowed}", "missing")
     else:
-        hint = nearest_hint(value, _choices(path, parents)) if isinstance(value, str) else ""
+        hint = nearest_hint(value, _allowed_strings(path, parents)) if isinstance(value, str) else ""
         if path == ("agent", "algorithm", "name") and (other := OTHER_ALGORITHMS.get(str(value).upper().replace("-", ""))):
             hint = f"; slm_lab calls it {other}"
-        report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
+        report.add_problem(path, f"must be {allowed}, not {format_json(value)}{hint}")
 
 
-def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
+def _allowed_strings(path: KeyPath, parents: list[Any]) -> list[str]:
     """Return the strings that the models `parents` allow at `path`."""
     annotations = [inner for parent in parents for inner in annotations_below(parent, path[-1])] if path else []
     return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
@@ -142,7 +147,7 @@ def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]
 def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
     """Return a description of the values that are allowed at `path`."""
     parents = models_at(path[:-1], raw, root)
-    if path and path[-1] == "name" and len(names := names_of(parents)) > 1:
+    if path and path[-1] == "name" and len(names := component_names(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
     end = next((n for n in range(len(path), 0, -1) if isinstance(path[n - 1], str)), 0)
     """Length of the path up to its last key. (List indices may follow this key.)"""
@@ -151,7 +156,7 @@ def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
     schema: dict[str, Any] = next((_schema(model)[key] for model in models if key in model.model_fields), {})
     for _ in path[end:]:
         schema = next((kind["items"] for kind in schema.get("anyOf", [schema]) if "items" in kind), {})
-    return describe(schema)
+    return describe_schema(schema)
 
 
 @cache
@@ -163,32 +168,32 @@ def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
         return {key: {} for key in model.model_fields}
 
 
-def describe(schema: dict[str, Any]) -> str:
+def describe_schema(schema: dict[str, Any]) -> str:
     """Return a description of the values that a JSON Schema allows, such as "a number from 0 to 1"."""
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(describe(kind) for kind in schema["anyOf"] if kind != {"type": "null"}))
+        return " or ".join(dict.fromkeys(describe_schema(kind) for kind in schema["anyOf"] if kind != {"type": "null"}))
     if "enum" in schema or "const" in schema:
         return _one_of(schema.get("enum") or [schema["const"]])
     match schema.get("type"):
         case "boolean":
             return "true or false"
         case "integer":
-            return "a whole number" + _bounds(schema)
+            return "a whole number" + _describe_bounds(schema)
         case "number":
-            return "a number" + _bounds(schema)
+            return "a number" + _describe_bounds(schema)
         case "string":
             return '"package.module:Class"' if "pattern" in schema else "a string"
         case "array":
-            return f"a list of {_length(schema)}" + (f", each {describe(schema['items'])}" if schema.get("items") else "")
+            return f"a list of {_describe_length(schema)}" + (f", each {describe_schema(schema['items'])}" if schema.get("items") else "")
     return "an object" + (" (not empty)" if schema.get("minProperties") else "")
 
 
 def _one_of(values: list[Any]) -> str:
-    words = [f"'{v}'" if isinstance(v, str) else show(v) for v in values]
+    words = [f"'{v}'" if isinstance(v, str) else format_json(v) for v in values]
     return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
 
 
-def _bounds(schema: dict[str, Any]) -> str:
+def _describe_bounds(schema: dict[str, Any]) -> str:
     if "minimum" in schema and "maximum" in schema:
         return f" from {schema['minimum']} to {schema['maximum']}"
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -196,7 +201,7 @@ def _bounds(schema: dict[str, Any]) -> str:
     return " " + " and ".join(words) if words else ""
 
 
-def _length(schema: dict[str, Any]) -> str:
+def _describe_length(schema: dict[str, Any]) -> str:
     least, most = schema.get("minItems"), schema.get("maxItems")
     if least and most:
         return f"{least} to {most} items" if least != most else f"{least} items"

@@ -18,7 +18,7 @@ from slm_lab.spec.models.base import (
     Real,
     Schedule,
     SpecModel,
-    constant,
+    constant_schedule,
     models_by_name,
 )
 
@@ -142,7 +142,7 @@ class RandomSpec(AlgorithmSpec):
 class OnPolicySpec(AlgorithmSpec):
     """Keys of the policy-gradient algorithms."""
 
-    entropy_coef_spec: Schedule = constant(0.0)
+    entropy_coef_spec: Schedule = constant_schedule(0.0)
     """Schedule of the weight of the entropy bonus over frames."""
 
 
@@ -233,7 +233,7 @@ class PPOSpec(VTraceSpec):
     name: Literal["PPO"]
     lam: Fraction = 0.95
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
-    clip_eps_spec: Schedule = constant(0.2)
+    clip_eps_spec: Schedule = constant_schedule(0.2)
     """Schedule of ε of the clipped objective over frames."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
@@ -498,7 +498,7 @@ class BCSpec(OfflineSpec):
     class_path = "slm_lab.agent.algorithm.behaviour_cloning:BehaviourCloning"
 
     name: Literal["BC"]
-    entropy_coef_spec: Schedule = constant(0.0)
+    entropy_coef_spec: Schedule = constant_schedule(0.0)
     """Schedule of the weight of the entropy bonus over frames (gradient steps)."""
 
 
@@ -666,7 +666,7 @@ class TD3Spec(ReplayActorCriticSpec):
     """default: the output of the actor is the action."""
     action_policy: Exploration = "gaussian"  # type: ignore[assignment]  # the actor has no distribution to sample
     """gaussian: the actor's action plus Gaussian noise, clipped to the bounds; random: uniformly random actions."""
-    explore_var_spec: Schedule | None = constant(0.1)
+    explore_var_spec: Schedule | None = constant_schedule(0.1)
     """Schedule of the standard deviation of the exploration noise over frames. The standard deviation refers to actions scaled to [−1, 1],
     regardless of the bounds of actions in the environment."""
     policy_delay: Positive = 2

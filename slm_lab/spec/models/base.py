@@ -80,7 +80,7 @@ def is_extension(name: Any) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def kind_of(model: type[Component]) -> type[Component]:
+def component_base(model: type[Component]) -> type[Component]:
     """Return the base class of a component's model: AlgorithmSpec, NetSpec or MemorySpec."""
     return next(base for base in model.__mro__ if Component in base.__bases__)
 
@@ -108,7 +108,7 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
     return found
 
 
-def find_model(name: str, kind: type[Component]) -> type[Component]:
+def import_model(name: str, kind: type[Component]) -> type[Component]:
     """Import the spec model that `name` refers to.
 
     Raises: ExtensionError if `name` is not an import path of a subclass of `kind`, or if the subclass has no `implementation` of its own,
@@ -146,7 +146,7 @@ class Extensible:
         if not isinstance(name, str) or not is_extension(name):
             return validate(value)
         try:
-            model = find_model(name, self.kind)
+            model = import_model(name, self.kind)
         except ExtensionError as error:
             raise PydanticCustomError(ERROR, "{message}", {"message": str(error)}) from None
         return model.model_validate(value)
@@ -192,14 +192,14 @@ class _Decay(SpecModel):
             return self.start_val
         if frame >= self.end_step:
             return self.end_val
-        return self._between((frame - self.start_step) / (self.end_step - self.start_step), frame)
+        return self._value_between((frame - self.start_step) / (self.end_step - self.start_step), frame)
 
     @property
     def last(self) -> float:
         """Return the last value of the schedule."""
         return self.end_val
 
-    def _between(self, fraction: float, frame: int) -> float:
+    def _value_between(self, fraction: float, frame: int) -> float:
         raise NotImplementedError
 
 
@@ -208,7 +208,7 @@ class LinearDecay(_Decay):
 
     name: Literal["linear_decay"]
 
-    def _between(self, fraction: float, frame: int) -> float:
+    def _value_between(self, fraction: float, frame: int) -> float:
         return self.start_val + fraction * (self.end_val - self.start_val)
 
 
@@ -225,7 +225,7 @@ class RateDecay(_Decay):
     frequency: PositiveReal = 20.0
     """Number of decays between start_step and end_step."""
 
-    def _between(self, fraction: float, frame: int) -> float:
+    def _value_between(self, fraction: float, frame: int) -> float:
         exponent = math.log(self.decay_rate) * self.frequency
         # expm1 keeps the quotient exact for few or weak decays, which are nearly linear
         return self.end_val + (self.start_val - self.end_val) * (1.0 - math.expm1(exponent * fraction) / math.expm1(exponent))
@@ -238,7 +238,7 @@ class PeriodicDecay(_Decay):
     frequency: PositiveReal = 60.0
     """Number of periods between start_step and end_step."""
 
-    def _between(self, fraction: float, frame: int) -> float:
+    def _value_between(self, fraction: float, frame: int) -> float:
         amplitude = (self.start_val - self.end_val) * (1.0 - fraction)
         return self.end_val + amplitude * 0.5 * (1.0 + math.cos(2.0 * math.pi * self.frequency * fraction))
 
@@ -246,6 +246,6 @@ class PeriodicDecay(_Decay):
 Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(discriminator="name")]
 
 
-def constant(value: float) -> NoDecay:
+def constant_schedule(value: float) -> NoDecay:
     """Return a schedule with a constant value."""
     return NoDecay(name="no_decay", start_val=value)

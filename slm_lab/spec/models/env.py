@@ -30,7 +30,7 @@ class WrapperSpec(SpecModel):
         return dict(self.model_extra or {})
 
 
-def _allow_names(schema: dict[str, Any]) -> None:
+def _allow_wrapper_names(schema: dict[str, Any]) -> None:
     """Let the JSON Schema of a list of wrappers also accept names of wrappers as items."""
     schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
 
@@ -65,7 +65,7 @@ class EnvSpec(SpecModel):
     pettingzoo, envpool, sync (Gymnasium's SyncVectorEnv), async (each env in its own process, whose random generators are seeded), or
     "package.module:Class" (a user's own class). auto: the first implementation that supports the env."""
 
-    wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
+    wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_wrapper_names)] = []
     """Wrappers of each env, applied in the given order. A wrapper is a name, or {"name": …, arguments}. The name is a class of
     gymnasium.wrappers ("RescaleAction"), or "package.module:Class" for another wrapper. Rewards and returns are measured on the wrapped
     env, and max_t counts steps of the env without wrappers. Each env has its own wrapper state, which is not shared with evaluation or

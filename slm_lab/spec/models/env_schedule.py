@@ -18,7 +18,7 @@ EPISODES = 20
 _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
-class Steps(NamedTuple):
+class StepRule(NamedTuple):
     """A sequence of values. Each value is used from a given frame, or from a given mean return, until the next value is used."""
 
     by: Literal["frame", "return"]
@@ -32,12 +32,12 @@ class Steps(NamedTuple):
         """Return the value at a frame or, if by="return", the first value."""
         return self.values[max(0, bisect_right(self.bounds, frame) - 1)] if self.by == "frame" else self.values[0]
 
-    def number(self, value: Any) -> float:
+    def to_number(self, value: Any) -> float:
         """Convert a value to a number for the log. A value that is not a number is converted to its index in `values`."""
         return float(value) if isinstance(value, bool | int | float) else float(self.values.index(value))
 
 
-class Smooth(NamedTuple):
+class ScheduleRule(NamedTuple):
     """A numeric value that follows a Schedule over frames."""
 
     schedule: Any
@@ -51,30 +51,30 @@ class Smooth(NamedTuple):
         value: float = self.schedule.value(frame)
         return value
 
-    def number(self, value: Any) -> float:
+    def to_number(self, value: Any) -> float:
         return float(value)
 
 
-Rule = Steps | Smooth
+Rule = StepRule | ScheduleRule
 """Rule by which the value of an argument or attribute of the env changes."""
 _SCHEDULE: TypeAdapter[Any] = TypeAdapter(Schedule)
 
 
-def rule_of(value: Any) -> Rule:
+def parse_rule(value: Any) -> Rule:
     """Return the rule that an entry of env.schedule describes. Raises ValueError if the entry is invalid."""
     if isinstance(value, list):
-        steps = _pairs(value, "frame")
+        steps = _check_pairs(value, "frame")
         if steps[0][0] != 0:
             raise ValueError(f"the first frame must be 0, not {steps[0][0]}: its value holds from the start")
-        return Steps("frame", *_columns(steps))
+        return StepRule("frame", *_split_pairs(steps))
     if isinstance(value, dict) and "by" in value:
-        return _by_return(value)
+        return _parse_return_rule(value)
     try:
-        return Smooth(_SCHEDULE.validate_python(value))
+        return ScheduleRule(_SCHEDULE.validate_python(value))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         what = ".".join(map(str, first["loc"][1:]))
-        raise ValueError(f"{f'{what}: ' if what else ''}{_reason(first)}; must be {FORMS}") from None
+        raise ValueError(f"{f'{what}: ' if what else ''}{_error_reason(first)}; must be {FORMS}") from None
 
 
 FORMS = (
@@ -83,11 +83,11 @@ FORMS = (
 )
 
 
-def _reason(error: Any) -> str:
+def _error_reason(error: Any) -> str:
     return "not one of these" if error["type"].startswith(("union_tag", "model_", "dict_")) else str(error["msg"]).lower()
 
 
-def _by_return(value: dict[str, Any]) -> Steps:
+def _parse_return_rule(value: dict[str, Any]) -> StepRule:
     unknown = sorted(value.keys() - _RETURN_KEYS)
     missing = [key for key in ("start", "steps") if key not in value]
     if value["by"] != "return":
@@ -98,11 +98,11 @@ def _by_return(value: dict[str, Any]) -> Steps:
     episodes = value.get("episodes", EPISODES)
     if type(episodes) is not int or episodes < 1:
         raise ValueError(f'"episodes" must be a whole number ≥ 1, not {json.dumps(episodes)}')
-    bounds, values = _columns(_pairs(value["steps"], "return"))
-    return Steps("return", (-math.inf, *bounds), (value["start"], *values), episodes)
+    bounds, values = _split_pairs(_check_pairs(value["steps"], "return"))
+    return StepRule("return", (-math.inf, *bounds), (value["start"], *values), episodes)
 
 
-def _pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
+def _check_pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
     """Return `steps` if it is a valid list [[frame or return, value], …], else raise ValueError."""
     name = "" if what == "frame" else '"steps" '
     if not isinstance(steps, list) or not steps:
@@ -115,13 +115,13 @@ def _pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
     return steps
 
 
-def _columns(steps: list[Any]) -> tuple[tuple[float, ...], tuple[Any, ...]]:
+def _split_pairs(steps: list[Any]) -> tuple[tuple[float, ...], tuple[Any, ...]]:
     return tuple(float(step[0]) for step in steps), tuple(step[1] for step in steps)
 
 
-def _checked(value: Any) -> Any:
+def _check_rule(value: Any) -> Any:
     try:
-        rule_of(value)
+        parse_rule(value)
     except ValueError as error:
         raise PydanticCustomError("value_error", "{message}", {"message": str(error)}) from None
     return value
@@ -137,5 +137,5 @@ _JSON_SCHEMA = {
         {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
     ]
 }
-Scheduled = Annotated[Any, AfterValidator(_checked), WithJsonSchema(_JSON_SCHEMA)]
-"""Type of an entry of env.schedule in the form of the spec file (see `rule_of`)."""
+Scheduled = Annotated[Any, AfterValidator(_check_rule), WithJsonSchema(_JSON_SCHEMA)]
+"""Type of an entry of env.schedule in the form of the spec file (see `parse_rule`)."""

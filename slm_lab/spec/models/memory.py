@@ -30,7 +30,7 @@ class MemorySpec(Component):
     """Whether the memory stores complete episodes. The key training_frequency then counts episodes instead of vector steps."""
 
 
-class Sequences(NamedTuple):
+class SequenceLayout(NamedTuple):
     """Length and overlap of the sequences of transitions that a recurrent net samples from a replay buffer."""
 
     burn_in: int
@@ -41,7 +41,7 @@ class Sequences(NamedTuple):
     """Number of steps of an env from the start of one sequence to the start of the next. As in R2D2, consecutive sequences share half of
     the steps from which the net learns."""
 
-    def number(self, steps: int) -> int:
+    def count_sequences(self, steps: int) -> int:
         """Return the number of complete sequences in `steps` consecutive transitions of one env."""
         return max(0, (steps - self.window) // self.stride + 1)
 
@@ -65,10 +65,10 @@ class ReplayKeys(SpecModel):
     """Keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. `true` is an error if the
     agent uses the CPU."""
 
-    def sequences(self, seq_len: int) -> Sequences:
+    def sequence_layout(self, seq_len: int) -> SequenceLayout:
         """Return length and overlap of the sequences of transitions from which a recurrent net learns."""
         burn_in = seq_len // 2 if self.burn_in is None else self.burn_in
-        return Sequences(burn_in, burn_in + seq_len, max(1, seq_len // 2))
+        return SequenceLayout(burn_in, burn_in + seq_len, max(1, seq_len // 2))
 
 
 class PriorityKeys(SpecModel):

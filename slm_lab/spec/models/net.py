@@ -30,7 +30,7 @@ WHOLE = frozenset({
 """Arguments of schedulers and optimizers that are integers."""
 
 
-class NamedClass(SpecModel):
+class TorchClassSpec(SpecModel):
     """The name of a torch class, and the arguments of the class. An integer argument may be written as 1e6."""
 
     model_config = ConfigDict(extra="allow")
@@ -39,7 +39,7 @@ class NamedClass(SpecModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole_numbers(cls, raw: Any) -> Any:
+    def _convert_integers(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
         return {
@@ -53,7 +53,7 @@ class NamedClass(SpecModel):
         return dict(self.model_extra or {})
 
 
-class OptimSpec(NamedClass):
+class OptimSpec(TorchClassSpec):
     """An optimizer of torch.optim, GlobalAdam, GlobalRMSprop, or Lookahead, with its arguments."""
 
     name: str = "Adam"
@@ -62,7 +62,7 @@ class OptimSpec(NamedClass):
     """Learning rate. Default: torch's default for the optimizer (Adam 0.001, RMSprop 0.01, …)."""
 
     @property
-    def rate(self) -> float:
+    def learning_rate(self) -> float:
         """Return the learning rate: `lr` or, if it is absent, the default of the optimizer (for Lookahead, of the inner optimizer)."""
         name = str(self.kwargs.get("optimizer", "Adam")) if self.name == "Lookahead" else self.name
         return LEARNING_RATES.get(name.removeprefix("Global"), 1e-3) if self.lr is None else self.lr
@@ -72,7 +72,7 @@ SHAPED = ("Muon", "Adafactor")
 """Optimizers that need each parameter tensor in its own shape. All other optimizers work on one flat vector of all parameters."""
 
 
-class LRSchedulerSpec(NamedClass):
+class LRSchedulerSpec(TorchClassSpec):
     """A learning rate schedule: a scheduler of torch.optim.lr_scheduler, LinearToZero {frame}, or LinearToMin {frame, min_factor}.
 
     By default, a scheduler of torch steps once per training call. A training call learns from one rollout, or takes training_iter ×
@@ -84,12 +84,12 @@ class LRSchedulerSpec(NamedClass):
     meta.distributed, the frames or training calls of all Sessions are counted together."""
 
     @property
-    def counts_calls(self) -> bool:
+    def counts_training_calls(self) -> bool:
         """Whether the learning rate is a function of the number of training calls, and not of the number of frames."""
         return self.name not in ("LinearToZero", "LinearToMin") if self.unit is None else self.unit == "training_calls"
 
 
-class LossSpec(NamedClass):
+class LossSpec(TorchClassSpec):
     """A regression loss of torch.nn for the value function."""
 
     name: str = "MSELoss"
@@ -202,7 +202,7 @@ class MLPNetSpec(LayersSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_layers(cls, keys: Any) -> Any:
+    def _set_default_activation(cls, keys: Any) -> Any:
         """Set the activation of a net without hid_layers and hid_layers_activation to tanh."""
         if isinstance(keys, dict) and keys.get("hid_layers") is None and keys.get("hid_layers_activation") is None:
             return {**keys, "hid_layers_activation": "tanh"}

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slm_lab.spec.models.meta import MetaSpec
-from slm_lab.spec.models.spec import Spec, foreign_keys
-from slm_lab.spec.report import KeyPath, Report, nearest_hint, show, show_path, to_path
+from slm_lab.spec.models.spec import Spec, ineffective_keys
+from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
 """Keys of specs that no longer exist, but that the search sections of published specs contain."""
 
 
 @dataclass(frozen=True)
-class _Form:
+class _ArgumentForm:
     """Number and kind of the arguments of a distribution."""
 
     words: str
@@ -35,21 +35,21 @@ class _Form:
     """Whether the arguments are the values from which a search chooses."""
 
 
-_OPTIONS = _Form("[value, …]", 1, 1, ordered=False, options=True)
+_OPTIONS = _ArgumentForm("[value, …]", 1, 1, ordered=False, options=True)
 DISTRIBUTIONS = {
     "choice": _OPTIONS,
     "grid_search": _OPTIONS,
-    "uniform": _Form("[low, high]", 2, 2),
-    "quniform": _Form("[low, high, step]", 3, 3),
-    "loguniform": _Form("[low, high]", 2, 3, log=True),
-    "qloguniform": _Form("[low, high, step]", 3, 4, log=True),
-    "randn": _Form("[mean, deviation]", 2, 2, ordered=False),
-    "qrandn": _Form("[mean, deviation, step]", 3, 3, ordered=False),
-    "normal": _Form("[mean, deviation]", 2, 2, ordered=False),
-    "randint": _Form("[low, high]", 2, 2, whole=True),
-    "qrandint": _Form("[low, high, step]", 3, 3, whole=True),
-    "lograndint": _Form("[low, high]", 2, 3, whole=True, log=True),
-    "qlograndint": _Form("[low, high, step]", 3, 4, whole=True, log=True),
+    "uniform": _ArgumentForm("[low, high]", 2, 2),
+    "quniform": _ArgumentForm("[low, high, step]", 3, 3),
+    "loguniform": _ArgumentForm("[low, high]", 2, 3, log=True),
+    "qloguniform": _ArgumentForm("[low, high, step]", 3, 4, log=True),
+    "randn": _ArgumentForm("[mean, deviation]", 2, 2, ordered=False),
+    "qrandn": _ArgumentForm("[mean, deviation, step]", 3, 3, ordered=False),
+    "normal": _ArgumentForm("[mean, deviation]", 2, 2, ordered=False),
+    "randint": _ArgumentForm("[low, high]", 2, 2, whole=True),
+    "qrandint": _ArgumentForm("[low, high, step]", 3, 3, whole=True),
+    "lograndint": _ArgumentForm("[low, high]", 2, 3, whole=True, log=True),
+    "qlograndint": _ArgumentForm("[low, high, step]", 3, 4, whole=True, log=True),
 }
 """Name of a distribution → form of its arguments. A trial uses one of the values of choice, and a search tries all values of
 grid_search."""
@@ -112,9 +112,9 @@ class SearchKey:
             return low, high
         if self.distribution in ("randint", "lograndint"):
             return int(low), int(high) - 1
-        return self.multiple(math.ceil(low / step - _SLACK)), self.multiple(math.floor(high / step + _SLACK))
+        return self.multiple_of_step(math.ceil(low / step - _SLACK)), self.multiple_of_step(math.floor(high / step + _SLACK))
 
-    def multiple(self, count: float) -> float:
+    def multiple_of_step(self, count: float) -> float:
         """Return the product of `count`, rounded to an integer, and the step. The product has no rounding error.
 
         The return type is int if all values of the distribution are integers.
@@ -131,7 +131,7 @@ class SearchKey:
         if self.has_options:
             return tuple(range(len(self.args)))
         if self.is_normal:
-            return (self.args[0] if self.step is None else self.multiple(self.args[0] / self.step),)
+            return (self.args[0] if self.step is None else self.multiple_of_step(self.args[0] / self.step),)
         low, high = self.bounds
         inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # a fraction is invalid for an integer key
         return tuple(dict.fromkeys((low, high, *inner)))
@@ -149,7 +149,7 @@ def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
     return [key for key, _ in search_entries(search or {}, Report())]
 
 
-def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
+def active_values(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
     """Yield (search key, value) for each active search key, and yield a section of the spec before the keys in this section.
 
     A search key that is nested in a value of another key is active only if this value is chosen.
@@ -159,10 +159,12 @@ def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> I
         chosen = choose(key)
         yield key, copy.deepcopy(key.args[chosen]) if key.has_options else chosen
         if key.nested:
-            yield from settings(key.nested[chosen], choose)
+            yield from active_values(key.nested[chosen], choose)
 
 
-def walk(keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None) -> Iterator[tuple[SearchKey, dict[KeyPath, int]]]:
+def walk_search_keys(
+    keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None
+) -> Iterator[tuple[SearchKey, dict[KeyPath, int]]]:
     """Yield (search key, conditions) for all search keys, with nested keys after their outer key.
 
     The conditions for a key to be active are {`where` of an outer key: index of the value that must be chosen}.
@@ -170,7 +172,7 @@ def walk(keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None) 
     for key in keys:
         yield key, dict(above or {})
         for index, inner in enumerate(key.nested):
-            yield from walk(inner, {**(above or {}), key.where: index})
+            yield from walk_search_keys(inner, {**(above or {}), key.where: index})
 
 
 _META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search_") or key == "max_trial")
@@ -182,7 +184,7 @@ def is_for_search(path: KeyPath) -> bool:
     return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
 
 
-def search_keys(spec: Spec) -> list[str]:
+def changed_search_keys(spec: Spec) -> list[str]:
     """Return the dotted paths of the keys of a spec that only a search uses and whose values are not the defaults."""
     found = [key for key, field in MetaSpec.model_fields.items() if key in _META and getattr(spec.meta, key) != field.default]
     return ["search"] * (spec.search is not None) + [f"meta.{key}" for key in found]
@@ -213,27 +215,27 @@ def prune_search(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Remove keys that no longer exist and keys without effect from the search section of a raw spec, and add a note for each."""
     search = raw.get("search")
     if isinstance(search, dict):
-        _prune(search, (), ("search",), raw, report)
+        _prune_section(search, (), ("search",), raw, report)
     if not search:
         raw.pop("search", None)
     return raw
 
 
-def _prune(node: dict[str, Any], path: KeyPath, where: KeyPath, raw: dict[str, Any], report: Report) -> None:
+def _prune_section(node: dict[str, Any], path: KeyPath, where: KeyPath, raw: dict[str, Any], report: Report) -> None:
     for text in [*node]:
-        name = text.rpartition("__")[0] or _misspelt(text, node[text])
+        name = text.rpartition("__")[0] or _misspelt_key(text, node[text])
         key_path = (*path, *to_path(name or text))
         if isinstance(node[text], dict) and "__" not in text:
-            _prune(node[text], key_path, (*where, text), raw, report)
+            _prune_section(node[text], key_path, (*where, text), raw, report)
         elif key_path and key_path[-1] in RETIRED:
-            report.ineffective((*where, text), "no longer exists; ignored")
+            report.note_ineffective_key((*where, text), "no longer exists; ignored")
             del node[text]
-        elif key_path and name and key_path[-1] in foreign_keys(key_path[:-1], raw):
-            report.ineffective((*where, text), "has no effect in this spec; ignored")
+        elif key_path and name and key_path[-1] in ineffective_keys(key_path[:-1], raw):
+            report.note_ineffective_key((*where, text), "has no effect in this spec; ignored")
             del node[text]
 
 
-def _misspelt(text: str, args: Any) -> str:
+def _misspelt_key(text: str, args: Any) -> str:
     """Return the key if `text` is "key_distribution" (with one underscore instead of two), else ""."""
     distribution = next((word for word in DISTRIBUTIONS if text.endswith(f"_{word}")), "")
     return text.removesuffix(f"_{distribution}") if distribution and "__" not in text and isinstance(args, list) else ""
@@ -250,20 +252,20 @@ def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath
     for text, value in _items(node):
         here = (*where, text)
         name, _, distribution = str(text).rpartition("__")
-        if isinstance(value, (dict, list)) and not name and not _misspelt(str(text), value):
+        if isinstance(value, (dict, list)) and not name and not _misspelt_key(str(text), value):
             inner = (text,) if isinstance(text, int) else to_path(text)
             yield from search_entries(value, report, (*path, *inner), here)
         elif isinstance(node, list) and value is None:
             continue  # null stands for an item of a list in the spec that is not searched
         elif not name or not to_path(name):
-            meant = _misspelt(str(text), value)
+            meant = _misspelt_key(str(text), value)
             hint = f"; did you mean '{meant}__{str(text)[len(meant) + 1 :]}'?" if meant else ""
-            report.fail(("search", *here), f"must be key__distribution, or an object of such keys{hint}")
+            report.add_problem(("search", *here), f"must be key__distribution, or an object of such keys{hint}")
         elif distribution not in DISTRIBUTIONS:
             hint = nearest_hint(distribution, DISTRIBUTIONS) or f"; allowed: {', '.join(DISTRIBUTIONS)}"
-            report.fail(("search", *here), f"unknown distribution '{distribution}'{hint}")
-        elif message := _wrong_arguments(distribution, value):
-            report.fail(("search", *here), message)
+            report.add_problem(("search", *here), f"unknown distribution '{distribution}'{hint}")
+        elif message := _argument_error(distribution, value):
+            report.add_problem(("search", *here), message)
         else:
             yield _search_key((*path, *to_path(name)), distribution, value, here, report), value
 
@@ -271,12 +273,12 @@ def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath
 def _search_key(path: KeyPath, distribution: str, args: list[Any], where: KeyPath, report: Report) -> SearchKey:
     if not DISTRIBUTIONS[distribution].options:
         return SearchKey(path, distribution, tuple(args), where=where)
-    found = [_option(value, path, (*where, index), report) for index, value in enumerate(args)]
+    found = [_split_option(value, path, (*where, index), report) for index, value in enumerate(args)]
     nested = tuple(tuple(keys) for _, keys in found)
     return SearchKey(path, distribution, tuple(value for value, _ in found), nested if any(nested) else (), where)
 
 
-def _option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[Any, list[SearchKey]]:
+def _split_option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[Any, list[SearchKey]]:
     """Split a value of choice or grid_search into (value without search keys, list of the search keys in the value)."""
     if not isinstance(value, (dict, list)):
         return value, []
@@ -287,7 +289,7 @@ def _option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[
             del rest[text]
             keys += [key for key, _ in search_entries({text: inner}, report, path, where)]
         else:
-            rest[text], below = _option(inner, (*path, text), (*where, text), report)
+            rest[text], below = _split_option(inner, (*path, text), (*where, text), report)
             keys += below
     return rest, keys
 
@@ -296,23 +298,27 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
     return [*node.items()] if isinstance(node, dict) else [*enumerate(node)]
 
 
-def _wrong_arguments(distribution: str, args: Any) -> str | None:
+def _argument_error(distribution: str, args: Any) -> str | None:
     """Return an error message if the arguments of a distribution are invalid, else None."""
     form = DISTRIBUTIONS[distribution]
     if form.options:
-        return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {show(args)}"
+        return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {format_json(args)}"
     fit = isinstance(args, list) and form.least <= len(args) <= form.most
     if not fit or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) or not math.isfinite(arg) for arg in args):
-        return f"{distribution} expects numbers {form.words}, not {show(args)}"
+        return f"{distribution} expects numbers {form.words}, not {format_json(args)}"
     if form.whole and any(arg != int(arg) for arg in args):
-        return f"{distribution} expects whole numbers {form.words}, not {show(args)}"
+        return f"{distribution} expects whole numbers {form.words}, not {format_json(args)}"
     if form.log and args[0] <= 0:
-        return f"{distribution} needs a low bound above 0, not {show(args[0])}"
+        return f"{distribution} needs a low bound above 0, not {format_json(args[0])}"
     if form.ordered and args[0] >= args[1]:
-        return f"{distribution} needs low < high, not {show(args)}"
+        return f"{distribution} needs low < high, not {format_json(args)}"
     if not form.ordered and args[1] < 0:
-        return f"{distribution} needs a deviation ≥ 0, not {show(args[1])}"
+        return f"{distribution} needs a deviation ≥ 0, not {format_json(args[1])}"
     if len(args) > 2 and args[2] <= 0:
         return f"{distribution} needs {'a base' if len(args) > form.least else 'a step'} above 0"
     low, high = SearchKey((), distribution, tuple(args)).bounds if form.ordered else (0, 0)
-    return None if low <= high else f"{distribution} needs a multiple of {show(args[2])} from {show(args[0])} to {show(args[1])}"
+    return (
+        None
+        if low <= high
+        else f"{distribution} needs a multiple of {format_json(args[2])} from {format_json(args[0])} to {format_json(args[1])}"
+    )

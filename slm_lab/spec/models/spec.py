@@ -9,7 +9,16 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from slm_lab.spec.models.algorithm import EPOCHS, Algorithm, AlgorithmSpec, EpsilonGreedySpec, ReplayAlgorithmSpec
-from slm_lab.spec.models.base import Component, ExtensionError, LinearDecay, SpecModel, constant, find_model, is_extension, kind_of
+from slm_lab.spec.models.base import (
+    Component,
+    ExtensionError,
+    LinearDecay,
+    SpecModel,
+    component_base,
+    constant_schedule,
+    import_model,
+    is_extension,
+)
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES, Memory
 from slm_lab.spec.models.meta import MetaSpec
@@ -110,14 +119,14 @@ class Spec(SpecModel):
     high is included. Mode train does not use the search space."""
 
     @model_validator(mode="after")
-    def _explore(self) -> Spec:
+    def _set_default_exploration(self) -> Spec:
         """Set the default exploration of algorithms that act on action values. This default depends on agent.net and env.max_frame."""
         algorithm = self.agent.algorithm
         if isinstance(algorithm, EpsilonGreedySpec):
             change: dict[str, Any] = {}
             if algorithm.action_policy == "epsilon_greedy" and algorithm.explore_var_spec is None:
                 decay = LinearDecay(name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.1 * self.env.max_frame)
-                change["explore_var_spec"] = constant(0.0) if getattr(self.agent.net, "noisy", False) else decay
+                change["explore_var_spec"] = constant_schedule(0.0) if getattr(self.agent.net, "noisy", False) else decay
             if algorithm.action_policy == "boltzmann" and "action_pdtype" not in algorithm.model_fields_set:
                 change["action_pdtype"] = "Categorical"
             if change:
@@ -130,7 +139,7 @@ class Spec(SpecModel):
         return self.model_copy(update={"meta": self.meta.model_copy(update=changes)})
 
     @property
-    def is_short(self) -> bool:
+    def lacks_net(self) -> bool:
         """Return whether agent.net is absent although the algorithm learns, so that rules.resolve.complete has to add a net."""
         return self.agent.net is None and self.agent.algorithm.learns
 
@@ -150,17 +159,17 @@ class Spec(SpecModel):
         return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
 
     @property
-    def rollout_rows(self) -> int:
+    def worker_rollout_len(self) -> int:
         """Return the number of vector steps of a rollout that a rollout worker collects."""
         return self.agent.rollout_len if self.agent.algorithm.on_policy else REPLAY_ROWS
 
     @property
-    def dataset_columns(self) -> int:
+    def rollouts_per_dataset(self) -> int:
         """Return the number of single-env rollouts in a dataset, the data that rollout workers (meta.sampler) collect for an update."""
         algorithm, sampler = self.agent.algorithm, self.meta.sampler
         assert sampler is not None
         if isinstance(algorithm, EPOCHS):
-            return algorithm.minibatch_size * sampler.num_batches_per_epoch // self.rollout_rows
+            return algorithm.minibatch_size * sampler.num_batches_per_epoch // self.worker_rollout_len
         return sampler.num_envs
 
     @property
@@ -180,7 +189,7 @@ _LATER = frozenset({"device"})
 """Keys of env in published specs that this version does not support."""
 
 
-def members(annotation: Any) -> list[Any]:
+def union_members(annotation: Any) -> list[Any]:
     """Return the member types of a union annotation, without None and without Annotated.
 
     For any other annotation, return a list that contains only this annotation.
@@ -188,9 +197,9 @@ def members(annotation: Any) -> list[Any]:
     if isinstance(annotation, FieldInfo):
         annotation = annotation.annotation
     if get_origin(annotation) is Annotated:
-        return members(get_args(annotation)[0])
+        return union_members(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
-        return [inner for member in get_args(annotation) for inner in members(member)]
+        return [inner for member in get_args(annotation) for inner in union_members(member)]
     return [] if annotation is type(None) else [annotation]
 
 
@@ -208,17 +217,17 @@ def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[typ
 def chosen_models(annotations: list[Any], raw: Any) -> list[Any]:
     """Return the one model that the key `name` of `raw` selects, or all `annotations` if `raw` selects none."""
     name = raw.get("name") if isinstance(raw, dict) else None
-    kinds = [kind_of(a) for a in annotations if is_model(a) and issubclass(a, Component)] if is_extension(name) else []
+    kinds = [component_base(a) for a in annotations if is_model(a) and issubclass(a, Component)] if is_extension(name) else []
     if kinds:
         try:
-            return [find_model(str(name), kinds[0])]
+            return [import_model(str(name), kinds[0])]
         except ExtensionError:
             return annotations
-    named = [a for a in annotations if is_model(a) and isinstance(name, str) and name in names_of([a])]
+    named = [a for a in annotations if is_model(a) and isinstance(name, str) and name in component_names([a])]
     return named or annotations
 
 
-def names_of(annotations: list[Any]) -> list[str]:
+def component_names(annotations: list[Any]) -> list[str]:
     """Return the values of the key `name` that select the models in `annotations`."""
     fields = [a.model_fields["name"].annotation for a in annotations if is_model(a) and "name" in a.model_fields]
     return [value for field in fields if get_origin(field) is Literal for value in get_args(field)]
@@ -226,9 +235,9 @@ def names_of(annotations: list[Any]) -> list[str]:
 
 def annotations_below(annotation: Any, key: str | int) -> list[Any]:
     if is_model(annotation) and isinstance(key, str) and key in annotation.model_fields:
-        return members(annotation.model_fields[key])
+        return union_members(annotation.model_fields[key])
     if get_origin(annotation) is list and isinstance(key, int):
-        return members(get_args(annotation)[0])
+        return union_members(get_args(annotation)[0])
     return []
 
 
@@ -241,12 +250,13 @@ _SECTIONS: dict[KeyPath, FieldInfo] = {
     **{(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")},
 }
 SECTION_KEYS = {
-    location: frozenset[str](name for model in members(section) for name in model.model_fields) for location, section in _SECTIONS.items()
+    location: frozenset[str](name for model in union_members(section) for name in model.model_fields)
+    for location, section in _SECTIONS.items()
 }
 """Path of a section → keys of all components that the section can have."""
 
 
-def foreign_keys(location: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
+def ineffective_keys(location: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
     """Return the keys of a section that have no effect with the component (such as an algorithm) that the raw spec names."""
     models = models_at(location, raw)
     known = SECTION_KEYS.get(location, frozenset()) | (_LATER if location == ("env",) else frozenset())

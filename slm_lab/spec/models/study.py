@@ -155,12 +155,12 @@ class StudyPlan:
         """Labels of the envs."""
         return list(dict.fromkeys(run.env for run in self.runs))
 
-    def solve(self, env: str) -> float | None:
+    def solve_score(self, env: str) -> float | None:
         """Return the score at or above which an env counts as solved, or None if no such score is given."""
         own = next((one.solve for one in self.spec.envs if one.title == env), None)
         return self.spec.solve if own is None else own
 
-    def published(self, entry: str, env: str) -> float | None:
+    def published_score(self, entry: str, env: str) -> float | None:
         """Return the published score with which an entry is compared in an env, or None if no such score is given."""
         return self.scores.get((entry, env))
 
@@ -171,7 +171,7 @@ class Study(StudyPlan):
 
     runs: tuple[StudyRun, ...]
 
-    def with_seed(self, keys: Collection[tuple[str, str]]) -> Study:
+    def with_additional_seed(self, keys: Collection[tuple[str, str]]) -> Study:
         """Return the study with one additional run for each (entry, env) in `keys`.
 
         The random_seed of the additional runs is the smallest seed that no run of the study has.
@@ -182,7 +182,7 @@ class Study(StudyPlan):
         return replace(self, runs=(*self.runs, *(first[key].with_seed(seed) for key in first if key in keys)))
 
     @property
-    def plan(self) -> dict[str, Any]:
+    def plan_json(self) -> dict[str, Any]:
         """The planned runs and the published scores, as JSON values."""
         return {
             "runs": [PlannedRun(run.entry, run.env, run.random_seed) for run in self.runs],

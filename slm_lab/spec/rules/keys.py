@@ -19,4 +19,4 @@ def reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPa
     """
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
-            report.fail((*location, key), f"has no effect: {why}")
+            report.add_problem((*location, key), f"has no effect: {why}")

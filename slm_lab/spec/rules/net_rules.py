@@ -16,7 +16,7 @@ from slm_lab.spec.models.net import (
     TorchArcNetSpec,
 )
 from slm_lab.spec.models.spec import AgentSpec
-from slm_lab.spec.report import KeyPath, Report, show
+from slm_lab.spec.report import KeyPath, Report, format_json
 from slm_lab.spec.rules.keys import ALGORITHM, reject_non_defaults
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS
 
@@ -30,31 +30,37 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
     allowed = f"allowed: {', '.join(fitting)}"
     if net.recurrent and not algorithm.recurrent:
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
-        report.fail((*location, "name"), f"'{net.name}' {why}; {allowed}")
+        report.add_problem((*location, "name"), f"'{net.name}' {why}; {allowed}")
     if net is agent.critic_net and net.recurrent and algorithm.recurrent and agent.net is not None and not agent.net.recurrent:
         why = f"needs a recurrent agent.net, whose sequences the critics learn from; agent.net is {agent.net.name}"
-        report.fail((*location, "name"), f"'{net.name}' {why}")
+        report.add_problem((*location, "name"), f"'{net.name}' {why}")
     if net.recurrent and net.dtype != "float32":
-        report.fail((*location, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
+        report.add_problem((*location, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
     if net.images and net.input == "vector":
-        report.fail((*location, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet")
+        report.add_problem(
+            (*location, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet"
+        )
     if net is agent.critic_net and net.input is not None and net.input != agent.input:
-        report.fail((*location, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
+        report.add_problem(
+            (*location, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation"
+        )
     if net.dueling and algorithm.learns and not algorithm.values:
-        report.fail((*location, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+        report.add_problem(
+            (*location, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}"
+        )
     if isinstance(net, LayersSpec) and (net.noisy or net.noisy_sigma != LayersSpec.model_fields["noisy_sigma"].default):
         _check_noisy(algorithm, net, location, report)
     if getattr(net, "dropout", 0.0) and algorithm.learns and not algorithm.own_critics:
         names = [name for name, model in ALGORITHMS.items() if model.own_critics]
-        report.fail((*location, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
+        report.add_problem((*location, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
     if net.shared and algorithm.own_critics:
-        report.ineffective(
+        report.note_ineffective_key(
             (*location, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
         )
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
         rollout = agent.rollout_len
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
-            report.fail((*location, "seq_len"), f"must be at most {rollout}, the length of a rollout, not {net.seq_len}")
+            report.add_problem((*location, "seq_len"), f"must be at most {rollout}, the length of a rollout, not {net.seq_len}")
     if isinstance(net, SimbaV2NetSpec):
         _check_simba_v2(agent, net, location, report)
     if isinstance(net, HydraMLPNetSpec):
@@ -66,7 +72,7 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
 def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:
     """Reject keys that would change the norm of the weights of a SimbaV2Net, which is 1."""
     if getattr(agent.algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
-        report.fail((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
+        report.add_problem((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
     why = "the weights of each output have norm 1"
     reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
 
@@ -77,16 +83,16 @@ def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> 
         for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
             sizes = layer[part] if part < len(layer) else 1
             if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
-                report.fail((*location, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
+                report.add_problem((*location, "conv_hid_layers", index, part), f"{what} must be > 0, not {format_json(sizes)}")
 
 
 def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
     """Reject noisy layers if the algorithm does not support noisy layers, and the key noisy_sigma if the net has no noisy layers."""
     if not net.noisy:
-        report.fail((*location, "noisy_sigma"), "has no effect: noisy is false")
+        report.add_problem((*location, "noisy_sigma"), "has no effect: noisy is false")
     elif algorithm.learns and not algorithm.noisy:
         fitting = ", ".join(name for name, model in ALGORITHMS.items() if model.noisy)
-        report.fail((*location, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
+        report.add_problem((*location, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
 
 
 def check_global_nets(agent: AgentSpec, report: Report) -> None:
@@ -95,7 +101,7 @@ def check_global_nets(agent: AgentSpec, report: Report) -> None:
         for key in OPTIMIZER_KEYS:
             if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
                 why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
-                report.fail(("agent", location, key, "name"), why)
+                report.add_problem(("agent", location, key, "name"), why)
 
 
 def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
@@ -107,14 +113,14 @@ def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> Non
     heads, body, tails = net.hid_layers
     for index, (part, what) in enumerate(((heads, "head"), (tails, "tail"))):
         if not isinstance(part, list) or not all(is_unit_list(item) for item in part) or (what == "head" and not part):
-            report.fail(
+            report.add_problem(
                 (*location, "hid_layers", 2 * index),
-                f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}",
+                f"must be a list with the units of each {what}, such as [[32], [32]], not {format_json(part)}",
             )
     if not is_unit_list(body):
-        report.fail((*location, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
+        report.add_problem((*location, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {format_json(body)}")
     if isinstance(tails, list) and len(tails) > 2:
-        report.fail((*location, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
+        report.add_problem((*location, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
 
 
 def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
@@ -122,10 +128,10 @@ def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, repor
     if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
         return
     if location[-1] == "critic_net":
-        report.fail((*location, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
+        report.add_problem((*location, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
     elif net.actor_arc is None:
-        report.fail((*location, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
+        report.add_problem((*location, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
     elif net.critic_arc is None and agent.algorithm.has_critic and agent.critic_net is None:
-        report.fail((*location, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
+        report.add_problem((*location, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
     if net.shared and net.actor_arc is not None and net.critic_arc is not None:
-        report.fail((*location, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
+        report.add_problem((*location, "shared"), "a shared body needs arc, not actor_arc and critic_arc")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from slm_lab.spec.compat.env_ids import success_of
+from slm_lab.spec.compat.env_ids import success_entry
 from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
     EPOCHS,
@@ -27,17 +27,17 @@ from slm_lab.spec.models.algorithm import (
     TQCSpec,
     VTraceSpec,
 )
-from slm_lab.spec.models.base import LinearDecay, constant
+from slm_lab.spec.models.base import LinearDecay, constant_schedule
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import NETS, LossSpec, NetSpec, RecurrentNetSpec
-from slm_lab.spec.models.search import parse_search, redirect_search, walk
+from slm_lab.spec.models.search import parse_search, redirect_search, walk_search_keys
 from slm_lab.spec.models.spec import AgentSpec, Spec
-from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Report, with_name, without_v4_index
-from slm_lab.spec.rules.check import value_of
+from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Report, remove_v4_index, type_to_name_key
+from slm_lab.spec.rules.check import spec_value_at
 from slm_lab.spec.rules.keys import ALGORITHM, MEMORY, SAMPLER
 from slm_lab.spec.rules.sampler_rules import dataset_unit
-from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
+from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation_class
 
 _NAME: KeyPath = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
@@ -57,8 +57,8 @@ TUNED_ALPHA = ("initial_alpha", "alpha_lr", "target_entropy", "target_entropy_ra
 """Keys of the automatically tuned temperature."""
 
 
-class _Draft:
-    """A spec to which `resolve` applies its changes. Each change replaces one value, and can add a note to the report."""
+class _SpecDraft:
+    """A spec to which `resolve_spec` applies its changes. Each change replaces one value, and can add a note to the report."""
 
     def __init__(self, spec: Spec, report: Report) -> None:
         self.spec, self.report = spec, report
@@ -69,34 +69,34 @@ class _Draft:
         Args: by: paths of the keys that the new value depends on. If a hyperparameter search varies one of these keys, the value is not
             replaced here, but in the spec of each trial.
         """
-        if self._is_kept(by):
+        if self._is_left_to_trials(by):
             return
         if note.startswith("has no effect"):
-            self.report.ineffective(path, note)
+            self.report.note_ineffective_key(path, note)
         elif note:
             self.report.note(path, note)
         for end in range(len(path) - 1, -1, -1):
-            value = value_of(self.spec, path[:end]).model_copy(update={str(path[end]): value})
+            value = spec_value_at(self.spec, path[:end]).model_copy(update={str(path[end]): value})
         self.spec = value
 
-    def ignore(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
+    def reset_keys(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
         """Reset each of `keys` to its default value. For each key whose value is not the default, add a note with the reason `why`.
 
         Args: by: as in `set`.
         """
-        model = value_of(self.spec, location)
+        model = spec_value_at(self.spec, location)
         for key, field in type(model).model_fields.items():
-            if key in keys and getattr(model, key) != field.default and not self._is_kept(by):
+            if key in keys and getattr(model, key) != field.default and not self._is_left_to_trials(by):
                 self.set((*location, key), field.default, f"has no effect: {why}; ignored")
-                value_of(self.spec, location).model_fields_set.discard(key)  # a set of a copied section
+                spec_value_at(self.spec, location).model_fields_set.discard(key)  # a set of a copied section
 
-    def _is_kept(self, by: Sequence[KeyPath]) -> bool:
+    def _is_left_to_trials(self, by: Sequence[KeyPath]) -> bool:
         return bool(by) and _is_searched(self.spec, *by)
 
 
-def resolve(spec: Spec, report: Report) -> Spec:
+def resolve_spec(spec: Spec, report: Report) -> Spec:
     """Return the spec with the values that a run will use, and add notes on the changes to `report`."""
-    agent, draft = spec.agent, _Draft(spec, report)
+    agent, draft = spec.agent, _SpecDraft(spec, report)
     _resolve_algorithm(draft)
     for key, net in agent.nets.items():
         _resolve_net(net, ("agent", key), draft)
@@ -108,14 +108,14 @@ def resolve(spec: Spec, report: Report) -> Spec:
     _resolve_memory(draft)
     _resolve_meta(draft)
     if spec.search is not None and agent.net is not None:
-        draft.set(("search",), _redirected_search(spec.search, agent.net, draft))
+        draft.set(("search",), _redirect_search(spec.search, agent.net, draft))
     return draft.spec
 
 
-def _resolve_meta(draft: _Draft) -> None:
+def _resolve_meta(draft: _SpecDraft) -> None:
     """Resolve meta.track_info, meta.sampler and env.num_envs, and add notes on the keys of distributed training."""
     agent, meta = draft.spec.agent, draft.spec.meta
-    if "track_info" not in meta.model_fields_set and (success := success_of(draft.spec.env.name)):
+    if "track_info" not in meta.model_fields_set and (success := success_entry(draft.spec.env.name)):
         draft.set(("meta", "track_info"), [success], by=[("env", "name"), ("meta", "track_info")])
     for key, net in agent.nets.items():
         _note_global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
@@ -123,7 +123,7 @@ def _resolve_meta(draft: _Draft) -> None:
         _resolve_sampler(meta.sampler, draft)
     if agent.algorithm.offline:
         why = f"{agent.algorithm.name} steps no env in training"
-        draft.ignore(("env",), ["num_envs"], why, by=[_NAME])
+        draft.reset_keys(("env",), ["num_envs"], why, by=[_NAME])
     if meta.distributed and meta.max_session == 1:
         why = f"'{meta.distributed}' is the same as false with one session; set meta.max_session to 2 or more"
         draft.report.note(("meta", "distributed"), why)
@@ -156,7 +156,7 @@ def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
         report.note(("agent", key), f"{missing}; set batch_norm, or use LazyBatchRenorm1d in a TorchArcNet")
 
 
-def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> dict[str, Any]:
+def _redirect_search(search: dict[str, Any], net: NetSpec, draft: _SpecDraft) -> dict[str, Any]:
     """Return the search section, in which search keys of a replaced optimizer spec refer to the optimizer spec that replaces it."""
     resolved = draft.spec.agent.net
     moved: dict[KeyPath, KeyPath | None] = {}
@@ -170,31 +170,33 @@ def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> d
     return redirect_search(search, moved, draft.report)
 
 
-def _resolve_algorithm(draft: _Draft) -> None:
+def _resolve_algorithm(draft: _SpecDraft) -> None:
     spec, algorithm = draft.spec, draft.spec.agent.algorithm
     if isinstance(algorithm, SoftActorCriticSpec):
         if algorithm.fixed_alpha is None:
-            draft.ignore(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", by=[(*ALGORITHM, "fixed_alpha")])
+            draft.reset_keys(ALGORITHM, ["alpha_anneal_frames"], "there is no fixed_alpha", by=[(*ALGORITHM, "fixed_alpha")])
         else:
-            draft.ignore(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", by=[(*ALGORITHM, "fixed_alpha")])
+            draft.reset_keys(ALGORITHM, TUNED_ALPHA, "fixed_alpha is given", by=[(*ALGORITHM, "fixed_alpha")])
         if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
             why = "target_entropy is given, and ratios belong to 'auto'"
-            draft.ignore(ALGORITHM, ["entropy_anneal"], why, by=[(*ALGORITHM, "target_entropy")])
+            draft.reset_keys(ALGORITHM, ["entropy_anneal"], why, by=[(*ALGORITHM, "target_entropy")])
     if isinstance(algorithm, TQCSpec):
         why = "targets are the smallest quantiles of all critics, compared as they are"
-        draft.ignore(ALGORITHM, ["critic_reduction", "symlog"], why, by=[_NAME])
+        draft.reset_keys(ALGORITHM, ["critic_reduction", "symlog"], why, by=[_NAME])
     if isinstance(algorithm, DistributionalSACSpec):
-        draft.ignore(ALGORITHM, ["symlog"], "distributions are compared, not values", by=[_NAME])
-    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
+        draft.reset_keys(ALGORITHM, ["symlog"], "distributions are compared, not values", by=[_NAME])
+    if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.lacks_net:
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
     if isinstance(algorithm, VTraceSpec):
-        _resolve_vtrace(algorithm, draft)
+        _note_vtrace(algorithm, draft)
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
-        draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)", by=[(*ALGORITHM, "lam")])
+        draft.reset_keys(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)", by=[(*ALGORITHM, "lam")])
     if isinstance(algorithm, PPOSpec) and algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
-        draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
+        draft.reset_keys(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
         if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
-            draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
+            draft.report.note_ineffective_key(
+                (*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored"
+            )
     if isinstance(algorithm, EPOCHS):
         _resolve_minibatch_size(algorithm, draft)
     if isinstance(algorithm, PPOSpec):
@@ -203,17 +205,17 @@ def _resolve_algorithm(draft: _Draft) -> None:
         draft.set((*ALGORITHM, "training_frequency"), None, why if given else "", by=[_NAME])
 
 
-def _resolve_minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None:
+def _resolve_minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _SpecDraft) -> None:
     """Reduce minibatch_size to the number of transitions of a rollout if minibatch_size is larger."""
     spec, steps, rollout = draft.spec, algorithm.time_horizon, algorithm.time_horizon * draft.spec.env.num_envs
     sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
-    is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # `complete` sets time_horizon later
+    is_open = spec.lacks_net and "time_horizon" not in algorithm.model_fields_set  # `complete_short_spec` sets time_horizon later
     if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
         why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
         draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
 
 
-def _resolve_vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
+def _note_vtrace(algorithm: VTraceSpec, draft: _SpecDraft) -> None:
     if not algorithm.with_vtrace:
         return
     if algorithm.c_bar > algorithm.rho_bar:
@@ -224,7 +226,7 @@ def _resolve_vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
             draft.report.note((*ALGORITHM, key), f"{bound:g} is below 1, so even on-policy actions are weighted down")
 
 
-def _resolve_memory(draft: _Draft) -> None:
+def _resolve_memory(draft: _SpecDraft) -> None:
     """Fill in absent keys of prioritised replay, and remove those replay keys of an on-policy memory that have no effect.
 
     The replay keys of an on-policy memory have an effect only if the algorithm uses self-imitation learning.
@@ -234,14 +236,16 @@ def _resolve_memory(draft: _Draft) -> None:
     if isinstance(priorities := imitated or memory, PriorityKeys):
         sequences = net is not None and net.recurrent
         if priorities.beta is None and sequences:
-            draft.set((*location, "beta"), constant(0.4), by=[(*NET, "name")])
+            draft.set((*location, "beta"), constant_schedule(0.4), by=[(*NET, "name")])
         if priorities.initial_error is None:
             draft.set((*location, "initial_error"), "greatest" if sequences else 100_000.0, by=[(*NET, "name")])
     if not isinstance(memory, SILReplayKeys):
         return
     if draft.spec.agent.algorithm.self_imitation:
         if not isinstance(memory.sil_replay, PriorityKeys):
-            draft.ignore(location, PriorityKeys.model_fields, "sil_replay_name names a uniform replay", by=[(*location, "sil_replay_name")])
+            draft.reset_keys(
+                location, PriorityKeys.model_fields, "sil_replay_name names a uniform replay", by=[(*location, "sil_replay_name")]
+            )
         return
     imitate = ", ".join(name for name, model in ALGORITHMS.items() if model.self_imitation)
     for key in SILReplayKeys.model_fields:
@@ -249,7 +253,7 @@ def _resolve_memory(draft: _Draft) -> None:
             draft.set((*location, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
 
 
-def _ignore_polyak_coef(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
+def _ignore_polyak_coef(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
     """Reset the key polyak_coef of a net with update_type="replace".
 
     Add a note if polyak_coef is not the default value, or if the user has given polyak_coef without update_type.
@@ -257,16 +261,16 @@ def _ignore_polyak_coef(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     by_default = "update_type" not in net.model_fields_set  # never in a saved spec, which contains the default values of all keys
     why = "update_type is 'replace'" + (" by default; set it to 'polyak'" if by_default else "")
     if by_default and "polyak_coef" in net.model_fields_set and net.polyak_coef == NetSpec.model_fields["polyak_coef"].default:
-        draft.report.ineffective((*location, "polyak_coef"), f"has no effect: {why}; ignored")
-    draft.ignore(location, ["polyak_coef"], why, by=[_NAME, (*location, "update_type")])
+        draft.report.note_ineffective_key((*location, "polyak_coef"), f"has no effect: {why}; ignored")
+    draft.reset_keys(location, ["polyak_coef"], why, by=[_NAME, (*location, "update_type")])
 
 
-def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
+def _resolve_net(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if location == CRITIC_NET:
-        draft.ignore(location, ACTOR_KEYS, "agent.critic_net is for the critics only")
+        draft.reset_keys(location, ACTOR_KEYS, "agent.critic_net is for the critics only")
     elif agent.critic_net is not None and algorithm.own_critics:
-        draft.ignore(location, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
+        draft.reset_keys(location, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
         _resolve_optimizers(net, draft)
     if not algorithm.uses_loss_spec:
@@ -274,28 +278,28 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
         note = note if net.loss_spec != LossSpec() else ""
         draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss
     if algorithm.value_distribution() is not None:
-        draft.ignore(location, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
+        draft.reset_keys(location, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
     if algorithm.learns and not algorithm.has_target:
-        draft.ignore(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
+        draft.reset_keys(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
         _ignore_polyak_coef(net, location, draft)
     else:
         why = "update_type is 'polyak', which updates with each gradient or vector step"
-        draft.ignore(location, ["update_frequency"], why, by=[_NAME, (*location, "update_type")])
+        draft.reset_keys(location, ["update_frequency"], why, by=[_NAME, (*location, "update_type")])
         if net.polyak_coef == 0.0 and draft.report.for_slm_lab:
             draft.report.note((*location, "polyak_coef"), "0: the target network never changes")
         if "polyak_coef" not in net.model_fields_set:
             message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
             draft.report.note((*location, "polyak_coef"), message)
-            draft.report.differs((*location, "polyak_coef"), "polyak_coef", message)
+            draft.report.note_difference((*location, "polyak_coef"), "polyak_coef", message)
     for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # without a search, which may change the name of the optimizer
-        current = getattr(value_of(draft.spec, location), key)
+        current = getattr(spec_value_at(draft.spec, location), key)
         if current is not None and current.lr is None:
-            draft.set((*location, key), current.model_copy(update={"lr": current.rate}))
+            draft.set((*location, key), current.model_copy(update={"lr": current.learning_rate}))
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:
-            draft.set((*location, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
+            draft.set((*location, key), activation_class(word))  # torch has no underscores: leaky_relu is LeakyReLU
     rollout = agent.rollout_len
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
         draft.set((*location, "seq_len"), rollout)  # only the default can be longer: a longer given value is an error
@@ -303,11 +307,11 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
 
 def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
     """Return whether the search section varies a key at one of `paths`, or a section that contains such a key."""
-    keys = [with_name(without_v4_index(key.path)) for key, _ in walk(parse_search(spec.search))]
+    keys = [type_to_name_key(remove_v4_index(key.path)) for key, _ in walk_search_keys(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
 
 
-def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
+def _resolve_optimizers(net: NetSpec, draft: _SpecDraft) -> None:
     """Resolve the specs of separate optimizers of actor and critic.
 
     These specs have an effect only if actor and critic are separate nets and use_same_optim is false.
@@ -339,7 +343,7 @@ def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
             draft.set((*NET, key), None, "" if same else f"has no effect: {reason}; ignored")
 
 
-def derive_sizes(spec: Spec) -> Spec:
+def derive_dataset_sizes(spec: Spec) -> Spec:
     """Return a spec of PPO or PQN with rollout workers in which minibatch_size and num_batches_per_epoch fit the number of envs.
 
     Only absent keys are filled in. With the new values, the dataset of an update consists of one rollout of each env, and is divided into
@@ -352,7 +356,7 @@ def derive_sizes(spec: Spec) -> Spec:
     given = ("minibatch_size" in algorithm.model_fields_set, "num_batches_per_epoch" in sampler.model_fields_set)
     if minibatch * batches % dataset_unit(spec, sampler) == 0 or all(given):
         return spec
-    dataset = spec.rollout_rows * sampler.num_envs
+    dataset = spec.worker_rollout_len * sampler.num_envs
     if given[1]:
         minibatch = dataset // batches
     elif not given[0]:
@@ -364,14 +368,16 @@ def derive_sizes(spec: Spec) -> Spec:
     return spec.model_copy(update={"agent": agent, "meta": meta})
 
 
-def _resolve_sampler(sampler: SamplerSpec, draft: _Draft) -> None:
+def _resolve_sampler(sampler: SamplerSpec, draft: _SpecDraft) -> None:
     """Resolve conflicts between keys of meta.sampler, and set env.num_envs to the number of envs of all rollout workers."""
     spec, report = draft.spec, draft.report
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
     if sampler.serial_mode and sampler.async_rl:
-        asked = "async_rl" in sampler.model_fields_set and report.is_set((*SAMPLER, "async_rl"))
-        (report.fail if asked else report.note)((*SAMPLER, "async_rl"), "serial_mode collects and trains in turns, as with async_rl false")
+        asked = "async_rl" in sampler.model_fields_set and report.is_from_set_argument((*SAMPLER, "async_rl"))
+        (report.add_problem if asked else report.note)(
+            (*SAMPLER, "async_rl"), "serial_mode collects and trains in turns, as with async_rl false"
+        )
     if sampler.inference == "central" and (sampler.serial_mode or spec.agent.algorithm.action_policy == "random"):
         why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
         draft.set((*SAMPLER, "inference"), "local", f"has no effect: {why}; each worker computes its own actions")
@@ -384,7 +390,7 @@ def _resolve_sampler(sampler: SamplerSpec, draft: _Draft) -> None:
         if sampler.num_policies == 1:  # with several policies, the data of one policy can become old while they wait for more data
             ineffective["max_policy_lag"] = why
     for key, why in ineffective.items():
-        draft.ignore(SAMPLER, [key], why)
+        draft.reset_keys(SAMPLER, [key], why)
     draft.set(("env", "num_envs"), sampler.num_envs)
 
 
@@ -392,7 +398,7 @@ _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 
 """Weight initialisation and gradient clipping for policy-gradient algorithms (Engstrom et al. 2020, arXiv:2005.12729)."""
 
 
-def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
+def complete_short_spec(spec: Spec, images: bool, action_kind: str) -> Spec:
     """Add a recommended net, and recommended values of absent keys of agent.algorithm, to a spec without agent.net.
 
     A spec that has agent.net, or whose algorithm does not learn, is returned unchanged.
@@ -401,7 +407,7 @@ def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
         images: whether the observations of the env are images or contain images.
         action_kind: kind of the env's action space (lib.records.ActionKind).
     """
-    if not spec.is_short:
+    if not spec.lacks_net:
         return spec
     agent = spec.agent
     keys = _recommended_keys(spec, images)
@@ -418,10 +424,10 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
         keys: dict[str, Any] = {
             "val_loss_coef": 0.5,
             "training_epoch": 4 if images else 10,
-            "clip_eps_spec": constant(0.1 if images else 0.2),
+            "clip_eps_spec": constant_schedule(0.1 if images else 0.2),
         }
         if images:
-            keys["entropy_coef_spec"] = constant(0.01)
+            keys["entropy_coef_spec"] = constant_schedule(0.01)
         if spec.meta.sampler is None:  # with meta.sampler, the sizes of datasets determine time_horizon
             rollout = _power_of_2(min(1024 if images else 2048, frames // 10))
             horizon = max(1, rollout // spec.env.num_envs)
@@ -434,7 +440,7 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
         return {} if spec.meta.sampler is not None else {"time_horizon": given, "minibatch_size": min(64, given * spec.env.num_envs)}
     if isinstance(algorithm, ReinforceSpec):
         episodes = {"training_frequency": 4} if spec.agent.memory.episodes else {}
-        return {"center_return": True, **episodes, "entropy_coef_spec": constant(0.01)}
+        return {"center_return": True, **episodes, "entropy_coef_spec": constant_schedule(0.01)}
     if isinstance(algorithm, QLearningSpec):
         return {"training_frequency": 4, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, ReplayActorCriticSpec):
@@ -445,7 +451,7 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
         explore = LinearDecay(name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.2 * spec.env.max_frame)
         return {"action_pdtype": "Argmax", "action_policy": "epsilon_greedy", "explore_var_spec": explore}
     if algorithm.on_policy and algorithm.has_critic:  # ActorCritic, SIL
-        keys = {"val_loss_coef": 0.5, "entropy_coef_spec": constant(0.01)}
+        keys = {"val_loss_coef": 0.5, "entropy_coef_spec": constant_schedule(0.01)}
         return keys if "num_step_returns" in algorithm.model_fields_set else keys | {"lam": 0.95}
     return {}
 

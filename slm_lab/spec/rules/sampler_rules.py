@@ -13,32 +13,34 @@ def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     """Add a problem for each key that meta.sampler does not support, and for each contradiction between keys of meta.sampler."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     if spec.meta.distributed:
-        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
+        report.add_problem(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
     if "num_envs" in spec.env.model_fields_set and spec.env.num_envs != sampler.num_envs:
         product = f"num_workers × num_envs_per_worker = {sampler.num_workers} × {sampler.num_envs_per_worker} = {sampler.num_envs}"
-        report.fail(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")
+        report.add_problem(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")
     if sampler.pbt is not None and sampler.pbt.perturb_min > sampler.pbt.perturb_max:
-        report.fail(
+        report.add_problem(
             (*SAMPLER, "pbt", "perturb_min"), f"must be at most perturb_max ({sampler.pbt.perturb_max:g}), not {sampler.pbt.perturb_min:g}"
         )
     if sampler.pbt is not None and sampler.num_policies == 1:
-        report.fail((*SAMPLER, "pbt"), "has no effect with one policy; set num_policies to 2 or more")
+        report.add_problem((*SAMPLER, "pbt"), "has no effect with one policy; set num_policies to 2 or more")
     if sampler.inference == "central" and sampler.num_envs_per_worker % sampler.worker_num_splits:
         splits = [n for n in range(1, sampler.num_envs_per_worker + 1) if sampler.num_envs_per_worker % n == 0]
         best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))
         why = f"must divide num_envs_per_worker ({sampler.num_envs_per_worker}), not {sampler.worker_num_splits}; nearest: {best}"
-        report.fail((*SAMPLER, "worker_num_splits"), why)
+        report.add_problem((*SAMPLER, "worker_num_splits"), why)
     if sampler.inference == "central" and getattr(spec.agent.net, "noisy", False):
-        report.fail((*SAMPLER, "inference"), "'central' is not supported with a noisy net, whose noise each worker draws; allowed: local")
+        report.add_problem(
+            (*SAMPLER, "inference"), "'central' is not supported with a noisy net, whose noise each worker draws; allowed: local"
+        )
     if not algorithm.samplers:
-        report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported_algorithms()}")
+        report.add_problem(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported_algorithms()}")
     elif not algorithm.on_policy:
         _check_replay(spec, sampler, report)
     elif not memory.on_policy or memory.episodes:
         why = "rollout workers collect rollouts of a fixed length"
-        report.fail(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
+        report.add_problem(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
     else:
-        _check_sizes(spec, sampler, report)
+        _check_dataset_sizes(spec, sampler, report)
 
 
 def _supported_algorithms() -> str:
@@ -51,26 +53,28 @@ def _supported_algorithms() -> str:
 def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     name = spec.agent.algorithm.name
     if not sampler.async_rl and "sync" not in spec.agent.algorithm.samplers:
-        report.fail((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay buffer")
+        report.add_problem((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay buffer")
     for key in ("num_policies", "num_batches_per_epoch"):
         if getattr(sampler, key) > 1:
-            report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
+            report.add_problem((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
     if spec.agent.net is not None and spec.agent.net.recurrent:
         why = "rollout workers send a replay buffer no hidden states"
-        report.fail(("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one")
+        report.add_problem(
+            ("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one"
+        )
     if sampler.max_policy_lag != SamplerSpec.model_fields["max_policy_lag"].default:
-        report.fail((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
+        report.add_problem((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
 
 
-def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+def _check_dataset_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     """Check that a dataset consists of complete rollouts and, in synchronous mode, of equally many rollouts of each env."""
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
         why = "ActorCritic takes one gradient step on the rollouts of all workers together"
-        report.fail((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
+        report.add_problem((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
     if not isinstance(algorithm, EPOCHS):
         return
-    rows, minibatch, batches = spec.rollout_rows, algorithm.minibatch_size, sampler.num_batches_per_epoch
+    rows, minibatch, batches = spec.worker_rollout_len, algorithm.minibatch_size, sampler.num_batches_per_epoch
     unit = dataset_unit(spec, sampler)
     if unit == rows:
         what = f"rollouts of time_horizon = {rows} transitions"
@@ -87,7 +91,7 @@ def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         found = [(minibatch, nearest // minibatch)] if nearest % minibatch == 0 else []
         fits = " or ".join(f"{size} × {count}" for size, count in dict.fromkeys([*found, (nearest // by_batches, by_batches)]))
         sizes = f"minibatch_size × num_batches_per_epoch = {minibatch} × {batches} = {dataset} transitions"
-        report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes}, which is not a multiple of {what}; nearest: {fits}")
+        report.add_problem((*SAMPLER, "num_batches_per_epoch"), f"{sizes}, which is not a multiple of {what}; nearest: {fits}")
 
 
 def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
@@ -95,4 +99,4 @@ def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
 
     The number is the length of a rollout or, in synchronous mode, the length of a rollout multiplied by the number of envs.
     """
-    return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)
+    return spec.worker_rollout_len * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slm_lab.spec.models.net import NAMES, WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
-from slm_lab.spec.report import KeyPath, Report, nearest_hint, show
+from slm_lab.spec.models.net import NAMES, WHOLE, LayersSpec, NetSpec, OptimSpec, TorchArcNetSpec, TorchClassSpec
+from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
@@ -43,7 +43,7 @@ OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
 """Keys of a net that name an optimizer."""
 
 
-def activation(name: str) -> str | None:
+def activation_class(name: str) -> str | None:
     """Return the name of the torch.nn class of an activation, or None if the activation is unknown.
 
     The names leaky_relu, leakyrelu and LeakyReLU are equivalent.
@@ -52,7 +52,7 @@ def activation(name: str) -> str | None:
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
-def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
+def check_torch_names(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
     """Add a problem for each name or argument of the net at `location` that does not exist in torch.
 
     Args: has_loss: whether the algorithm uses loss_spec of the net. If False, an unknown loss causes a note instead of a problem.
@@ -66,15 +66,15 @@ def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool
     if has_loss:
         _check_class(net.loss_spec, LOSSES, "regression loss of torch.nn", (*location, "loss_spec"), report)
     elif net.loss_spec.name not in LOSSES:
-        report.ineffective(
+        report.note_ineffective_key(
             (*location, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored"
         )
     if isinstance(net, LayersSpec | TorchArcNetSpec):
         if net.init_fn is not None:
             _check_name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", location, report, key="init_fn")
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
-            if name is not None and activation(name) is None:
-                report.fail((*location, key), f"unknown activation of torch.nn '{name}'{nearest_hint(name, ACTIVATIONS)}")
+            if name is not None and activation_class(name) is None:
+                report.add_problem((*location, key), f"unknown activation of torch.nn '{name}'{nearest_hint(name, ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
         _check_gain(net, location, report)
         for key in ("arc", "actor_arc", "critic_arc"):
@@ -84,22 +84,22 @@ def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool
 
 def _check_gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
     """Check that torch defines a gain for hid_layers_activation if the initialisation function init_fn needs a gain."""
-    known = activation(net.hid_layers_activation)
+    known = activation_class(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
     if scaled and known is not None and known not in GAINS:
         message = f"{net.init_fn} has no gain for '{net.hid_layers_activation}'; allowed with it: {', '.join(GAINS)}"
-        report.fail((*location, "hid_layers_activation"), message)
+        report.add_problem((*location, "hid_layers_activation"), message)
 
 
 def _check_name(name: str, known: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
     if name in known:
         return True
     reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest_hint(name, known)
-    report.fail((*location, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
+    report.add_problem((*location, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
     return False
 
 
-def _check_class(given: NamedClass, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
+def _check_class(given: TorchClassSpec, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
     """Check that torch has a class of the given name, and that the class has the given arguments."""
     if _check_name(given.name, known, what, location, report):
         _check_arguments(given.kwargs, known[given.name], given.name, location, report)
@@ -111,7 +111,7 @@ def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> Non
         return
     inner = optim.kwargs.get("optimizer", "Adam")
     if not isinstance(inner, str):
-        report.fail((*location, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
+        report.add_problem((*location, "optimizer"), f"must be the name of an optimizer, not {format_json(inner)}")
     elif _check_name(inner, OPTIMIZERS, "optimizer of torch.optim", location, report, key="optimizer"):
         others = {key: value for key, value in optim.kwargs.items() if key not in LOOKAHEAD}
         _check_arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", location, report)
@@ -123,14 +123,14 @@ def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: 
     for key in given:
         if key not in words and "**" not in words:
             hint = nearest_hint(key, words) or f"; allowed: {', '.join(words) or 'none'}"
-            report.fail((*location, key), f"unknown argument of {name}{hint}", "unknown")
+            report.add_problem((*location, key), f"unknown argument of {name}{hint}", "unknown")
         elif key in WHOLE:
             numbers, what = (given[key], "whole numbers") if isinstance(given[key], list) else ([given[key]], "a whole number")
             if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
-                report.fail((*location, key), f"must be {what}, not {show(given[key])}")
+                report.add_problem((*location, key), f"must be {what}, not {format_json(given[key])}")
     for key, must in words.items():
         if must and key not in given:
-            report.fail((*location, key), f"missing; required by {name}", "missing")
+            report.add_problem((*location, key), f"missing; required by {name}", "missing")
 
 
 def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
@@ -138,16 +138,18 @@ def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):
-            report.fail((*location, key), f"unknown key{nearest_hint(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
+            report.add_problem(
+                (*location, key), f"unknown key{nearest_hint(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown"
+            )
     if not isinstance(modules, dict) or not modules:
-        report.fail((*location, "modules"), f"must be an object of named layers, not {show(modules)}")
+        report.add_problem((*location, "modules"), f"must be an object of named layers, not {format_json(modules)}")
         return
     for name, layer in modules.items():
         _check_layer(layer, (*location, "modules", name), report)
     if graph is None and len(modules) == 1:
         return  # a single module needs no graph
     if not isinstance(graph, dict):
-        report.fail((*location, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
+        report.add_problem((*location, "graph"), f"must be an object with input, modules and output, not {format_json(graph)}")
     else:
         _check_graph(graph, modules, (*location, "graph"), report)
 
@@ -158,9 +160,9 @@ def _check_layer(layer: Any, location: KeyPath, report: Report) -> None:
         layer = {layer: None}
     name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
     if name is None:
-        report.fail(location, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
+        report.add_problem(location, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {format_json(layer)}")
     elif name not in LAYERS:
-        report.fail((*location, name), f"unknown layer of torch.nn{nearest_hint(name, LAYERS)}")
+        report.add_problem((*location, name), f"unknown layer of torch.nn{nearest_hint(name, LAYERS)}")
     elif name in ("Sequential", "ModuleList") and isinstance(args, list):
         for index, inner in enumerate(args):
             _check_layer(inner, (*location, name, index), report)
@@ -171,8 +173,8 @@ def _check_layer(layer: Any, location: KeyPath, report: Report) -> None:
 def _check_graph(graph: dict[str, Any], modules: Mapping[str, Any], location: KeyPath, report: Report) -> None:
     for key in ("input", "modules", "output"):
         if graph.get(key) in (None, {}, []):
-            report.fail((*location, key), "missing; a graph needs input, modules and output", "missing")
+            report.add_problem((*location, key), "missing; a graph needs input, modules and output", "missing")
     steps = graph.get("modules")
     for name in steps if isinstance(steps, dict) else ():
         if name not in modules:
-            report.fail((*location, "modules", name), f"unknown module{nearest_hint(name, modules)}")
+            report.add_problem((*location, "modules", name), f"unknown module{nearest_hint(name, modules)}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.lib.process import environment
+from slm_lab.lib.process import temporary_environment
 from tests.experiment.commands import processes_with, until
 
 
@@ -70,7 +70,7 @@ RAY = {
 def ray_environment() -> Iterator[None]:
     """Of nodes and of this process, if it connects to them."""
     pytest.importorskip("ray")
-    with environment(RAY):
+    with temporary_environment(RAY):
         yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from slm_lab.experiment.execute.ray.connect import Remote
+from slm_lab.experiment.execute.ray.connect import ActorHandle
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.models.spec import Spec
@@ -28,7 +28,7 @@ class Direct:
     def __reduce__(self) -> Any:
         return _known, (id(self),)
 
-    def send(self, method: str, *args: Any) -> None:
+    def call_async(self, method: str, *args: Any) -> None:
         self.call(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -72,7 +72,7 @@ class Served:
         self._polling = False
         self.driver = ParameterServers(self._start, lambda: self.saved, self.restarted.append)
 
-    def _start(self, number: int) -> Remote:
+    def _start(self, number: int) -> ActorHandle:
         return Direct(ParameterServer(self.spec, self.seeds, number), self._poll)
 
     def _poll(self, method: str) -> None:
@@ -83,7 +83,7 @@ class Served:
             self._polling = False
 
     @property
-    def first(self) -> Remote:
+    def first(self) -> ActorHandle:
         return self.driver.first
 
     def server(self, number: int) -> ParameterServer:

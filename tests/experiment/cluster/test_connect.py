@@ -19,7 +19,7 @@ import pytest
 from slm_lab.cli.entry import main
 from slm_lab.experiment.events import Event, Notice, Row
 from slm_lab.experiment.execute.ray import local_cluster as local
-from slm_lab.experiment.execute.ray.connect import Cluster, Node, connected
+from slm_lab.experiment.execute.ray.connect import Cluster, Node, connect_cluster
 from slm_lab.experiment.files.paths import new_run
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan, UserError
@@ -64,17 +64,23 @@ def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_this_machine_is_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(UserError, match="--cluster auto: this machine is not a node of a Ray cluster"), connected("auto", None):
+    with pytest.raises(UserError, match="--cluster auto: this machine is not a node of a Ray cluster"), connect_cluster("auto", None):
         pass
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1\n")  # of a cluster that was killed
-    with pytest.raises(UserError, match=r"--cluster auto \(127.0.0.1:1\): no Ray cluster can be reached there"), connected("auto", None):
+    with (
+        pytest.raises(UserError, match=r"--cluster auto \(127.0.0.1:1\): no Ray cluster can be reached there"),
+        connect_cluster("auto", None),
+    ):
         pass
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "find_spec", lambda name: None if name == "ray" else importlib.util.find_spec(name))
-    with pytest.raises(UserError, match=r"--cluster needs the package ray: pip install 'slm-lab\[cluster\]'"), connected("local", None):
+    with (
+        pytest.raises(UserError, match=r"--cluster needs the package ray: pip install 'slm-lab\[cluster\]'"),
+        connect_cluster("local", None),
+    ):
         pass
 
 
@@ -133,7 +139,7 @@ def test_a_server_that_is_not_ray(tmp_path: Path) -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         begin = time.monotonic()
-        with pytest.raises(UserError, match=r"--cluster 127\.0\.0\.1:\d+"), connected(f"127.0.0.1:{server.getsockname()[1]}", None):
+        with pytest.raises(UserError, match=r"--cluster 127\.0\.0\.1:\d+"), connect_cluster(f"127.0.0.1:{server.getsockname()[1]}", None):
             pass
     assert time.monotonic() - begin < 10.0
 

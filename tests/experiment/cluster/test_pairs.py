@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.lib.process import environment
+from slm_lab.lib.process import temporary_environment
 from tests.experiment.cluster.conftest import RAY, Nodes
 from tests.experiment.test_pairs import TRAINS, check_run
 
@@ -18,7 +18,7 @@ ON_CLUSTERS = [pair for pair in TRAINS if pair[1] in ("shared", "synced", "sampl
 def common_nodes() -> Iterator[Nodes]:
     """Two nodes with two cores each, for all tests of this file."""
     pytest.importorskip("ray")
-    with environment(RAY):
+    with temporary_environment(RAY):
         made = Nodes(2, 2)
         try:
             yield made

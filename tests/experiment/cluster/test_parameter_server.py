@@ -17,16 +17,16 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
-from slm_lab.experiment.session.build import SessionContext, shared_parts
+from slm_lab.experiment.session.build import SessionContext, shared_components
 from slm_lab.experiment.session.cluster.remote import RemoteArrays
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.session.session_process import shared_arrays
+from slm_lab.experiment.session.session_process import make_shared_arrays
 from slm_lab.lib import store as store_module
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
-from slm_lab.lib.store import Store, shared_file
+from slm_lab.lib.store import Store, create_shared_file
 from slm_lab.spec.models.spec import Spec
 from tests.agent.test_hogwild import Worker
 from tests.contract.combinations import Case
@@ -83,7 +83,7 @@ class Part:
         self.normalizers: Normalizers = make_normalizers(spec.env, info, 0.99)
         self.agent = build_agent(spec, info, SEEDS, self.clock)
         if store is not None:
-            store.attach(shared_parts(self.clock, self.window, self.normalizers, self.agent))
+            store.attach(shared_components(self.clock, self.window, self.normalizers, self.agent))
 
 
 @pytest.mark.sampled(2)
@@ -129,9 +129,9 @@ def test_two_workers_in_a_fixed_order_equal_shared_memory(
 ) -> None:
     case = Case(algorithm, memory, net, continuous=algorithm in ("SoftActorCritic", "CrossQ"))
     spec = distributed(case.spec(2, {"optim_spec": {"name": optimizer, "lr": 0.01}}), 2)
-    fd = shared_file()
+    fd = create_shared_file()
     results = []
-    for stores in (served(spec, case.info()), [shared_arrays(spec, fd, index, fresh=index == 0) for index in range(2)]):
+    for stores in (served(spec, case.info()), [make_shared_arrays(spec, fd, index, fresh=index == 0) for index in range(2)]):
         torch.manual_seed(3)
         parts = [Part(spec, case.info(), store) for store in stores]
         workers = [Worker(part.agent, seed, case.info()) for seed, part in enumerate(parts)]
@@ -172,8 +172,8 @@ def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., l
         part.window.record([float(turn)], part.clock.global_frame)
         part.window.returns  # noqa: B018  # exchanges
     assert one.window.returns == other.window.returns == [0.0, 1.0, 2.0, 3.0]
-    assert other.window.new() == (4, 1.5)
-    one.window.new()
+    assert other.window.count_new_episodes() == (4, 1.5)
+    one.window.count_new_episodes()
     assert one.clock.global_frame == 100
     assert one.normalizers.state_dict()["obs_stats"] == alone.state_dict()["obs_stats"]
 
@@ -235,9 +235,9 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         paths.root.mkdir(exist_ok=True)
         paths.make_dirs()
         spec = Spec.model_validate(body | {"env": body["env"] | {"max_frame": frames}})
-        fd = shared_file()
+        fd = create_shared_file()
         with closing(Served(spec, session_seeds(5, 0, 0))) as server:
-            store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info) if remote else shared_arrays(spec, fd)
+            store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info) if remote else make_shared_arrays(spec, fd)
             session = Session(spec, context=SessionContext(store=store, resumed=paths if resumed else None))
             sink = LocalSink(paths)
             session.run(sink)
@@ -260,7 +260,7 @@ def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spe
         store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info)
         session = Session(spec, context=SessionContext(store=store))
         ours = session.run()
-        theirs = Session(spec, context=SessionContext(store=shared_arrays(spec, fd))).run()
+        theirs = Session(spec, context=SessionContext(store=make_shared_arrays(spec, fd))).run()
     changing = ("wall_t", "fps", *SENT[1:])
     assert len(ours.rows) == 8
     for one, other in zip(ours.rows, theirs.rows, strict=True):

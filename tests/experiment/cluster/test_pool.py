@@ -16,7 +16,7 @@ from slm_lab.cli.entry import main
 from slm_lab.experiment.collect.workers import link as worker_task
 from slm_lab.experiment.collect.workers import worker_pool as pool
 from slm_lab.experiment.collect.workers.link import MessageLink
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
+from slm_lab.experiment.collect.workers.worker import RolloutReport, RolloutWorker
 from slm_lab.experiment.execute.executor import Event, Message
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.local.user_code import WorkerFailed
@@ -37,7 +37,7 @@ MakeSpec = Callable[..., Spec]
 class Sending(FakeExecutor):
     """Messages, and what is shared, go as bytes, as they would to another process."""
 
-    def share(self, content: Any) -> Any:
+    def put_shared(self, content: Any) -> Any:
         return _sent(content)
 
     def events(self, timeout: float) -> Iterator[Event]:
@@ -104,9 +104,9 @@ def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(
     executor: FakeExecutor, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also more often than meta.max_restart."""
-    take, arrived, lost = MessageLink.arrived, list[int](), set[int]()
+    take, arrived, lost = MessageLink.receive_rollout, list[int](), set[int]()
 
-    def lose(self: MessageLink, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
+    def lose(self: MessageLink, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
         arrived.append(worker)
         starts = executor.started.count("rollout worker 1")
         # once for each of the first three starts: a rollout may have been sent before its worker was lost
@@ -115,7 +115,7 @@ def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(
             executor.report_death(next(task for task in executor.tasks if task.name == "rollout worker 1"), "its node is gone", lost=True)
         return take(self, worker, slot, report, *groups)
 
-    monkeypatch.setattr(MessageLink, "arrived", lose)
+    monkeypatch.setattr(MessageLink, "receive_rollout", lose)
     rows = Session(sampler_spec(20_000, async_rl=True), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert rows[-1]["frame"] == 20_000
     assert executor.started[2:] == ["rollout worker 1"] * 3

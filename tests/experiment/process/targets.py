@@ -20,7 +20,7 @@ import slm_lab
 from slm_lab.experiment.execute.heartbeat import EVALUATING, STEPPING, WAITING
 from slm_lab.experiment.execute.local import child as child_side
 from slm_lab.experiment.execute.local.child import ChildContext, SharedFd
-from slm_lab.experiment.execute.local.interrupt import Blocked, watchdog
+from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked, watchdog
 
 
 def state(context: ChildContext, *args: Any) -> None:
@@ -44,7 +44,7 @@ def state(context: ChildContext, *args: Any) -> None:
             "torch": "torch" in sys.modules,
             "main": getattr(sys.modules["__main__"], "__file__", None),
             "package": slm_lab.__file__,
-            "from_server": child_side._from_server(),
+            "from_server": child_side._is_forked_from_server(),
             "random": random.random(),
         },
     )
@@ -125,7 +125,7 @@ def interrupted(context: ChildContext) -> None:
             context.beat(EVALUATING)
             context.send("begun")
             threading.Lock().acquire() and threading.Event().wait(1000)
-    except Blocked as error:
+    except UserCodeBlocked as error:
         context.send("saved", str(error))
 
 
@@ -149,7 +149,7 @@ def talk(context: ChildContext, lines: int, path: Path | None = None) -> None:
     for number in range(lines):
         os.write(1, b"line %07d\n" % number)
     if path is not None:
-        context.print_to(path)
+        context.redirect_output(path)
         os.write(2, b"in the log\n2026-01-01 00:00:00,000 logged\nlast")
     sys.exit(3)
 

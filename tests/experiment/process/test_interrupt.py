@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.execute.heartbeat import PHASES, RESETTING, SAVING, STEPPING, TRAINING, WAITING, Heartbeat, StallTimer
-from slm_lab.experiment.execute.local.interrupt import Blocked, stop_on_signal, time_limit, watchdog
+from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked, stop_on_signal, time_limit, watchdog
 from slm_lab.experiment.plan import Stop
 
 
@@ -70,7 +70,7 @@ def test_user_code_that_blocks_after_a_stop(block: Callable[[], None]) -> None:
             heartbeat.beat(RESETTING)
             block()
 
-    with pytest.raises(Blocked, match=r"the env has been resetting for \d seconds, after a stop was requested"):
+    with pytest.raises(UserCodeBlocked, match=r"the env has been resetting for \d seconds, after a stop was requested"):
         run()
     assert 0.2 < time.monotonic() - begin < 2
     assert signal.getsignal(signal.SIGURG) is before
@@ -124,7 +124,7 @@ def test_stalls_are_reported_once_each_and_end_at_the_limit() -> None:
             heartbeat.beat(STEPPING)
             sleep()
 
-    with pytest.raises(Blocked, match="stepping for 1 seconds, without a heartbeat"):
+    with pytest.raises(UserCodeBlocked, match="stepping for 1 seconds, without a heartbeat"):
         run()
     assert [phase for _, phase in reports] == ["training", "stepping"]
     assert all(0.2 <= seconds <= 0.5 for seconds, _ in reports)
@@ -132,7 +132,7 @@ def test_stalls_are_reported_once_each_and_end_at_the_limit() -> None:
 
 def test_time_limit() -> None:
     begin = time.monotonic()
-    with pytest.raises(Blocked, match=r"env.close\(\) did not return within 0.2 seconds"), time_limit(0.2, "env.close()"):
+    with pytest.raises(UserCodeBlocked, match=r"env.close\(\) did not return within 0.2 seconds"), time_limit(0.2, "env.close()"):
         sleep()
     assert time.monotonic() < begin + 1
     with time_limit(0.2, "env.close()"):
@@ -144,10 +144,10 @@ def test_a_time_limit_inside_a_watchdog() -> None:
     heartbeat, stop = Heartbeat(), Stop()
     stop.requested = True
     with watchdog(heartbeat, stop, grace=0.5):
-        with pytest.raises(Blocked, match="close"), time_limit(0.2, "close"):
+        with pytest.raises(UserCodeBlocked, match="close"), time_limit(0.2, "close"):
             sleep()
         heartbeat.beat(STEPPING)
-        with pytest.raises(Blocked, match="stop"), time_limit(5, "close"):
+        with pytest.raises(UserCodeBlocked, match="stop"), time_limit(5, "close"):
             sleep()
 
 
@@ -174,11 +174,11 @@ def test_heartbeat() -> None:
         assert (heartbeat.value // len(PHASES), heartbeat.phase) == (phase + 1, phase)
     timer = StallTimer(heartbeat)
     time.sleep(0.1)
-    assert timer.seconds() >= 0.1
+    assert timer.seconds_since_beat() >= 0.1
     heartbeat.beat(WAITING)
-    assert timer.seconds() == 0
+    assert timer.seconds_since_beat() == 0
     time.sleep(0.05)
-    assert timer.seconds() == 0
+    assert timer.seconds_since_beat() == 0
     assert min(timeit(lambda: heartbeat.beat(STEPPING), number=20_000) for _ in range(5)) / 20_000 < 2e-6
 
 

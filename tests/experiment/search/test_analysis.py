@@ -105,7 +105,7 @@ def test_the_table_is_ranked_and_the_best_trial_can_be_trained(paths: RunPaths) 
     best = max(records, key=lambda one: one.metric or 0)
     summary = write_search(paths, space.spec, records, "total_reward_ma")
     assert (summary.best, summary.metric) == (best, "total_reward_ma")
-    assert load_spec(paths.best_spec) == space.apply(best.values)
+    assert load_spec(paths.best_spec) == space.trial_spec(best.values)
     comment = " ".join(json.loads(paths.best_spec.read_text(encoding="utf-8"))["_comment"])
     for words in (f"Trial {best.trial}, the best by total_reward_ma (", "10 trials", "agent.algorithm.rate loguniform [1e-05, 0.1]"):
         assert words in comment

@@ -52,8 +52,8 @@ def test_tpe_finds_the_best_region_sooner_than_random_search() -> None:
 def test_a_grid_has_each_point_once(algorithm: str) -> None:
     space = toy_space({"rule__grid_search": ["sum", "mean"], "width__grid_search": [16, 32, 64]})
     proposer = make_proposer(space, algorithm, 0)
-    asked = [proposer.ask(trial) for trial in range(space.trials)]
-    assert space.trials == 6
+    asked = [proposer.ask(trial) for trial in range(space.num_trials)]
+    assert space.num_trials == 6
     assert len({json.dumps(values) for values in asked}) == 6
     assert proposer.ask(6) is None
 

@@ -10,7 +10,7 @@ import pytest
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search.prepare import check_search_values
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.search_space import SearchSpace, draw
+from slm_lab.spec.load.search_space import SearchSpace, value_at_quantile
 from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.report import SpecError
 from tests.experiment.search.landscape import toy_space
@@ -50,7 +50,7 @@ def ppo_space(search: Any, **changes: Any) -> SearchSpace:
 def test_draws_fit_their_distribution(distribution: str, args: tuple[float, ...], allowed: Any) -> None:
     """Both ends are reached, and whole numbers are ints."""
     key = SearchKey(("x",), distribution, args)
-    drawn = [draw(key, u) for u in np.linspace(0, 1, 2001)]
+    drawn = [value_at_quantile(key, u) for u in np.linspace(0, 1, 2001)]
     assert all(allowed(x) for x in drawn)
     assert all(isinstance(x, int) == key.is_whole for x in drawn)
     if not key.is_normal:
@@ -60,13 +60,13 @@ def test_draws_fit_their_distribution(distribution: str, args: tuple[float, ...]
 @pytest.mark.parametrize(("distribution", "args"), [("normal", (5, 2)), ("randn", (5, 2)), ("uniform", (5 - 12**0.5, 5 + 12**0.5))])
 def test_moments(distribution: str, args: tuple[float, ...]) -> None:
     key = SearchKey(("x",), distribution, args)
-    drawn = [draw(key, u) for u in (np.arange(4000) + 0.5) / 4000]
+    drawn = [value_at_quantile(key, u) for u in (np.arange(4000) + 0.5) / 4000]
     assert np.mean(drawn) == pytest.approx(5, abs=0.01)
     assert np.std(drawn) == pytest.approx(2, abs=0.02)
 
 
 def test_log_distributions_have_as_many_values_in_each_decade() -> None:
-    drawn = np.array([draw(SearchKey(("x",), "loguniform", (1e-4, 1e-2)), u) for u in np.linspace(0, 1, 1001)])
+    drawn = np.array([value_at_quantile(SearchKey(("x",), "loguniform", (1e-4, 1e-2)), u) for u in np.linspace(0, 1, 1001)])
     assert (drawn < 1e-3).mean() == pytest.approx(0.5, abs=0.002)
 
 
@@ -78,7 +78,7 @@ def test_only_the_keys_of_the_chosen_value_are_active() -> None:
         names.add(optim)
         assert ("agent.net.optim_spec.momentum" in values) == (optim == "SGD")
         assert (values["agent.net.optim_spec.lr"] >= 1e-2) == (optim == "SGD")
-        applied = space.apply(values).agent.net
+        applied = space.trial_spec(values).agent.net
         assert (applied.optim_spec.name, applied.optim_spec.lr) == (optim, values["agent.net.optim_spec.lr"])
         assert space.values_from(space.choices_of(values)) == values
     assert names == {"Adam", "SGD"}
@@ -94,7 +94,7 @@ def test_grids_nest() -> None:
 
 def test_a_trial_has_no_search() -> None:
     space = ppo_space(OPTIM, **{"meta.max_trial": 9, "meta.search_metric": "stability", "meta.search_keep": "all"})
-    spec = space.apply(space.sample(np.random.default_rng(0)))
+    spec = space.trial_spec(space.sample(np.random.default_rng(0)))
     assert spec.search is None
     assert (spec.meta.max_trial, spec.meta.search_metric, spec.meta.search_keep, spec.meta.max_session) == (1, None, 10, 2)
 
@@ -115,7 +115,7 @@ def test_lists_and_every_section() -> None:
         "env.reward_scale": 1.0,
     }
     space = ppo_space(search, **base)
-    spec = space.apply(space.sample(np.random.default_rng(0)))
+    spec = space.trial_spec(space.sample(np.random.default_rng(0)))
     assert spec.env.num_envs == 2
     assert spec.agent.net.hid_layers == [4, 7]  # type: ignore[union-attr]
     assert spec.meta.log_frequency in (5, 6)
@@ -128,14 +128,14 @@ def test_items_of_a_list_by_position() -> None:
     space = ppo_space(search, **{"agent.net": {"type": "TorchArcNet", "arc": arc}})
     (key,) = space.keys
     assert key == "agent.net.arc.modules.body.Sequential[0].LazyLinear.out_features"
-    assert "3" in str(space.apply({key: 3}).agent.net)
+    assert "3" in str(space.trial_spec({key: 3}).agent.net)
 
 
 def test_another_component_has_its_own_defaults() -> None:
     """PPO's default of lam is 0.95, ActorCritic's is none; a value that the spec gives is kept."""
     search = {"agent.algorithm.name__choice": ["PPO", "ActorCritic"]}
     applied = [
-        ppo_space(search, **{"agent.algorithm": {"name": "PPO", "gamma": 0.9, **given}}).apply({"agent.algorithm.name": "ActorCritic"})
+        ppo_space(search, **{"agent.algorithm": {"name": "PPO", "gamma": 0.9, **given}}).trial_spec({"agent.algorithm.name": "ActorCritic"})
         for given in ({}, {"lam": 0.5})
     ]
     assert [getattr(spec.agent.algorithm, "lam", None) for spec in applied] == [None, 0.5]
@@ -145,7 +145,7 @@ def test_another_component_has_its_own_defaults() -> None:
 def test_an_invalid_combination_is_an_error() -> None:
     space = toy_space({"bonus__normal": [0.5, 1]})
     with pytest.raises(SpecError, match=r"agent\.algorithm\.bonus"):
-        space.apply({"agent.algorithm.bonus": 2.0})
+        space.trial_spec({"agent.algorithm.bonus": 2.0})
 
 
 def test_nothing_to_search() -> None:
@@ -156,8 +156,8 @@ def test_nothing_to_search() -> None:
 
 def test_number_of_trials() -> None:
     grid = {"rule__grid_search": ["sum", "mean"], "width__grid_search": [16, 32]}
-    assert [toy_space(grid, max_trial=count).trials for count in (1, 3, 9)] == [4, 3, 4]
-    assert toy_space({**grid, "bonus__uniform": [0, 1]}, max_trial=3).trials == 3
+    assert [toy_space(grid, max_trial=count).num_trials for count in (1, 3, 9)] == [4, 3, 4]
+    assert toy_space({**grid, "bonus__uniform": [0, 1]}, max_trial=3).num_trials == 3
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search.stage import SearchTable, Stage
-from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update
+from slm_lab.experiment.run.search.trial_task import TrialJob, TrialOutcome, Update
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -78,7 +78,7 @@ class ScriptedExecutor:
         for task in list(self.playing):
             update = task.updates.popleft()
             if task.stopped:
-                update = Update(update.frame, outcome=Outcome("stopped"))
+                update = Update(update.frame, outcome=TrialOutcome("stopped"))
             yield Message(task, "update", (update,))
             if update.outcome is not None:
                 self.playing.remove(task)
@@ -87,12 +87,12 @@ class ScriptedExecutor:
 
 def finishing(metric: float, frame: int = 100) -> list[Update]:
     """A trial with reports at half its frames and at its end."""
-    outcome = Outcome("finished", {"final_strength": metric})
+    outcome = TrialOutcome("finished", {"final_strength": metric})
     return [Update(frame // 2, ((frame // 2, metric),)), Update(frame, ((frame, metric),)), Update(frame, outcome=outcome)]
 
 
 def failing(cause: str = "broken", *, retry: bool = True) -> list[Update]:
-    return [Update(10, outcome=Outcome("failed", cause=cause, retry=retry))]
+    return [Update(10, outcome=TrialOutcome("failed", cause=cause, retry=retry))]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.run.search import prepare
 from slm_lab.experiment.run.search.prepare import TrialShare, trial_resources
 from slm_lab.experiment.run.search.search import Search
-from slm_lab.experiment.run.search.stage import SearchTable, Totals, shown_values
+from slm_lab.experiment.run.search.stage import SearchTable, Totals, format_values
 from slm_lab.experiment.run.search.trial_task import Update
 from slm_lab.experiment.training.resolve import number_of_gpus
 from slm_lab.spec.models.spec import Spec
@@ -54,7 +54,7 @@ def test_trials_share_the_machine(
 
 def test_values_are_shown_by_the_shortest_names_that_tell_them_apart() -> None:
     values = {"agent.net.actor_optim_spec.lr": 0.00012345, "agent.net.critic_optim_spec.lr": 1e-3, "agent.algorithm.gamma": 0.99}
-    assert shown_values(values) == "actor_optim_spec.lr 0.0001234  critic_optim_spec.lr 0.001  gamma 0.99"
+    assert format_values(values) == "actor_optim_spec.lr 0.0001234  critic_optim_spec.lr 0.001  gamma 0.99"
 
 
 def test_the_summary_counts_and_names_the_best() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.spec.compat.env_ids import unavailable_reason
-from slm_lab.spec.load.files import read
+from slm_lab.spec.load.files import parse_file
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.search import parse_search
 from slm_lab.spec.report import SpecError
@@ -28,7 +28,7 @@ FRAMES = 2000
 def searches() -> Iterator[tuple[Path, str]]:
     """Yield the published specs with a search block."""
     for file in sorted(path for path in Path(FOLDER).rglob("*") if path.suffix in (".json", ".yaml")) if FOLDER else []:
-        for name, body in read(file).items():
+        for name, body in parse_file(file).items():
             if isinstance(body, dict) and body.get("search"):
                 yield file, name
 
@@ -36,7 +36,7 @@ def searches() -> Iterator[tuple[Path, str]]:
 def variables(file: Path, name: str) -> list[str]:
     """Return assignments of the `${...}` in a spec."""
     env = "ALE/Pong-v5" if "atari" in f"{file.stem} {name}" else "HalfCheetah-v5"
-    found = set(re.findall(r"\$\{(\w+)\}", json.dumps(read(file)[name])))
+    found = set(re.findall(r"\$\{(\w+)\}", json.dumps(parse_file(file)[name])))
     return [f"{variable}={env if variable == 'env' else 1_000_000}" for variable in sorted(found)]
 
 
@@ -60,7 +60,7 @@ def short(file: Path, name: str) -> list[str]:
 @pytest.mark.parametrize(("file", "name"), [pytest.param(*one, id=f"{one[0].stem}-{one[1]}") for one in searches()])
 def test_two_trials(file: Path, name: str, tmp_path: Path) -> None:
     """The search block is valid; if the whole spec is, and its env is installed, two trials end without an error."""
-    if not parse_search(read(file)[name]["search"]):
+    if not parse_search(parse_file(file)[name]["search"]):
         pytest.skip("nothing is searched")
     invalid, spec = "", None
     try:

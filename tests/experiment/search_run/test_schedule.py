@@ -85,7 +85,7 @@ def test_pbt_lets_the_worst_take_over_the_best(search_spec: Callable[..., Spec])
     assert decision.source == 2
     assert 0.9 <= decision.values["agent.algorithm.gamma"] <= 0.99
     assert pbt.report(known[3], 150, -5.0) is None  # not before the next interval
-    pbt.complete(known[2])
+    pbt.record_end(known[2])
     decision = pbt.report(known[3], 300, -5.0)
     assert isinstance(decision, Exploit)
     assert decision.source == 1  # a trial that has ended is no source

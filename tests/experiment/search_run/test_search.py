@@ -17,7 +17,7 @@ import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.progress import format_number
 from tests.experiment.commands import ROOT, Command, until
 from tests.packages import needs
 
@@ -89,7 +89,7 @@ def test_a_search_writes_the_files_of_its_trials_and_its_own(command: MakeComman
     assert "3 finished" in output
     head, first, *others = ranking(output)
     assert head == ["trial", "current_return", "gamma"]
-    assert first == [str(best.trial), number(best.metric), number(best.values["agent.algorithm.gamma"])]
+    assert first == [str(best.trial), format_number(best.metric), format_number(best.values["agent.algorithm.gamma"])]
     assert len(others) == 2
     assert "(raylet)" not in output
     assert len(output.splitlines()) < 30
@@ -134,7 +134,7 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     assert (confirmed.status, confirmed.metrics["sessions"]) == ("finished", 4)
     head, first, *_ = ranking(output)
     assert head == ["trial", "current_return", "confirmed", "gamma"]
-    assert (first[0], first[2]) == (str(confirmed.trial), number(confirmed.metric))
+    assert (first[0], first[2]) == (str(confirmed.trial), format_number(confirmed.metric))
 
 
 @pytest.mark.slow

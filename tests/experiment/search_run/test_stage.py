@@ -102,7 +102,7 @@ class Decisions:
         decision, self.decision = self.decision, None
         return decision
 
-    def complete(self, trial: TrialState) -> None:
+    def record_end(self, trial: TrialState) -> None:
         self.completed.append(trial.trial)
 
 

@@ -16,15 +16,15 @@ import pytest
 from slm_lab.cli import main
 from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.execute.executor import Context
-from slm_lab.experiment.files.bundle import rank, read_header
+from slm_lab.experiment.files.bundle import read_header, weights_sort_key
 from slm_lab.experiment.files.lock import RunLock, in_use
 from slm_lab.experiment.files.paths import StudyPaths, StudyRunFolder, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.report.metrics import Estimate, Median
-from slm_lab.experiment.report.study_report import Row, findings
+from slm_lab.experiment.report.study_report import EntryResult, result_sentences
 from slm_lab.experiment.report.study_result import ResultRun
-from slm_lab.experiment.run.study.study import StudyExperiment, gpu_runs
-from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, key_of, run_in_process
+from slm_lab.experiment.run.study.study import StudyExperiment, concurrent_gpu_runs
+from slm_lab.experiment.run.study.study_run import RunJob, find_adopted_runs, run_key, run_study_task
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.files import with_checksum
@@ -132,7 +132,7 @@ def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: p
     class Recorder(StudyExperiment):
         def run(self, stop: Stop | None = None) -> StudyPaths:
             found.append(self.study.sets)
-            return self._open()
+            return self._create_study_folder()
 
     monkeypatch.setattr("slm_lab.experiment.run.study.study.StudyExperiment", Recorder)
     data = ["--data-dir", str(tmp_path / "data")]
@@ -185,8 +185,8 @@ def test_the_lock_of_a_run_is_held_until_its_result_is_written(tmp_path: Path, m
     monkeypatch.setattr("slm_lab.experiment.report.study_result.write_result", lambda *_: held.append(in_use(job.lock)))
     monkeypatch.setattr("slm_lab.experiment.report.writer.PNGRenderer", BlankRenderer)
     sent: list[tuple[str, ...]] = []
-    context = SimpleNamespace(print_to=lambda file: None, send=lambda *words: sent.append(words), stop=Stop())
-    run_in_process(cast(Context, context), job)
+    context = SimpleNamespace(redirect_output=lambda file: None, send=lambda *words: sent.append(words), stop=Stop())
+    run_study_task(cast(Context, context), job)
     assert (sent, held, in_use(job.lock)) == ([("outcome", "done", "")], [True], False)
 
 
@@ -225,18 +225,18 @@ def test_a_run_of_a_short_spec_is_adopted(tmp_path: Path) -> None:
     file.write_text(json.dumps({"short": short, "one": {"study": {"entries": [{"spec": "short"}], "random_seed": [3]}}}))
     trained = Trial(load_spec(file, "short", ["meta.random_seed=3"]), data_dir=tmp_path / "runs").run()
     study = load_study(file, "one")
-    assert adopted_runs(study, [str(tmp_path / "runs" / "*")]) == {key_of(study.runs[0]): trained.paths.root}
+    assert find_adopted_runs(study, [str(tmp_path / "runs" / "*")]) == {run_key(study.runs[0]): trained.paths.root}
 
 
 def test_runs_share_the_gpus(tmp_path: Path) -> None:
     def runs(**keys: object) -> tuple[StudyRun, ...]:
         return load_study(write(tmp_path, set={"agent.net.gpu": "auto", **keys}), "small").runs
 
-    assert gpu_runs(runs(), 8, 2) == 8  # nothing says how much of a GPU a run takes
-    assert gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 2) == 4
-    assert gpu_runs(runs(**{"meta.search_resources.gpu": 4}), 8, 2) == 1
-    assert gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 0) == 8
-    assert gpu_runs(runs(**{"meta.search_resources.gpu": 0.5, "agent.net.gpu": False}), 8, 2) == 8
+    assert concurrent_gpu_runs(runs(), 8, 2) == 8  # nothing says how much of a GPU a run takes
+    assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 2) == 4
+    assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 4}), 8, 2) == 1
+    assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 0.5}), 8, 0) == 8
+    assert concurrent_gpu_runs(runs(**{"meta.search_resources.gpu": 0.5, "agent.net.gpu": False}), 8, 2) == 8
 
 
 def test_first_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -331,18 +331,18 @@ def test_a_damaged_result_is_refused(study: StudyPaths, tmp_path: Path) -> None:
 
 def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> None:
     loaded = load_study(write(tmp_path, solve=20), "small")
-    slow = Row("CartPole-v1", "slow", 4, 0, Estimate(10.0, None, None), solved=1, solve_frames=Median(math.inf, None, None))
-    fast = Row(
+    slow = EntryResult("CartPole-v1", "slow", 4, 0, Estimate(10.0, None, None), solved=1, solve_frames=Median(math.inf, None, None))
+    fast = EntryResult(
         "CartPole-v1", "fast", 4, 0, difference=Estimate(15.0, 5.0, 25.0), solved=4, solve_frames=Median(12_800.0, None, None, at_most=True)
     )
-    assert findings(loaded, [slow, fast]) == [
+    assert result_sentences(loaded, [slow, fast]) == [
         "fast scored 15 above slow (95 % interval of the difference 5 to 25).",
         "slow reached 20 in 1 of 4 seeds; half of the seeds never did.",
         "fast reached 20 in 4 of 4 seeds; the median is at most 12,800 global frames.",
     ]
     level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))
-    assert findings(loaded, [level])[0].endswith("with 4 seeds (95 % interval of the difference -5 to 25).")
-    assert findings(loaded, [slow._replace(solved=None)]) == []
+    assert result_sentences(loaded, [level])[0].endswith("with 4 seeds (95 % interval of the difference -5 to 25).")
+    assert result_sentences(loaded, [slow._replace(solved=None)]) == []
 
 
 def test_the_agent_of_a_study_is_that_of_its_best_run(finished: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
@@ -350,7 +350,7 @@ def test_the_agent_of_a_study_is_that_of_its_best_run(finished: StudyPaths, caps
     for entry, seed in SEEDS:
         agent = load_agent(finished.root, entry=entry, seed=seed)
         assert f"{entry} of the study, in CartPole-v1, seed {seed}" in repr(agent)
-        returns[entry, seed] = rank(read_header(agent.path))
+        returns[entry, seed] = weights_sort_key(read_header(agent.path))
     entry, seed = max(returns, key=lambda key: returns[key])
     assert load_agent(finished.root).path == load_agent(finished.root, entry=entry, seed=seed).path
     with pytest.raises(UserError, match=r"entry fsat: .*did you mean 'fast'"):

@@ -11,7 +11,7 @@ import pytest
 
 from slm_lab.cli import main
 from slm_lab.cli.run import _max_seeds
-from slm_lab.experiment.files.paths import StudyPaths, about_study
+from slm_lab.experiment.files.paths import StudyPaths, study_start_info
 from slm_lab.experiment.plan import Plan, TrialFailed
 from slm_lab.experiment.report.decision import decisions
 from slm_lab.experiment.report.study_report import study_settings
@@ -57,7 +57,7 @@ def test_seeds_are_added_until_the_difference_is_decided(tmp_path: Path, capsys:
     sentences = data_of(paths.report)["paragraphs"]
     assert any(one.startswith("Decided after 8 seeds: fast is above slow") for one in sentences)
     assert not any("interval of the difference" in one for one in sentences), "which holds only for a number of seeds that was fixed before"
-    assert about_study(paths)["max_seeds"] == 20
+    assert study_start_info(paths)["max_seeds"] == 20
     for again in (False, True):  # the page that the study wrote, and that of the command
         if again:
             paths.report.unlink()
@@ -123,7 +123,7 @@ def test_decisions_against_the_first_entry_without_a_baseline(tmp_path: Path) ->
     assert (one.entry, one.reference, one.pairs, one.after, one.bounded) == ("fast", "slow", 2, None, True)
     assert one.difference is not None
     assert one.difference.value == pytest.approx(460 - 2 * 3.5)
-    extended = study.with_seed({("fast", "CartPole-v1")})
+    extended = study.with_additional_seed({("fast", "CartPole-v1")})
     assert [(run.entry, run.random_seed) for run in extended.runs[len(study.runs) :]] == [("fast", 0)]
     assert extended.runs[-1].digest == study.runs[-1].digest
 

@@ -12,7 +12,7 @@ from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment
-from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
+from slm_lab.experiment.run.study.study_run import RunJob, run_study_task
 from slm_lab.lib.files import replace_file, with_checksum
 from slm_lab.spec.load.study_file import load_study
 
@@ -40,7 +40,7 @@ def blank_run(context: Context, job: RunJob) -> None:
     from tests.blank import BlankRenderer
 
     writer.PNGRenderer = BlankRenderer  # type: ignore[assignment, misc]
-    run_in_process(context, job)
+    run_study_task(context, job)
 
 
 def write(folder: Path, study: dict[str, Any] | None = None, **keys: Any) -> Path:

@@ -13,7 +13,7 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules.check import check_rules
-from slm_lab.spec.rules.resolve import resolve
+from slm_lab.spec.rules.resolve import resolve_spec
 
 RECURRENT = {"name": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 8}
 
@@ -38,7 +38,7 @@ def worker_spec(**sections: Any) -> Spec:
     spec, report = Spec.model_validate(body), Report()
     check_rules(spec, report)
     assert not report.problems, report.problems
-    return resolve(spec, report)
+    return resolve_spec(spec, report)
 
 
 def _changed(component: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

@@ -9,24 +9,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from slm_lab.experiment.collect.workers.dataset import GroupRollout
+from slm_lab.experiment.collect.workers.dataset import GroupRolloutReport
 from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEndpoint
-from slm_lab.experiment.collect.workers.shared import SLOTS, Slot, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.collect.workers.shared import SLOTS, RolloutSlot, WorkerConfig
+from slm_lab.experiment.collect.workers.worker import RolloutReport
 from slm_lab.experiment.execute.local.child import ChildContext
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed_arrays
 
 ROWS, STATE, WORKERS = 4, 2, 2
 INFO = EnvInfo(3, ObservationSpace((1,)), ActionSpace("discrete", (2,)))
 NEVER, AT_START = -1, 0
 
 
-def empty_slot(columns: int = 3) -> Slot:
-    return Slot(replace(INFO, num_envs=columns), ROWS, STATE)
+def empty_slot(columns: int = 3) -> RolloutSlot:
+    return RolloutSlot(replace(INFO, num_envs=columns), ROWS, STATE)
 
 
-def fill(slot: Slot, number: int) -> None:
+def fill(slot: RolloutSlot, number: int) -> None:
     """Write numbers that name slot, column and row: 100 · number + 10 · column + row."""
     _, N = slot.policy_TN.shape
     for name, slab in slot.storage.slabs.items():
@@ -39,8 +39,8 @@ def _like(value: np.ndarray, slab: np.ndarray) -> np.ndarray:
     return value.reshape(value.shape + (1,) * (slab.ndim - 2)).astype(slab.dtype)
 
 
-def report(end: float) -> Collected:
-    return Collected([GroupRollout([], [])], [[]], end - 1, end, 0.5, 0.5)
+def report(end: float) -> RolloutReport:
+    return RolloutReport([GroupRolloutReport([], [])], [[]], end - 1, end, 0.5, 0.5)
 
 
 class PuppetArrays:
@@ -53,12 +53,12 @@ class PuppetArrays:
         self.deaths_WR = np.full((WORKERS, 4), NEVER)
         """At which rollout each process of a worker dies."""
 
-    def _slots(self) -> dict[str, Slot]:
+    def _slots(self) -> dict[str, RolloutSlot]:
         return {f"{w}/{s}": slot for w, slots in enumerate(self.slots) for s, (slot,) in enumerate(slots)}
 
     def shared_arrays(self) -> Named:
         own = {"filled": SharedArray(self.filled_W, "single"), "deaths": SharedArray(self.deaths_WR, "single")}
-        return own | prefixed(self._slots())
+        return own | prefixed_arrays(self._slots())
 
     def attach(self, store: SharedArrays, arrays: Arrays) -> None:
         self.filled_W, self.deaths_WR = arrays["filled"], arrays["deaths"]

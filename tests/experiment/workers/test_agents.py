@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from slm_lab.env import make_env
-from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRollout
-from slm_lab.experiment.collect.workers.shared import Slot, check_memory, fixed_policies, rollout_bytes
+from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRolloutReport
+from slm_lab.experiment.collect.workers.shared import RolloutSlot, check_memory, fixed_policy_indices, rollout_bytes
 from slm_lab.experiment.collect.workers.worker import EnvGroup
 from slm_lab.experiment.files.sink import MemorySink
 from slm_lab.experiment.session.session import Session
@@ -123,7 +123,7 @@ def test_a_replay_of_what_workers_collect(open_session: Open) -> None:
 # ---- by hand
 
 
-def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], Slot]:
+def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], RolloutSlot]:
     """left adds 2, right 2, left 2, and wins; then right has nothing to do yet. Return the dataset of each policy, and the slot.
 
     Args: fixed: the policies of left and right.
@@ -132,11 +132,11 @@ def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], Slot]:
     policy: Any = SimpleNamespace(action=env.info.action, state_size=0, initial_state=lambda n: None, env_action=lambda action_N: action_N)
     count = max(fixed) + 1
     group = EnvGroup(0, env, [policy] * count, np.ones(count, np.bool_), np.random.default_rng(0), np.array(fixed))
-    slot, ended = Slot(env.info, 4, 0), list[EndedEpisode]()
+    slot, ended = RolloutSlot(env.info, 4, 0), list[EndedEpisode]()
     slot.begin()
     acting = []
     for step, action in enumerate((2, 2, 2, 1)):
-        acting.append(group.acting_N.tolist())
+        acting.append(group.acting_policy_N.tolist())
         group.step(slot, ActOut(np.full(2, action), np.zeros(2, np.float32), None, np.array([step, step])), ended)
     left, right = fixed
     assert acting == [[left, -1], [-1, right], [left, -1], [left, -1]]
@@ -144,7 +144,7 @@ def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], Slot]:
     datasets = []
     for p in range(count):
         builder = DatasetBuilder(p, env.info, 3, 4, 0, 0, count == 1)
-        builder.add(slot, GroupRollout(list(slot.storage.truncations), ended))
+        builder.add(slot, GroupRolloutReport(list(slot.storage.truncations), ended))
         datasets.append(builder.close())
     return [dataset for dataset in datasets if dataset is not None], slot
 
@@ -186,10 +186,10 @@ def test_each_policy_gets_the_transitions_of_its_agents() -> None:
 
 def test_a_slot_may_be_sent_to_another_node() -> None:
     (expected, _), slot = play_by_hand([0, 1])
-    sent = Slot(slot.storage.info, 4, 0)
-    sent.use(pickle.loads(pickle.dumps(slot.arrays())))
+    sent = RolloutSlot(slot.storage.info, 4, 0)
+    sent.use_arrays(pickle.loads(pickle.dumps(slot.arrays())))
     builder = DatasetBuilder(0, slot.storage.info, 3, 4, 0, 0, single_policy=False)
-    builder.add(sent, GroupRollout([], []))
+    builder.add(sent, GroupRolloutReport([], []))
     received = builder.close()
     assert received is not None
     assert transitions(received) == transitions(expected)
@@ -226,8 +226,8 @@ def test_a_policy_s_frames_are_the_steps_of_envs_in_which_it_plays(open_session:
 def test_rows_of_policies() -> None:
     env = make_env(EnvSpec(name="CartPole-v1", backend=DUEL["backend"], max_frame=100), 0, num_envs=2)
     spec = worker_spec(env=DUEL)
-    assert fixed_policies(spec, env.info) is None
-    found = fixed_policies(with_policies(spec, one=["right"], two=["left"]), env.info)
+    assert fixed_policy_indices(spec, env.info) is None
+    found = fixed_policy_indices(with_policies(spec, one=["right"], two=["left"]), env.info)
     assert found is not None
     assert found.tolist() == [1, 0, 1, 0]
 

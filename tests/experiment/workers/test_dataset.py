@@ -9,8 +9,8 @@ import torch
 
 from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
-from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRollout
-from slm_lab.experiment.collect.workers.shared import SLOTS, Slot
+from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRolloutReport
+from slm_lab.experiment.collect.workers.shared import SLOTS, RolloutSlot
 from slm_lab.experiment.collect.workers.source import _transition
 from slm_lab.lib.records import Episode
 from tests.experiment.workers.puppets import INFO, ROWS, STATE, empty_slot, fill, report
@@ -18,12 +18,12 @@ from tests.experiment.workers.puppets import INFO, ROWS, STATE, empty_slot, fill
 EPISODE = Episode(0, 1.0, 1)
 
 
-def filled_slot(number: int, columns: int = 3, policies: list[int] | None = None) -> tuple[Slot, GroupRollout]:
+def filled_slot(number: int, columns: int = 3, policies: list[int] | None = None) -> tuple[RolloutSlot, GroupRolloutReport]:
     """A slot filled with `number`; each column is played by one policy."""
     slot = empty_slot(columns)
     fill(slot, number)
     slot.policy_TN[:] = policies or 0
-    return slot, GroupRollout([], [])
+    return slot, GroupRolloutReport([], [])
 
 
 def make_builder(columns: int, spare: int = 1, policy: int = 0, alone: bool = True) -> DatasetBuilder:
@@ -74,10 +74,10 @@ def test_truncations_and_episodes_follow_their_columns() -> None:
     builder = make_builder(4)
     obs, state = np.array([7.0], np.float32), np.array([8.0, 9.0], np.float32)
     slot, _ = filled_slot(1)
-    builder.add(slot, GroupRollout([(1, 2, obs, state)], [EndedEpisode(2, 0, 0, Episode(0, 5.0, 3))]))
+    builder.add(slot, GroupRolloutReport([(1, 2, obs, state)], [EndedEpisode(2, 0, 0, Episode(0, 5.0, 3))]))
     slot, _ = filled_slot(2)
     ended = [EndedEpisode(0, 0, 0, EPISODE), EndedEpisode(3, 1, 0, EPISODE)]
-    (full,), _ = builder.add(slot, GroupRollout([(0, 0, obs, state), (3, 1, obs, state)], ended))
+    (full,), _ = builder.add(slot, GroupRolloutReport([(0, 0, obs, state), (3, 1, obs, state)], ended))
     assert [(t, n) for t, n, _, _ in full.storage.truncations] == [(1, 2), (0, 3)]
     assert [t for t, _ in full.ended] == [2, 0]
     truncations = full.rollout().truncations
@@ -113,7 +113,7 @@ def test_a_released_dataset_is_empty() -> None:
     builder = make_builder(3, spare=0, alone=False)
     slot, _ = filled_slot(1, policies=[0, 1, 0])
     truncation = (0, 0, np.zeros(1, np.float32), np.zeros(2, np.float32))
-    builder.add(slot, GroupRollout([truncation], [EndedEpisode(0, 0, 0, EPISODE)]))
+    builder.add(slot, GroupRolloutReport([truncation], [EndedEpisode(0, 0, 0, EPISODE)]))
     dataset = builder.close()
     assert dataset is not None
     assert columns_of(dataset) == [10, 12], "closed before it was full: without the empty column"
@@ -132,7 +132,7 @@ def test_the_last_observation_of_a_truncated_episode_is_no_observation_of_the_ne
     builder = make_builder(3)
     slot, _ = filled_slot(1)
     last, state = np.array([-1.0], np.float32), np.zeros(STATE, np.float32)
-    (full,), _ = builder.add(slot, GroupRollout([(1, 2, last, state)], []))
+    (full,), _ = builder.add(slot, GroupRolloutReport([(1, 2, last, state)], []))
     *_, step = _transition(full, 1)
     assert step.last_obs_N[:, 0].tolist() == [102.0, 112.0, -1.0]
     assert step.obs_N[:, 0].tolist() == [102.0, 112.0, 122.0]

@@ -15,7 +15,7 @@ from slm_lab.experiment.collect.workers import task_pool as child_module
 from slm_lab.experiment.collect.workers import task_pool as pool_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.link import CONNECT, LOAD, MemoryEndpoint, MemoryLink
+from slm_lab.experiment.collect.workers.link import CONNECT, LOAD, MemoryEndpoint, SharedMemoryLink
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
 from slm_lab.experiment.execute.executor import Context
@@ -32,9 +32,9 @@ from tests.experiment.workers.puppets import AT_START, INFO, PuppetArrays
 from tests.experiment.workers.test_dataset import columns_of, make_builder
 
 
-def parts(spec: Spec) -> tuple[WorkerConfig, LocalExecutor, MemoryLink]:
+def parts(spec: Spec) -> tuple[WorkerConfig, LocalExecutor, SharedMemoryLink]:
     """The first arguments of a pool of processes."""
-    return WorkerConfig(spec, None), LocalExecutor(), MemoryLink()  # type: ignore[arg-type]
+    return WorkerConfig(spec, None), LocalExecutor(), SharedMemoryLink()  # type: ignore[arg-type]
 
 
 class Pool(TaskPool):
@@ -175,7 +175,7 @@ def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatc
 
     monkeypatch.setattr(child_module, "run_worker", record)
     executor, spec = FakeExecutor(), worker_spec(meta={"max_restart": 1})
-    pool = TaskPool(WorkerConfig(spec, None), executor, MemoryLink(), Stop(), no_beat)  # type: ignore[arg-type]
+    pool = TaskPool(WorkerConfig(spec, None), executor, SharedMemoryLink(), Stop(), no_beat)  # type: ignore[arg-type]
     pool.info()
     arrays: Any = SimpleNamespace(weights=[SimpleNamespace(acting_state=[])])
     pool.connect(arrays, RolloutAssembler(PuppetArrays().slots, [make_builder(6, 0)], 1), INFO)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.base import Tuning
+from slm_lab.agent.algorithm.base import TunedHyperparameters
 from slm_lab.experiment.files.paths import new_run
 from slm_lab.experiment.files.sink import LocalSink, MemorySink
 from slm_lab.experiment.report.run import read_columns
@@ -22,7 +22,7 @@ from slm_lab.experiment.report.sampler import pbt_figure
 from slm_lab.experiment.report.trial_figures import FRAMES
 from slm_lab.experiment.session.restore import state_dict
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.training.population import COLUMNS, Population, replace_policy
+from slm_lab.experiment.training.population import COLUMNS, PopulationBasedTraining, replace_policy
 from slm_lab.lib.records import Episode
 from slm_lab.spec.models.meta import PBTSpec
 from slm_lab.spec.models.spec import Spec
@@ -45,11 +45,11 @@ class Toy:
     """Agent and algorithm in one: weights, an optimizer state and a random stream."""
 
     def __init__(self, number: int, gamma: float = 0.99) -> None:
-        self.algorithm, self.tuning = self, Tuning()
+        self.algorithm, self.tuning = self, TunedHyperparameters()
         self.spec, self.own_gamma = SimpleNamespace(gamma=gamma), gamma
         self.weights, self.momentum, self.rng = float(number), 10.0 * number, 100 + number
 
-    def tune(self, tuning: Tuning) -> None:
+    def tune(self, tuning: TunedHyperparameters) -> None:
         self.tuning = tuning
         self.spec = SimpleNamespace(gamma=self.own_gamma if tuning.gamma is None else tuning.gamma)
 
@@ -66,7 +66,7 @@ class Toy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.weights, self.momentum, self.rng = state["weights"], state["momentum"], state["rng"]
-        self.tune(Tuning(*state["tuning"]))
+        self.tune(TunedHyperparameters(*state["tuning"]))
 
 
 class ToyLearner:
@@ -80,15 +80,17 @@ class ToyLearner:
         self.total_reward = None
 
 
-def make_population(rewards: Sequence[float | None], sink: Any = None, seed: int = 1, gamma: float = 0.99, **keys: Any) -> Population:
+def make_population(
+    rewards: Sequence[float | None], sink: Any = None, seed: int = 1, gamma: float = 0.99, **keys: Any
+) -> PopulationBasedTraining:
     learners: list[Any] = [ToyLearner(Toy(number, gamma), reward) for number, reward in enumerate(rewards)]
     spec = PBTSpec(**{"start": 100, "period": 100, "replace_fraction": 0.25} | keys)
-    population = Population(spec, learners, seed)
+    population = PopulationBasedTraining(spec, learners, seed)
     population.begin(sink)
     return population
 
 
-def toys(population: Population) -> list[Any]:
+def toys(population: PopulationBasedTraining) -> list[Any]:
     return [learner.agent for learner in population.learners]
 
 
@@ -158,7 +160,7 @@ def test_which_policy_replaces_which(rewards: list[float | None], keys: dict[str
 def test_a_replaced_policy_copies_everything_but_the_random_stream() -> None:
     one = make_population([0.0, -5.0, 9.0, 1.0], mutation_rate=0.0)
     source = toys(one)[2]
-    source.tune(Tuning(3.0, 0.5, 0.9))
+    source.tune(TunedHyperparameters(3.0, 0.5, 0.9))
     one.step(1)
     assert toys(one)[1].state_dict() == source.state_dict() | {"rng": 101}
     one.step(3)
@@ -233,7 +235,7 @@ def test_a_restored_population_continues_as_the_original() -> None:
 REWARDS = [3.0, -2.0, 1.0, 0.5]
 
 
-def play(one: Population, rounds: int) -> None:
+def play(one: PopulationBasedTraining, rounds: int) -> None:
     for _ in range(rounds):
         for policy, learner in enumerate(one.learners):
             learner.clock.frame += 100
@@ -283,7 +285,7 @@ def test_a_replaced_agent_is_equal_and_independent(optimizer: str, open_session:
     session = open_session(spec)
     session.run()
     poor, best, _ = (learner.agent for learner in session.learners)
-    best.algorithm.tune(Tuning(2.0, 0.5, 0.9))
+    best.algorithm.tune(TunedHyperparameters(2.0, 0.5, 0.9))
     streams = [copy.deepcopy(agent.algorithm.state_dict().get("rng")) for agent in (poor, best)]
     assert not same(poor, best, ("trainer",))
     replace_policy(poor, best)
@@ -322,7 +324,7 @@ def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
     """Learning rate, entropy coefficient and gamma, in what acts on them."""
     entropy = {"entropy_coef_spec": {"name": "linear_decay", "start_val": 0.1, "end_val": 0.01, "start_step": 0, "end_step": 1000}}
     one, other = (open_session(worker_spec(sampler=SMALL, algorithm=entropy)).build().agent for _ in range(2))
-    one.algorithm.tune(Tuning(3.0, 0.5, 0.8))
+    one.algorithm.tune(TunedHyperparameters(3.0, 0.5, 0.8))
     assert (other.algorithm.spec.gamma, other.entropy_coef) == (0.99, 0.1)
     other.load_state_dict(one.state_dict())
     for agent in (one, other):
@@ -331,7 +333,7 @@ def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
     assert other.lr == one.lr
     assert other.entropy_coef == one.entropy_coef == pytest.approx(0.05)
     assert other.algorithm.spec.gamma == 0.8
-    again = Tuning(1.0, 2.0, None)
+    again = TunedHyperparameters(1.0, 2.0, None)
     for agent in (one, other):
         agent.algorithm.tune(again)
     assert other.entropy_coef == one.entropy_coef == pytest.approx(0.2), "relative to the spec, not to the last tuning"
@@ -358,7 +360,7 @@ def test_a_run_of_a_population(tmp_path: Path, open_session: Open) -> None:
         assert len(frames) == 1 + len({frame // 128 for frame in frames[1:]})
         assert len(frames) >= 6
         assert float(own[-1]["gamma"]) == pytest.approx(learner.agent.algorithm.spec.gamma)
-        assert (learner.agent.algorithm.tuning == Tuning()) == (policy == 0)
+        assert (learner.agent.algorithm.tuning == TunedHyperparameters()) == (policy == 0)
         assert {row["source"] for row in own} <= {"", *("012".replace(str(policy), ""))}
     assert any(row["source"] for row in rows), "at least one was replaced"
     assert not any(row["source"] for row in rows if row["policy"] == "0")
@@ -381,7 +383,7 @@ def test_the_episode_history_of_a_replaced_policy_starts_anew(open_session: Open
     population.step(0)
     population.step(1)
     assert [learner.total_reward for learner in session.learners] == [50.0, None, 60.0]
-    assert population._ranked() == ([0, 2], []), "it is not ranked before it has played"
+    assert population._worst_and_best() == ([0, 2], []), "it is not ranked before it has played"
     session.learners[1].recorder.on_step([Episode(0, 30.0, 10)])
     assert session.learners[1].total_reward == 30.0
 
@@ -394,7 +396,7 @@ def test_a_full_disk_ends_the_table_of_rounds_but_not_the_run(tmp_path: Path, op
     session = open_session(pbt_spec())
     assert not session.run(sink).interrupted
     sink.close()
-    assert session.learners[1].agent.algorithm.tuning != Tuning(), "rounds go on"
+    assert session.learners[1].agent.algorithm.tuning != TunedHyperparameters(), "rounds go on"
     (message,) = caplog.messages
     assert message == "history of population-based training not written: No space left on device"
     assert min(int(records(paths.session_df(policy))[-1]["frame"]) for policy in range(3)) >= 1024

@@ -25,7 +25,7 @@ from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.files.sink import MemorySink
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import SAMPLER_COLUMNS
-from slm_lab.lib.limits import processor
+from slm_lab.lib.limits import processor_description
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -91,7 +91,7 @@ def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any])
 def test_workers_compute_as_the_learner_does(open_session: Open) -> None:
     session = open_session(worker_spec(net={"dtype": "bfloat16"}, meta={"matmul": "onednn"}, sampler=SERIAL)).build()
     nets = [policy.net for worker in pool_of(session).workers for group in worker.groups for policy in group.policies]
-    least = onednn_min_size(processor(), torch.backends.cpu.get_cpu_capability())
+    least = onednn_min_size(processor_description(), torch.backends.cpu.get_cpu_capability())
     assert all(net.actor_body.matmul_mode == MatmulMode(onednn=least, bfloat16=True) for net in [session.agent.policy.net, *nets])
     assert len(nets) == 2
 
@@ -180,7 +180,7 @@ def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, cap
     learner.clock.opt_step = 10
     version_TN = dataset.rollout().version_TN
     version_TN[:5], version_TN[5:] = 6, 7
-    *_, last = source._experience(policy, dataset)
+    *_, last = source._iterate_dataset(policy, dataset)
     assert last.rollout is not None
     assert last.report is not None
     assert not last.rollout.valid_TN[:5].any()
@@ -188,7 +188,7 @@ def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, cap
     assert last.report()["lag_masked"] == pytest.approx(5 / 16)
     version_TN[:] = 0
     learner.clock.frame = 0
-    *_, last = source._experience(policy, dataset)
+    *_, last = source._iterate_dataset(policy, dataset)
     assert last.rollout is None
     assert "all transitions of a dataset exceed meta.sampler.max_policy_lag (3 gradient steps)" in caplog.text
 
@@ -257,7 +257,7 @@ def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_sess
     arrays = source_of(session).arrays
     arrays.active_P[0] = False
     late = RolloutWorker(WorkerConfig(session.spec, session.parts.seeds(0), restart=1))
-    late.attach(lambda own: own.use(arrays))
+    late.attach(lambda own: own.use_learner_arrays(arrays))
     assert (late.groups[0].policy_N == 1).all()
     late.close()
 

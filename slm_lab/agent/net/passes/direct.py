@@ -18,9 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.layers import Leading
-from slm_lab.agent.net.passes.direct_layers import ALL, Activation, AnyLayer, DirectLayer, array_activation, direct_layer, is_supported
-from slm_lab.agent.net.passes.validity import FastPass, Vector
+from slm_lab.agent.net.layers import LeadingColumns
+from slm_lab.agent.net.passes.direct_layers import (
+    ALL,
+    Activation,
+    AnyLayer,
+    GraphFreeLinear,
+    array_activation,
+    is_supported,
+    make_graph_free_layer,
+)
+from slm_lab.agent.net.passes.validity import FastPass, ParameterVector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 
@@ -28,16 +36,16 @@ DIRECT = True
 """Whether fully connected nets compute gradients without an autograd graph. If `DIRECT` is False, autograd is always used."""
 
 
-def chain(module: nn.Module) -> list[nn.Module]:
+def flatten_sequential(module: nn.Module) -> list[nn.Module]:
     """Return the modules that a Sequential or ArcGraph runs in sequence. For any other module, return a list of the module itself."""
     if isinstance(module, ArcGraph) and module.is_chain:
-        return [part for name, _ in module.order for part in chain(module.nodes[name])]
+        return [part for name, _ in module.order for part in flatten_sequential(module.nodes[name])]
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        return [part for child in module for part in chain(child)]
+        return [part for child in module for part in flatten_sequential(child)]
     return [module]
 
 
-class DirectChain:
+class GraphFreeSequence:
     """Graph-free forward and backward pass of linear and normalisation layers in sequence, each optionally followed by an activation.
 
     Graph-free passes compute gradients without autograd. Call the methods of a DirectChain inside `ignore_float_errors()`.
@@ -48,7 +56,7 @@ class DirectChain:
     def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False, inputs: int | None = None) -> None:
         self.layers, self.single, self.inputs = [layer for layer, _ in layers], single, inputs
         self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
-        self.outputs = self._outputs()
+        self.outputs = self._make_outputs_function()
         """Function that maps inputs, float32 [B, I], to outputs [B, O]."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
         self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
@@ -56,12 +64,12 @@ class DirectChain:
         activation is a function of its output."""
 
     @staticmethod
-    def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> DirectChain | None:
+    def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> GraphFreeSequence | None:
         """Build a DirectChain from modules that run in sequence. Return None if DirectChain does not support one of the modules.
 
         Args: matmul_mode: how the matrix products of the hidden layers are computed. The output layer always uses float32.
         """
-        inputs = modules[0].size if modules and isinstance(modules[0], Leading) else None
+        inputs = modules[0].size if modules and isinstance(modules[0], LeadingColumns) else None
         found: list[tuple[nn.Module, Activation | None]] = []
         for module in modules if inputs is None else modules[1:]:
             if is_supported(module):
@@ -72,17 +80,17 @@ class DirectChain:
                 return None
         layers: list[tuple[AnyLayer, Activation | None]] = []
         for index, (module, activation) in enumerate(found):
-            layer = direct_layer(module, matmul_mode if index < len(found) - 1 else FLOAT32)
+            layer = make_graph_free_layer(module, matmul_mode if index < len(found) - 1 else FLOAT32)
             if layer is None:
                 return None
             layers.append((layer, activation))
-        return DirectChain(layers, single, inputs) if layers else None
+        return GraphFreeSequence(layers, single, inputs) if layers else None
 
-    def _outputs(self) -> Callable[[np.ndarray], np.ndarray]:
+    def _make_outputs_function(self) -> Callable[[np.ndarray], np.ndarray]:
         steps, single, inputs, most = self._forward, self.single, self.inputs, -1
-        small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, DirectLayer) and not layer.is_stack]
+        small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, GraphFreeLinear) and not layer.is_stack]
         if len(small) == len(steps):
-            most = min(layer.numpy_forward_rows for layer in self.layers if isinstance(layer, DirectLayer))
+            most = min(layer.numpy_forward_rows for layer in self.layers if isinstance(layer, GraphFreeLinear))
         plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
@@ -145,7 +153,7 @@ class DirectPass:
     This class implements `ops.autograd.Pass` with numpy arrays.
     """
 
-    def __init__(self, chains: Sequence[DirectChain], x: np.ndarray) -> None:
+    def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
         self._chains = chains
         self._rows: Any = None
         """Indices of the input rows to which the rows of `values` belong, or None if `values` has all rows."""
@@ -173,7 +181,7 @@ class DirectPass:
             one.backward(values, grad_out)
 
 
-class PassNet(nn.Module):
+class GraphFreeNet(nn.Module):
     """Base class of nets that can learn without an autograd graph.
 
     A net uses autograd if it contains modules that DirectChain does not support, or if a user has modified the net.
@@ -181,19 +189,19 @@ class PassNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.direct: FastPass[Sequence[DirectChain]] = FastPass()
+        self.direct: FastPass[Sequence[GraphFreeSequence]] = FastPass()
 
-    def chains(self) -> Sequence[DirectChain] | None:
+    def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return the graph-free passes (DirectChains) of the net's outputs, or None if a module of the net is not supported."""
         return None
 
-    def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
+    def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         """Use the graph-free passes that `chains` returns from now on, as long as the user does not modify the modules.
 
         Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the DirectChains replace and that `modules()`
         does not list.
         """
-        chains = self.chains() if DIRECT else None
+        chains = self.build_graph_free_sequences() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
             chains = None
         self.direct = FastPass(chains, [*self.modules(), *others], vector, data)
@@ -212,7 +220,7 @@ class CriticsPass(DirectPass):
     stack. actions: number of columns at the end of x that contain the action.
     """
 
-    def __init__(self, chains: Sequence[DirectChain], x: np.ndarray, actions: int, single: bool) -> None:
+    def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray, actions: int, single: bool) -> None:
         super().__init__(chains, x)
         self._is_stack, self._columns = x.ndim == 3, slice(x.shape[-1] - actions, x.shape[-1])
         out = self.values[0] if self._is_stack else np.stack(self.values)

@@ -114,7 +114,7 @@ def add_gradient(parameter: Tensor, grad: Tensor) -> None:
         parameter.grad += grad
 
 
-class Vector(Protocol):
+class ParameterVector(Protocol):
     """Interface of FlatParams, which holds the parameters of a net in one vector."""
 
     update: int
@@ -122,7 +122,7 @@ class Vector(Protocol):
     frozen: tuple[int, ...]
     """Indices of the frozen parameters, which do not require a gradient."""
 
-    def inspect(self) -> None:
+    def check_parameters(self) -> None:
         """Set `frozen`. If the `data` attribute of a parameter was replaced, copy the new data to the vector and restore the view."""
 
 
@@ -134,7 +134,9 @@ class FastPass(Generic[F]):
     Args: fast: the fast pass, or None if the net has none. vector: the parameters of the net. modules, data: see ModuleMonitor.
     """
 
-    def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:
+    def __init__(
+        self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: ParameterVector | None = None, data: bool = False
+    ) -> None:
         self.fast, self._vector, self._watch = fast, vector, ModuleMonitor(modules, data)
         self._update, self._held = -1, False
 
@@ -148,6 +150,6 @@ class FastPass(Generic[F]):
             return None
         if vector.update != self._update or not vector.update:
             if not vector.update:
-                vector.inspect()
+                vector.check_parameters()
             self._update, self._held = vector.update, self._watch.is_unchanged()
         return self.fast if self._held and not (learn and vector.frozen) else None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.shared import Slot
-from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.collect.workers.shared import RolloutSlot
+from slm_lab.experiment.collect.workers.worker import RolloutReport
 
 
 @dataclass
@@ -17,7 +17,7 @@ class FilledSlot:
 
     worker: int
     slot: int
-    report: Collected
+    report: RolloutReport
     begins: list[int]
     """Index of the first env row of the rollout that has not been copied yet, for each pair of env group and policy."""
 
@@ -34,7 +34,7 @@ class RolloutAssembler:
         rounds: number of rollouts of each worker in a round; None: rollouts are copied in the order of arrival.
     """
 
-    def __init__(self, slots: list[list[list[Slot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
+    def __init__(self, slots: list[list[list[RolloutSlot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
         self.slots, self.builders, self.rounds = slots, builders, rounds
         self.waiting: list[deque[FilledSlot]] = [deque() for _ in slots]
         self.copied_W = [0] * len(slots)
@@ -42,7 +42,7 @@ class RolloutAssembler:
         self.turn = 0
         self.round_over = False
 
-    def put(self, worker: int, slot: int, report: Collected) -> None:
+    def put(self, worker: int, slot: int, report: RolloutReport) -> None:
         """Add a slot that a worker has filled to the queue of the worker."""
         parts = len(report.rollouts) * len(self.builders)
         self.waiting[worker].append(FilledSlot(worker, slot, report, [0] * parts))
@@ -60,7 +60,7 @@ class RolloutAssembler:
                 return
             self.waiting[filled.worker].popleft()
             if self.rounds is not None:
-                complete += self._count(filled.worker)
+                complete += self._finish_rollout(filled.worker)
             yield filled, complete
 
     @property
@@ -96,7 +96,7 @@ class RolloutAssembler:
                 part += 1
         return complete, done
 
-    def _count(self, worker: int) -> list[tuple[int, Dataset]]:
+    def _finish_rollout(self, worker: int) -> list[tuple[int, Dataset]]:
         """Count a copied rollout of a worker.
 
         Returns (policy, dataset) for each policy with a non-empty dataset if the rollout was the last of the round, else [].

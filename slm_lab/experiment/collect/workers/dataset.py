@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout, Truncation, batch_storage
-from slm_lab.experiment.collect.workers.shared import Slot
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout, Truncation, build_batch_storage
+from slm_lab.experiment.collect.workers.shared import RolloutSlot
 from slm_lab.lib.records import EnvInfo, Episode
 
 
@@ -23,7 +23,7 @@ class EndedEpisode(NamedTuple):
 
 
 @dataclass
-class GroupRollout:
+class GroupRolloutReport:
     """Report of a worker on the rollout of one env group. The transitions are in a slot and not in the report."""
 
     truncations: list[Truncation]
@@ -71,7 +71,9 @@ class DatasetBuilder:
     def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, num_spare: int, single_policy: bool) -> None:
         self.policy, self.capacity, self.single_policy, self.num_agents = policy, columns, single_policy, len(info.agents)
         wide = replace(info, num_envs=columns)
-        self.free = deque(Dataset(batch_storage(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(num_spare + 1))
+        self.free = deque(
+            Dataset(build_batch_storage(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(num_spare + 1)
+        )
         self.current: Dataset | None = None
 
     @property
@@ -79,7 +81,7 @@ class DatasetBuilder:
         """Number of columns that still fit into the current dataset and the free datasets."""
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
-    def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
+    def add(self, slot: RolloutSlot, rollout: GroupRolloutReport, begin: int = 0) -> tuple[list[Dataset], int]:
         """Copy the columns (env rows) of a rollout in which this policy played, starting at column `begin`.
 
         Returns (datasets that have become full, index of the first column that did not fit). If all columns fit, the index is the number of
@@ -90,7 +92,7 @@ class DatasetBuilder:
         columns = np.arange(begin, num_columns)
         if not self.single_policy:
             columns = columns[own_TN[:, begin:].any(axis=0)]
-        frame_TN = self._frames(own_TN)
+        frame_TN = self._frame_mask(own_TN)
         full: list[Dataset] = []
         while len(columns):
             if self.current is None:
@@ -104,7 +106,7 @@ class DatasetBuilder:
                 self.current = None
         return full, num_columns
 
-    def _frames(self, own_TN: np.ndarray) -> np.ndarray:
+    def _frame_mask(self, own_TN: np.ndarray) -> np.ndarray:
         """Return whether step t of env row n counts as a frame of the policy, bool [T, N].
 
         If the policy plays several rows of an env in a step, only the first of these rows counts.
@@ -132,7 +134,7 @@ class DatasetBuilder:
         dataset.storage.restart()
         self.free.append(dataset)
 
-    def _copy(self, dataset: Dataset, slot: Slot, rollout: GroupRollout, frame_TN: np.ndarray, columns: np.ndarray) -> None:
+    def _copy(self, dataset: Dataset, slot: RolloutSlot, rollout: GroupRolloutReport, frame_TN: np.ndarray, columns: np.ndarray) -> None:
         begin, end = dataset.columns, dataset.columns + len(columns)
         whole = len(columns) == frame_TN.shape[1]
         source = slice(None) if whole else columns

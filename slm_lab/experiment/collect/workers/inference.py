@@ -117,7 +117,7 @@ class CentralInference:
 
     def _send(self, group: EnvGroup) -> None:
         buffer = self.buffers[group.index]
-        buffer.obs_N[:], buffer.policy_N[:] = group.obs_N, group.acting_N
+        buffer.obs_N[:], buffer.policy_N[:] = group.obs_N, group.acting_policy_N
         if group.state_NS is not None:
             buffer.state_NS[:] = group.state_NS
         self.connection.send_bytes(bytes([group.index]))
@@ -129,7 +129,7 @@ class CentralInference:
             except (EOFError, OSError):
                 self._request_again()
         self.subscriber.pull()
-        buffer, acting_N = self.buffers[group.index], group.acting_N
+        buffer, acting_N = self.buffers[group.index], group.acting_policy_N
         parts = []
         for p, policy in enumerate(group.policies):
             row_K = np.flatnonzero(acting_N == p)

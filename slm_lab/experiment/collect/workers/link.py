@@ -22,12 +22,12 @@ import numpy as np
 import torch
 
 from slm_lab.experiment.collect.workers.inference import CentralInference, InferenceServer
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, sampler_of
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, seed_process
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, get_sampler_spec
+from slm_lab.experiment.collect.workers.worker import RolloutReport, RolloutWorker, seed_process
 from slm_lab.experiment.execute.executor import Context, Executor, Task
 from slm_lab.experiment.execute.heartbeat import CLOSING
 from slm_lab.experiment.execute.local.child import SharedFd
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.lib.system import has_feature
 from slm_lab.spec.report import SpecError
 
@@ -38,7 +38,7 @@ _BROADCAST_SECONDS = 0.03
 after every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
 
 
-class MemoryLink:
+class SharedMemoryLink:
     """Connection of the learner's pool to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
 
     Attributes:
@@ -50,7 +50,7 @@ class MemoryLink:
     remote, poll_seconds = False, 1.0
 
     def __init__(self) -> None:
-        self.fd = shared_file()
+        self.fd = create_shared_file()
         self.store: SharedArrays | None = SharedArrays(self.fd)
 
     def worker_endpoint(self) -> WorkerEndpoint:
@@ -67,7 +67,7 @@ class MemoryLink:
     def refresh(self, tasks: Iterable[Task]) -> None:
         """Make the newest weights available to connected workers. With shared memory, nothing needs to be done."""
 
-    def arrived(self, worker: int, slot: int, report: Collected) -> Collected:
+    def receive_rollout(self, worker: int, slot: int, report: RolloutReport) -> RolloutReport:
         """Make the content of a message "rollout" available in the learner's slot, and return the worker's report."""
         return report
 
@@ -103,7 +103,7 @@ class MemoryEndpoint:
     def take(self, order: Any) -> None:
         """Execute an order that a link has sent. The method does nothing, since a MemoryLink sends no orders."""
 
-    def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
+    def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
         """Send the message ("rollout", slot, report) after the worker has filled a slot."""
         context.send("rollout", slot, report)
 
@@ -145,7 +145,7 @@ class MessageLink:
         self.arrays = arrays
 
     def connect(self, task: Task) -> None:
-        self._renew()
+        self._update_broadcast()
         self._sent[task] = self._number, time.monotonic()
         task.send(self._broadcast)
 
@@ -153,7 +153,7 @@ class MessageLink:
         now = time.monotonic()
         due = [task for task in tasks if self.in_rounds or now >= self._sent[task][1] + _BROADCAST_SECONDS]
         if due:
-            self._renew()
+            self._update_broadcast()
         for task in due:
             if self._sent[task][0] < self._number and self._send(task):
                 self._sent[task] = self._number, now
@@ -169,18 +169,18 @@ class MessageLink:
         task.send(self._broadcast)
         return True
 
-    def _renew(self) -> None:
+    def _update_broadcast(self) -> None:
         """Create a broadcast of the newest weights, unless the last broadcast already contains the newest weights."""
-        published = sum(weights.published for weights in self.arrays.weights)
+        published = sum(weights.publish_count for weights in self.arrays.weights)
         if published != self._published:
             self._published, self._number = published, self._number + 1
-            newest = Broadcast([weights.newest() for weights in self.arrays.weights], self.arrays.active_P.copy())
-            self._broadcast = self.executor.share(newest)
+            newest = Broadcast([weights.copy_newest() for weights in self.arrays.weights], self.arrays.active_P.copy())
+            self._broadcast = self.executor.put_shared(newest)
 
-    def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
+    def receive_rollout(self, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
         """Use the received arrays as the slot's arrays without copying, and return the report with times of this process's clock."""
         for place, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
-            place.use(arrays)
+            place.use_arrays(arrays)
         now = time.perf_counter()
         return report._replace(begin=now - (report.end - report.begin), end=now)
 
@@ -206,11 +206,11 @@ class MessageEndpoint:
             mine.write(*newest)
         self.arrays.active_P[:] = order.active_P
 
-    def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
+    def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
         context.send("rollout", slot, report, *(group.arrays() for group in worker.slots[slot]))
 
 
-Link = MemoryLink | MessageLink
+Link = SharedMemoryLink | MessageLink
 WorkerEndpoint = MemoryEndpoint | MessageEndpoint
 
 
@@ -229,7 +229,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> 
     ("ready",) after the first order has been executed. After this message, the worker sends ("rollout", slot, Collected, …) for each
     requested slot, and ("state", number of the request, state) for each SAVE order.
     """
-    if sampler_of(config.spec).async_rl and has_feature("priority"):
+    if get_sampler_spec(config.spec).async_rl and has_feature("priority"):
         os.nice(link.niceness)
     torch.set_num_threads(1)
     seed_process(config)
@@ -258,7 +258,7 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context:
             if not context.stop.requested:
                 link.send(worker, slot, report, context)
         case (kind, saved, resumes) if kind == LOAD:
-            worker.resume_process(saved, resumes)
+            worker.load_process_state(saved, resumes)
         case (kind, request) if kind == SAVE:
             context.send("state", request, worker.state_dict())
         case _:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.agent.rollout.rollout import AgentsBatchReplay, batch_storage, storage_bytes
+from slm_lab.agent.rollout.rollout import MultiAgentBatchReplay, build_batch_storage, storage_bytes
 from slm_lab.env.normalize import Normalizers
 from slm_lab.experiment.training.experience import Transition
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, Store, attach_parts, prefixed
+from slm_lab.lib.store import Arrays, Named, Shareable, SharedArray, Store, attach_parts, prefixed_arrays
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
@@ -87,13 +87,15 @@ class PublishedWeights:
     def attach(self, store: Store, arrays: Arrays) -> None:
         self._arrays, self._store = dict(arrays), store
 
-    def read_from(self, writer: PublishedWeights) -> None:
+    def share_arrays_of(self, writer: PublishedWeights) -> None:
         """Use the arrays of another PublishedWeights in this process, which publishes the weights."""
         self._arrays = writer._arrays
 
     def publish(self, version: int, acting_state: np.ndarray) -> None:
         """Make the current weights of the policy available to all readers."""
-        param, buffer = (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.packed(self.flat.param), self.flat.buffer.detach())
+        param, buffer = (
+            (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.without_padding(self.flat.param), self.flat.buffer.detach())
+        )
         self.write(version, param, buffer, acting_state)
 
     def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, acting_state: np.ndarray) -> None:
@@ -113,7 +115,7 @@ class PublishedWeights:
         self._barrier()
         arrays["done"][0] = count
 
-    def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    def copy_newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         """Return copies of the version, parameters, buffers and acting state that were published last.
 
         Only the process that publishes the weights may call this method.
@@ -122,7 +124,7 @@ class PublishedWeights:
         return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
 
     @property
-    def published(self) -> int:
+    def publish_count(self) -> int:
         """Number of times that weights were published."""
         return int(self._arrays["done"][0])
 
@@ -136,7 +138,7 @@ class PublishedWeights:
             half = count % 2
             self._barrier()
             if self.flat is not None:
-                self.flat.fill(torch.from_numpy(arrays["param"][half]))
+                self.flat.copy_to_param(torch.from_numpy(arrays["param"][half]))
                 self.flat.buffer.copy_(torch.from_numpy(arrays["buffer"][half]))
             self.acting_state[:] = arrays["extras"][half]
             self.version = int(arrays["version"][half])
@@ -199,11 +201,11 @@ class BusySpans:
         return [(float(begin), float(end)) for begin, end in self._ring[np.arange(first, count) % self.SIZE]]
 
 
-class Slot:
+class RolloutSlot:
     """Storage for one rollout of an env group."""
 
     def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
-        self.storage, self.t = batch_storage(info, rows, state_size), 0
+        self.storage, self.t = build_batch_storage(info, rows, state_size), 0
         self.played_TN = np.zeros((rows, info.num_envs), np.int64)
         """Index of the policy that played each row of the vector env in each step."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
@@ -223,7 +225,7 @@ class Slot:
         self.played_TN[self.t] = policy_N
         self.t += 1
         self.storage.add(*transition)
-        if isinstance(self.storage, AgentsBatchReplay):
+        if isinstance(self.storage, MultiAgentBatchReplay):
             n_K = np.flatnonzero(transition[-1].valid_N)
             self.policy_TN[self.storage.count_N[n_K] - 1, n_K] = policy_N[n_K]
 
@@ -236,11 +238,11 @@ class Slot:
         return {name: SharedArray(array, "single") for name, array in self.arrays().items()}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        self.use(arrays)
+        self.use_arrays(arrays)
 
-    def use(self, arrays: Arrays) -> None:
+    def use_arrays(self, arrays: Arrays) -> None:
         """Use the given arrays as storage. The names of the arrays are the names that the method `arrays` returns."""
-        self.storage.use(arrays)
+        self.storage.use_arrays(arrays)
         self.played_TN = arrays["played"]
         self.policy_TN = arrays.get("policy", self.played_TN)
 
@@ -249,14 +251,14 @@ class WorkerArrays:
     """All arrays that the learner, the workers and the inference server share."""
 
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], acting_state_size: int) -> None:
-        sampler = sampler_of(spec)
-        rows, policy, groups = spec.rollout_rows, policies[0], num_splits(sampler)
-        group = info.of_envs(sampler.num_envs_per_worker // groups)
+        sampler = get_sampler_spec(spec)
+        rows, policy, groups = spec.worker_rollout_len, policies[0], num_env_groups(sampler)
+        group = info.with_num_envs(sampler.num_envs_per_worker // groups)
         self.weights = [PublishedWeights(one, acting_state_size) for one in policies]
         self.active_P = np.ones(len(policies), np.bool_)
         """Whether each policy still needs frames, bool [P]."""
         self.slots = [
-            [[Slot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
+            [[RolloutSlot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
         ]
         """Slots, indexed as [worker][slot][group]."""
         self.buffers: list[list[InferenceBuffer]] = []
@@ -265,7 +267,7 @@ class WorkerArrays:
             self.buffers = [[InferenceBuffer(group, policy) for _ in range(groups)] for _ in range(sampler.num_workers)]
         self.spans = BusySpans()
 
-    def _parts(self) -> dict[str, Shareable]:
+    def _named_components(self) -> dict[str, Shareable]:
         parts: dict[str, Shareable] = {f"weights/{p}": weights for p, weights in enumerate(self.weights)}
         for w, slots in enumerate(self.slots):
             parts |= {f"slot/{w}/{s}/{g}": slot for s, groups in enumerate(slots) for g, slot in enumerate(groups)}
@@ -274,26 +276,26 @@ class WorkerArrays:
         return parts | {"spans": self.spans}
 
     def shared_arrays(self) -> Named:
-        return {"active": SharedArray(self.active_P, "single"), **prefixed(self._parts())}
+        return {"active": SharedArray(self.active_P, "single"), **prefixed_arrays(self._named_components())}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         self.active_P = arrays["active"]
-        attach_parts(self._parts(), store, arrays)
+        attach_parts(self._named_components(), store, arrays)
 
-    def use(self, learners: WorkerArrays) -> None:
+    def use_learner_arrays(self, learners: WorkerArrays) -> None:
         """Replace the weights and slots of these arrays by the weights and slots of the learner, which runs in this process."""
         for mine, theirs in zip(self.weights, learners.weights, strict=True):
-            mine.read_from(theirs)
+            mine.share_arrays_of(theirs)
         self.slots, self.active_P = learners.slots, learners.active_P
 
 
-def sampler_of(spec: Spec) -> SamplerSpec:
+def get_sampler_spec(spec: Spec) -> SamplerSpec:
     """Return meta.sampler of a spec that has this section."""
     assert spec.meta.sampler is not None
     return spec.meta.sampler
 
 
-def num_splits(sampler: SamplerSpec) -> int:
+def num_env_groups(sampler: SamplerSpec) -> int:
     """Return the number of env groups of a worker.
 
     With central inference, a worker steps one env group while another group waits for actions. With local inference, there is one group.
@@ -303,14 +305,14 @@ def num_splits(sampler: SamplerSpec) -> int:
 
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     """Return the memory in bytes that the rollout slots and the datasets of a Session need."""
-    sampler, rows = sampler_of(spec), spec.rollout_rows
-    slots = SLOTS * storage_bytes(info.of_envs(sampler.num_envs), rows + 1)
+    sampler, rows = get_sampler_spec(spec), spec.worker_rollout_len
+    slots = SLOTS * storage_bytes(info.with_num_envs(sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
-    columns = dataset_columns(spec, info)
+    columns = count_dataset_columns(spec, info)
     return slots + storage_bytes(replace(info, num_envs=(waiting + 1) * sum(columns) + max(columns)), rows + 1)
 
 
-def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
+def count_dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
     """Return the number of columns of a dataset for each policy.
 
     A dataset has one column for each agent of the policy in each of spec.dataset_columns envs. If agent.policies is given, it names the
@@ -319,10 +321,10 @@ def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]
-    return [spec.dataset_columns * count for count in agents]
+    return [spec.rollouts_per_dataset * count for count in agents]
 
 
-def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
+def fixed_policy_indices(spec: Spec, info: EnvInfo) -> np.ndarray | None:
     """Return the index of the policy that agent.policies assigns to each row of the vector env, int64 [N].
 
     Returns None if agent.policies is not given, in which case a policy is drawn for each episode.
@@ -331,7 +333,7 @@ def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
         return None
     policy_N = np.zeros(info.num_envs, np.int64)
     for policy, names in enumerate(spec.agent.policies.values()):
-        policy_N[info.rows_of(names)] = policy
+        policy_N[info.agent_rows(names)] = policy
     return policy_N
 
 

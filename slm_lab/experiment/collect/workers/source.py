@@ -16,8 +16,8 @@ import torch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, acting_state_size, check_memory, dataset_columns, sampler_of
-from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, acting_state_size, check_memory, count_dataset_columns, get_sampler_spec
+from slm_lab.experiment.collect.workers.worker import RolloutReport
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
 from slm_lab.experiment.files.bundle import to_arrays, to_tensors
@@ -25,7 +25,7 @@ from slm_lab.experiment.files.sink import Spans
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, Transition, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
-from slm_lab.experiment.training.population import Population
+from slm_lab.experiment.training.population import PopulationBasedTraining
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
 from slm_lab.spec.models.spec import Spec
@@ -70,7 +70,7 @@ class UtilizationTracker:
         self.marks.clear()
         self.marks.append((perf_counter(), dict(self.busy)))
 
-    def record_rollout(self, worker: int, report: Collected) -> None:
+    def record_rollout(self, worker: int, report: RolloutReport) -> None:
         """Record the busy times of a worker during one rollout."""
         self.spans.append(BusySpan(f"worker {worker}", "rollout", report.begin, report.end))
         self.busy["rollout"] += report.env_seconds
@@ -82,7 +82,7 @@ class UtilizationTracker:
         self.spans.append(span)
         self.busy[span.kind] += span.end - span.begin
 
-    def shares(self) -> dict[str, float]:
+    def busy_shares(self) -> dict[str, float]:
         """Return the share of busy time (0 to 1) of rollout workers, inference and the learner, measured over the last _WINDOW seconds.
 
         In a shorter time window, a single rollout could dominate the result.
@@ -96,7 +96,7 @@ class UtilizationTracker:
         share = {kind: min(1.0, (self.busy[kind] - before[kind]) / (max(now - then, 1e-9) * many[kind])) for kind in self.busy}
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
-    def recent_spans(self) -> Spans:
+    def recent_busy_spans(self) -> Spans:
         """Return (process, kind, begin, end) of the busy time spans during the last few updates for which all reports have arrived."""
         trainings = [span for span in self.spans if span.kind == "train"]
         # leave out the last updates, since the workers have not reported their busy spans for these updates yet
@@ -130,7 +130,7 @@ class WorkerSource:
         concurrent_sessions: int = 1,
     ) -> None:
         check_memory(spec, info, concurrent_sessions)
-        self.spec, self.sampler, self.pool, self.learners = spec, sampler_of(spec), pool, list(learners)
+        self.spec, self.sampler, self.pool, self.learners = spec, get_sampler_spec(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.normalizers = learners[0].normalizers
         """Normalizers that all learners share. The statistics that the workers collect are merged into these normalizers."""
@@ -141,7 +141,7 @@ class WorkerSource:
         self._states: list[Any] | None = None
         """Saved states from which the workers continue; None: the workers begin new episodes."""
         self._loaded, self._resumes = False, 0
-        self.population: Population | None = None
+        self.population: PopulationBasedTraining | None = None
         """Population-based training as configured by meta.sampler.pbt; None if this section is not given."""
         policies = [learner.agent.policy for learner in learners]
         self.arrays = WorkerArrays(spec, info, policies, acting_state_size(self.normalizers))
@@ -154,27 +154,27 @@ class WorkerSource:
         self.utilization = UtilizationTracker(self.sampler.num_workers, self.sampler.inference == "central")
         for policy in range(len(policies)):
             self._publish(policy)
-        pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rounds()), info)
+        pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rollouts_per_round()), info)
 
-    def _rounds(self) -> int | None:
+    def _rollouts_per_round(self) -> int | None:
         """Return the number of rollouts per worker in a round; None if rollouts are used in the order of arrival, without rounds."""
         if not self.spec.agent.algorithm.on_policy:
             return 1  # FrameStore: a replay memory of images needs all steps of an env in one column
         if not self.in_rounds:
             return None
-        return -(-self.spec.dataset_columns // self.sampler.num_envs)
+        return -(-self.spec.rollouts_per_dataset // self.sampler.num_envs)
 
     def _builders(self, info: EnvInfo) -> list[DatasetBuilder]:
         sampler, spec, single_policy = self.sampler, self.spec, len(self.learners) == 1
         num_spare = 0 if self.in_rounds else sampler.num_batches_to_accumulate
-        sizes = (spec.rollout_rows, self.learners[0].agent.policy.state_size)
-        columns = dataset_columns(spec, info)
+        sizes = (spec.worker_rollout_len, self.learners[0].agent.policy.state_size)
+        columns = count_dataset_columns(spec, info)
         return [DatasetBuilder(p, info, columns[p], *sizes, num_spare, single_policy) for p in range(len(self.learners))]
 
     def begin(self) -> None:
         """Publish the weights, and wait until the workers are ready. Raises WorkerFailed if a worker cannot start."""
         for policy in range(len(self.learners)):
-            (self._after_dataset if self._loaded else self._publish)(policy)
+            (self._publish_after_training if self._loaded else self._publish)(policy)
         self.beat(WAITING)
         self.pool.start(self._states, self._resumes)
         self._states = None
@@ -201,13 +201,13 @@ class WorkerSource:
             if item is not None:
                 policy, dataset = item
                 if self.arrays.active_P[policy]:
-                    yield from self._experience(policy, dataset)
-                    self._after_dataset(policy)
+                    yield from self._iterate_dataset(policy, dataset)
+                    self._publish_after_training(policy)
                 if not self.arrays.active_P.any() or (self.stop.requested and self.between_rounds):
                     return  # return before the workers can begin another round, during which their state cannot be saved
                 self.pool.release(policy, dataset)
 
-    def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience | CollectedRollout]:
+    def _iterate_dataset(self, policy: int, dataset: Dataset) -> Iterator[Experience | CollectedRollout]:
         """Yield the experience of a dataset: one CollectedRollout if the algorithm is on-policy, else one Experience per vector step."""
         learner = self.learners[policy]
         frames_T = dataset.frame_TN[:, : dataset.columns].sum(axis=1).tolist()
@@ -218,14 +218,14 @@ class WorkerSource:
         time_T = np.linspace(learner.clock.time, perf_counter(), len(frames_T) + 1)[1:].tolist()
         steps = list(zip(frames_T, episodes_T, time_T, strict=True))
         if self.spec.agent.algorithm.on_policy:
-            rollout, report = self._fresh_part(dataset.rollout(), learner.clock.opt_step)
+            rollout, report = self._mask_stale_transitions(dataset.rollout(), learner.clock.opt_step)
             yield CollectedRollout(policy, steps, rollout, report)
             self._record_update(learner)
             return
         for t, (frames, episodes, time) in enumerate(steps):
             self._midway = t < len(steps) - 1
             yield Experience(
-                policy, frames, episodes, _transition(dataset, t), time, partial(self._row_report, dataset, t, learner.clock.opt_step)
+                policy, frames, episodes, _transition(dataset, t), time, partial(self._step_lag_report, dataset, t, learner.clock.opt_step)
             )
             self._record_update(learner)
             if learner.finished:
@@ -237,7 +237,7 @@ class WorkerSource:
             self.utilization.record(BusySpan("learner", "train", *trained))
             learner.agent.policy.version = learner.clock.opt_step
 
-    def _fresh_part(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
+    def _mask_stale_transitions(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
         """Mask the transitions of a rollout whose policy lag exceeds meta.sampler.max_policy_lag.
 
         Returns (rollout, function that reports the lag), or (None, None) if no valid transitions are left.
@@ -253,20 +253,20 @@ class WorkerSource:
             return None, None
         if masked:
             rollout = replace(rollout, valid_TN=rollout.valid_TN & ~(lag_TN > most))
-        return rollout, partial(self._report, lag_B, masked)
+        return rollout, partial(self._lag_report, lag_B, masked)
 
-    def _row_report(self, dataset: Dataset, t: int, opt_step: int) -> dict[str, float]:
+    def _step_lag_report(self, dataset: Dataset, t: int, opt_step: int) -> dict[str, float]:
         slabs = dataset.storage.slabs
-        return self._report(torch.from_numpy(opt_step - slabs["version"][t][slabs["valid"][t]]), 0.0)
+        return self._lag_report(torch.from_numpy(opt_step - slabs["version"][t][slabs["valid"][t]]), 0.0)
 
-    def _report(self, lag_B: torch.Tensor, masked: float) -> dict[str, float]:
-        shares = self.utilization.shares()
+    def _lag_report(self, lag_B: torch.Tensor, masked: float) -> dict[str, float]:
+        shares = self.utilization.busy_shares()
         if not len(lag_B):
             return shares
         low, high, mean = float(lag_B.min()), float(lag_B.max()), float(lag_B.float().mean())
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
-    def _after_dataset(self, policy: int) -> None:
+    def _publish_after_training(self, policy: int) -> None:
         """Perform a round of population-based training if a round is due, and publish the policy's new weights.
 
         This method is called after the learner has trained on a dataset.
@@ -285,8 +285,8 @@ class WorkerSource:
         )
         self.arrays.weights[policy].publish(learner.clock.opt_step, acting_state)
 
-    def recent_spans(self) -> Spans:
-        return self.utilization.recent_spans()
+    def recent_busy_spans(self) -> Spans:
+        return self.utilization.recent_busy_spans()
 
     def close(self) -> None:
         self.pool.close()
@@ -300,13 +300,13 @@ class WorkerSource:
         return not self.in_rounds or (not self._midway and self.pool.between_rounds)
 
     @property
-    def lost_reason(self) -> str:
+    def unsaved_episodes_reason(self) -> str:
         if not self.in_rounds:
             return "asynchronous rollout workers are ahead of the learner"
         return f"the rollout workers cannot save them; backend {self.backend}"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"open": to_tensors(self.pool.states()) if self.in_rounds else None, "resumes": self._resumes}
+        return {"open": to_tensors(self.pool.collect_states()) if self.in_rounds else None, "resumes": self._resumes}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._loaded, self._states, self._resumes = True, to_arrays(state["open"]), int(state["resumes"]) + 1

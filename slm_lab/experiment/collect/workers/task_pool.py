@@ -18,11 +18,11 @@ from typing import Any
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.link import LOAD, SAVE, Link, run_inference, run_worker
-from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig, sampler_of
-from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig, get_sampler_spec
+from slm_lab.experiment.collect.workers.worker import RolloutReport
 from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Stalled, Task
 from slm_lab.experiment.execute.heartbeat import WAITING
-from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, describe_failure
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import cores
@@ -40,7 +40,7 @@ core. On a cluster there is no timeout, since a worker may have to wait for a fr
 
 
 @dataclass
-class _Child:
+class _PoolProcess:
     """State of a rollout worker, or of the inference server, as the pool knows it."""
 
     index: int
@@ -82,7 +82,7 @@ class TaskPool:
 
     def __init__(self, config: WorkerConfig, executor: Executor, link: Link, stop: Stop, beat: Beat) -> None:
         self.spec, self.executor, self.link, self.stop, self.beat = config.spec, executor, link, stop, beat
-        sampler = sampler_of(self.spec)
+        sampler = get_sampler_spec(self.spec)
         self.synchronous = not sampler.async_rl
         self.folder: str | None = None
         """Folder that contains the socket of the inference server; None if there is no inference server."""
@@ -90,12 +90,12 @@ class TaskPool:
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
         self.config = config
-        self.workers: list[_Child] = []
-        self.server: _Child | None = None
+        self.workers: list[_PoolProcess] = []
+        self.server: _PoolProcess | None = None
         self.due = self.out = self.put = self.taken = self.round_end = 0
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
         """Queue of complete datasets as (index of the policy, dataset). If the pool fails, the reason is put into the queue as a text."""
-        self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
+        self.reported: SimpleQueue[tuple[int, RolloutReport]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self._info: EnvInfo | None = None
         self.connected = self.begun = self.ended = self.closed = False
@@ -110,7 +110,7 @@ class TaskPool:
         try:
             for index in range(sampler.num_workers):
                 target, own = run_worker, replace(config, index=index)
-                self.workers.append(_Child(index, executor.start(f"rollout worker {index}", target, own, link.worker_endpoint())))
+                self.workers.append(_PoolProcess(index, executor.start(f"rollout worker {index}", target, own, link.worker_endpoint())))
         except BaseException:
             self.close()
             raise
@@ -153,7 +153,7 @@ class TaskPool:
         self.connected = True
         if self.folder is not None:
             target = run_inference
-            self.server = _Child(0, self.executor.start("inference server", target, self.config, self.link.worker_endpoint()))
+            self.server = _PoolProcess(0, self.executor.start("inference server", target, self.config, self.link.worker_endpoint()))
         for worker in self.workers:
             if worker.built:
                 self.link.connect(worker.task)
@@ -166,12 +166,12 @@ class TaskPool:
             resumes: number of times that the run was continued. If `states` is None, each continuation uses new random streams.
         """
         needed = 1 if self.link.remote and not self.synchronous else len(self.workers)
-        self._wait(lambda: len(self._ready()) >= needed)
-        if len(self._ready()) < needed:
+        self._wait(lambda: len(self._ready_workers()) >= needed)
+        if len(self._ready_workers()) < needed:
             return
         self._resumes, self.begun = resumes, True
-        self.link.refresh(worker.task for worker in self._ready())
-        for worker in self._ready():
+        self.link.refresh(worker.task for worker in self._ready_workers())
+        for worker in self._ready_workers():
             self._restore_worker(worker, None if states is None else states[worker.index])
         self.thread.start()
 
@@ -191,13 +191,13 @@ class TaskPool:
         self.returned.put((policy, dataset))
         self.executor.wake()
 
-    def reports(self) -> Iterator[tuple[int, Collected]]:
+    def reports(self) -> Iterator[tuple[int, RolloutReport]]:
         """Yield (index of the worker, report) for each rollout report that has arrived since the last call."""
         with suppress(Empty):
             while True:
                 yield self.reported.get_nowait()
 
-    def states(self) -> list[Any] | None:
+    def collect_states(self) -> list[Any] | None:
         """Return the states of all workers; None if a worker cannot save its unfinished episodes or the states do not arrive in time.
 
         The method may be called only between synchronous rounds. Raises WorkerFailed.
@@ -245,7 +245,7 @@ class TaskPool:
             while any(worker.running for worker in self.workers):  # the server must still run, since workers may wait for its answers
                 for event in self.executor.events(0.2):
                     if isinstance(event, Died):
-                        self._child(event.task).running = False
+                        self._process_of_task(event.task).running = False
         finally:  # also if a second Ctrl-C interrupts the wait
             self.executor.close()
             self.link.close()
@@ -259,23 +259,23 @@ class TaskPool:
             while not self.ended:
                 self._release_returned()
                 self._assemble()
-                self.link.refresh(worker.task for worker in self._ready())
+                self.link.refresh(worker.task for worker in self._ready_workers())
                 self._begin_round()
                 self._send_orders()
                 self._request_states()
                 for event in self.executor.events(self.link.poll_seconds):
                     self._handle(event)
         except BaseException as error:
-            self._fail(cause(error))
+            self._fail(describe_failure(error))
 
-    def _ready(self) -> list[_Child]:
+    def _ready_workers(self) -> list[_PoolProcess]:
         return [worker for worker in self.workers if worker.ready]
 
-    def _child(self, task: Task) -> _Child:
+    def _process_of_task(self, task: Task) -> _PoolProcess:
         return next(child for child in [*self.workers, self.server] if child is not None and child.task is task)
 
     def _handle(self, event: Event) -> None:
-        child, task = self._child(event.task), event.task
+        child, task = self._process_of_task(event.task), event.task
         match event:
             case Message(_, "built", (info,)):
                 self._info, child.built = self._info or info, True
@@ -287,7 +287,7 @@ class TaskPool:
                     self._restore_worker(child, None)
             case Message(_, "rollout", (slot, report, *groups)):
                 child.orders.remove(slot)
-                self.assembler.put(child.index, slot, self.link.arrived(child.index, slot, report, *groups))
+                self.assembler.put(child.index, slot, self.link.receive_rollout(child.index, slot, report, *groups))
             case Message(_, "state", (request, saved)) if request == self.answered:
                 self.states_W[child.index] = saved
                 if len(self.states_W) == len(self.workers):
@@ -304,7 +304,7 @@ class TaskPool:
                 if not self.ended:
                     self._restart(event)
 
-    def _restore_worker(self, worker: _Child, saved: Any) -> None:
+    def _restore_worker(self, worker: _PoolProcess, saved: Any) -> None:
         """In a continued run, order a worker to start from its saved state or, without a saved state, with new random streams."""
         if saved is not None or self._resumes:
             worker.task.send((LOAD, saved, self._resumes))
@@ -319,7 +319,11 @@ class TaskPool:
         A process that was lost because its node was lost does not count.
         """
         task, most = died.task, self.spec.meta.max_restart
-        child, printed, was_ready = self._child(task), f"\n{died.output}" if died.output else "", self._child(task).ready
+        child, printed, was_ready = (
+            self._process_of_task(task),
+            f"\n{died.output}" if died.output else "",
+            self._process_of_task(task).ready,
+        )
         self.executor.kill(task)  # do not wait for the end of the process, which may be blocked
         child.running = child.built = child.ready = False
         before, child.deaths = child.deaths, child.deaths + (not died.lost)
@@ -375,7 +379,7 @@ class TaskPool:
             worker.orders.append(slot)
             worker.task.send(slot)
 
-    def _next_worker(self) -> _Child | None:
+    def _next_worker(self) -> _PoolProcess | None:
         """Return the worker that should be ordered next to fill a slot; None if no rollout should be ordered now.
 
         In synchronous rounds, rollouts are ordered until all rollouts of the round are ordered. Without rounds, rollouts are ordered as
@@ -400,7 +404,7 @@ class TaskPool:
             return
         self.answered = self.requests
         self.states_W.clear()
-        if self.round_end < 0 or len(self._ready()) < len(self.workers):
+        if self.round_end < 0 or len(self._ready_workers()) < len(self.workers):
             self.saved.put((self.answered, None))
             return
         for worker in self.workers:

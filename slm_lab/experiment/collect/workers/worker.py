@@ -12,21 +12,21 @@ import numpy as np
 import torch
 
 from slm_lab.agent.policy.policy import Policy, build_policy
-from slm_lab.agent.torch_settings import TorchSettings, use_matmul
+from slm_lab.agent.torch_settings import TorchSettings, set_matmul_library
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
-from slm_lab.experiment.collect.turns import Turns
-from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
+from slm_lab.experiment.collect.turns import TurnTransitionBuilder
+from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRolloutReport
 from slm_lab.experiment.collect.workers.shared import (
     PublishedWeights,
-    Slot,
+    RolloutSlot,
     WorkerArrays,
     WorkerConfig,
     acting_state_size,
-    fixed_policies,
-    num_splits,
-    sampler_of,
+    fixed_policy_indices,
+    get_sampler_spec,
+    num_env_groups,
 )
 from slm_lab.experiment.execute.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
@@ -38,10 +38,10 @@ from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 
 
-class Collected(NamedTuple):
+class RolloutReport(NamedTuple):
     """Report of a worker on the rollouts of all its env groups. The transitions are in slots and not in the report."""
 
-    rollouts: list[GroupRollout]
+    rollouts: list[GroupRolloutReport]
     deltas: list[list[Moments]]
     """For each env group: the moments of the collected data, to be merged into the statistics of the learner's normalizers."""
     begin: float
@@ -99,13 +99,13 @@ class EnvGroup:
         """Whether the episode of each row is over, so that another policy may play the next episode, bool [N]. In Atari, an episode is over
         when the game is over, and not when a life is lost."""
         self.state_NS = self.policies[0].initial_state(count)
-        self.turns = Turns(count, self.policies[0].state_size) if info.agents else None
+        self.turns = TurnTransitionBuilder(count, self.policies[0].state_size) if info.agents else None
         """Joins env steps into the transitions of agents that take turns; None if the env has no named agents."""
         self.policy_N = np.zeros(count, np.int64) if self.fixed_N is None else self.fixed_N
-        self._draw()
+        self._draw_policies()
 
     @property
-    def acting_N(self) -> np.ndarray:
+    def acting_policy_N(self) -> np.ndarray:
         """Index of the policy that acts next for each row, int64 [N]; −1 if the agent of the row waits for its turn or is absent."""
         acts_N = self.env.acts_N
         return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
@@ -133,7 +133,7 @@ class EnvGroup:
             self.turns.load_state_dict(to_tensors(state["turns"]))
         return True
 
-    def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
+    def step(self, slot: RolloutSlot, out: ActOut, ended: list[EndedEpisode]) -> None:
         """Step the envs, and write the transitions that end in this step to `slot`.
 
         Args:
@@ -143,7 +143,7 @@ class EnvGroup:
         t, acts_N = slot.t, self.env.acts_N
         step = self.env.step(self.policies[0].env_action(out.action_N))
         transition = (self.obs_N, self.first_N, self.state_NS, out, step)
-        slot.add(self.policy_N, transition if self.turns is None else self.turns.advance(*transition, acts_N))
+        slot.add(self.policy_N, transition if self.turns is None else self.turns.finish_transitions(*transition, acts_N))
         ended += [EndedEpisode(t, episode.env, int(self.policy_N[episode.env]), episode) for episode in step.episodes]
         self.obs_N, self.first_N = step.obs_N, step.first_N
         if out.state_N is not None:
@@ -151,9 +151,9 @@ class EnvGroup:
         if self.draws:
             for episode in step.episodes:
                 self.over_N[episode.env] = True
-            self._draw()
+            self._draw_policies()
 
-    def _draw(self) -> None:
+    def _draw_policies(self) -> None:
         """Draw an active policy at random for each row in which an episode begins."""
         playing, begins_N = np.flatnonzero(self.active_P), self.first_N & self.over_N
         if self.draws and len(playing) and begins_N.any():
@@ -174,7 +174,7 @@ class LocalInference:
         policies = group.policies
         if len(policies) == 1 and group.env.acts_N is None:
             return policies[0].act(group.obs_N, group.state_NS)
-        acting_N, state_NS = group.acting_N, group.state_NS
+        acting_N, state_NS = group.acting_policy_N, group.state_NS
         rows = [np.flatnonzero(acting_N == p) for p in range(len(policies))]
         return merge_outputs(
             group,
@@ -230,21 +230,21 @@ class RolloutWorker:
     """A rollout worker, which owns one or several env groups and copies of the policies that act in the envs."""
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
-        spec, sampler = config.spec, sampler_of(config.spec)
-        self.config, self.beat, self.rows, self.stop = config, beat, spec.rollout_rows, Stop()
+        spec, sampler = config.spec, get_sampler_spec(config.spec)
+        self.config, self.beat, self.rows, self.stop = config, beat, spec.worker_rollout_len, Stop()
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
         self.torch = TorchSettings()
         if config.index == config.restart == 0:
-            check_env(spec, self.seeds.env, beat, sampler.num_envs_per_worker // num_splits(sampler))
-        self.envs = [self._make_env(group) for group in range(num_splits(sampler))]
+            check_env(spec, self.seeds.env, beat, sampler.num_envs_per_worker // num_env_groups(sampler))
+        self.envs = [self._make_env(group) for group in range(num_env_groups(sampler))]
         self.torch.restore()
         self.groups: list[EnvGroup] = []
 
     @property
     def info(self) -> EnvInfo:
         """Info of the envs of all workers together."""
-        return self.envs[0].info.of_envs(self.config.spec.env.num_envs)
+        return self.envs[0].info.with_num_envs(self.config.spec.env.num_envs)
 
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
         """Build the policies, load the learner's weights, and reset the envs.
@@ -264,7 +264,12 @@ class RolloutWorker:
         self.beat(RESETTING)
         self.groups = [
             EnvGroup(
-                index, env, self.policies, own.active_P, np.random.default_rng([self.seeds.act, index, 1]), fixed_policies(spec, env.info)
+                index,
+                env,
+                self.policies,
+                own.active_P,
+                np.random.default_rng([self.seeds.act, index, 1]),
+                fixed_policy_indices(spec, env.info),
             )
             for index, env in enumerate(self.envs)
         ]
@@ -275,14 +280,14 @@ class RolloutWorker:
         return env if group == 0 else int(np.random.SeedSequence([env, group]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def _make_env(self, group: int) -> Env:
-        spec, sampler = self.config.spec, sampler_of(self.config.spec)
-        count = sampler.num_envs_per_worker // num_splits(sampler)
+        spec, sampler = self.config.spec, get_sampler_spec(self.config.spec)
+        count = sampler.num_envs_per_worker // num_env_groups(sampler)
         agent = spec.agent
         return make_env(
             spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, track_info=spec.meta.track_info
         )
 
-    def collect(self, slot: int) -> Collected:
+    def collect(self, slot: int) -> RolloutReport:
         """Collect a rollout of each env group into the slot with the index `slot`, and return the report on the rollouts."""
         slots, groups, inference, beat = self.slots[slot], self.groups, self.inference, self.beat
         self.torch.restore()
@@ -306,9 +311,9 @@ class RolloutWorker:
                 env_seconds += now - act_end
             if self.stop.requested:
                 break
-        rollouts = [GroupRollout(list(place.storage.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]
+        rollouts = [GroupRolloutReport(list(place.storage.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]
         deltas = [group.env.normalizers.take_deltas() for group in groups]
-        return Collected(rollouts, deltas, begin, now, env_seconds, act_seconds)
+        return RolloutReport(rollouts, deltas, begin, now, env_seconds, act_seconds)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the worker between two rollouts; None if the backend of the envs cannot save unfinished episodes."""
@@ -338,7 +343,7 @@ class RolloutWorker:
                 continued = False
         return continued
 
-    def resume_process(self, state: dict[str, Any] | None, resumes: int) -> None:
+    def load_process_state(self, state: dict[str, Any] | None, resumes: int) -> None:
         """Load a state as `resume` does, and restore the process-wide random generators.
 
         This method may be called only in a process that runs no other worker.
@@ -380,5 +385,5 @@ def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> 
     for policy in policies:
         policy.acts_noisily = True
         if policy.net is not None:
-            use_matmul(policy.net, config.spec.meta.matmul, device)
+            set_matmul_library(policy.net, config.spec.meta.matmul, device)
     return policies

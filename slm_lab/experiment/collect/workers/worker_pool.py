@@ -9,10 +9,10 @@ from typing import Any
 
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.link import MemoryLink, MessageLink
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, sampler_of
+from slm_lab.experiment.collect.workers.link import MessageLink, SharedMemoryLink
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, get_sampler_spec
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
+from slm_lab.experiment.collect.workers.worker import RolloutReport, RolloutWorker
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.plan import Stop, UserError
@@ -41,12 +41,12 @@ class SerialPool:
         self.stop = stop
         self.workers: list[RolloutWorker] = []
         try:
-            for index in range(sampler_of(config.spec).num_workers):
+            for index in range(get_sampler_spec(config.spec).num_workers):
                 self.workers.append(RolloutWorker(replace(config, index=index), beat))
         except BaseException:
             self.close()
             raise
-        self._reports: list[tuple[int, Collected]] = []
+        self._reports: list[tuple[int, RolloutReport]] = []
         self.ready: deque[tuple[int, Dataset]] = deque()
 
     def info(self) -> EnvInfo:
@@ -55,7 +55,7 @@ class SerialPool:
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
         self.assembler = assembler
         for worker in self.workers:
-            worker.attach(lambda own: own.use(arrays))
+            worker.attach(lambda own: own.use_learner_arrays(arrays))
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
         for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
@@ -65,7 +65,7 @@ class SerialPool:
     def between_rounds(self) -> bool:
         return not self.ready and self.assembler.between_rounds
 
-    def states(self) -> list[Any] | None:
+    def collect_states(self) -> list[Any] | None:
         states = [worker.state_dict() for worker in self.workers]
         return None if None in states else states
 
@@ -84,7 +84,7 @@ class SerialPool:
     def release(self, policy: int, dataset: Dataset) -> None:
         self.assembler.builders[policy].release(dataset)
 
-    def reports(self) -> Iterator[tuple[int, Collected]]:
+    def reports(self) -> Iterator[tuple[int, RolloutReport]]:
         reports, self._reports = self._reports, []
         yield from reports
 
@@ -101,12 +101,12 @@ OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
     """Start the rollout workers that meta.sampler configures, on this machine."""
-    config, sampler = WorkerConfig(spec, seeds, device=device), sampler_of(spec)
+    config, sampler = WorkerConfig(spec, seeds, device=device), get_sampler_spec(spec)
     if sampler.serial_mode:
         return SerialPool(config, stop, beat)
     if not has_feature("groups"):
         raise UserError("worker processes require Linux or macOS; on Windows set meta.sampler.serial_mode to true")
-    return TaskPool(config, LocalExecutor(*_stall_limits(spec)), MemoryLink(), stop, beat)
+    return TaskPool(config, LocalExecutor(*_stall_limits(spec)), SharedMemoryLink(), stop, beat)
 
 
 def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
@@ -115,7 +115,7 @@ def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: B
     Raises SpecError if meta.sampler.inference is "central".
     """
     spec = with_local_inference(spec)
-    sampler = sampler_of(spec)
+    sampler = get_sampler_spec(spec)
     if sampler.serial_mode:
         return open_pool(spec, seeds, device, stop, beat)
     executor = RayExecutor(*_stall_limits(spec))

@@ -21,7 +21,7 @@ from typing import Any
 from slm_lab.experiment.execute.executor import Context, Target
 from slm_lab.experiment.execute.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local import fork_server as server
-from slm_lab.experiment.execute.local.user_code import cause
+from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
 from slm_lab.lib.process import ProcessState
 from slm_lab.spec.models.meta import StartMethod
@@ -46,7 +46,7 @@ def _received_fd(copy: Any) -> SharedFd:
     return SharedFd(fd)
 
 
-class Setup:
+class ChildSetup:
     """State of the parent process that a child takes over at its start.
 
     A Setup is the first argument of the child, and the state is applied when the Setup is unpickled, before the later arguments are
@@ -61,26 +61,26 @@ class Setup:
         self.printed, self.start_method = printed, start_method
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _set_up, (SharedFd(self.printed), ProcessState.of_this_process(), self.start_method)
+        return _apply_setup, (SharedFd(self.printed), ProcessState.of_this_process(), self.start_method)
 
 
-def _set_up(printed: SharedFd, state: ProcessState, start_method: StartMethod) -> None:
+def _apply_setup(printed: SharedFd, state: ProcessState, start_method: StartMethod) -> None:
     os.setpgid(0, 0)
-    server.default_signals()
-    print_to_fd(printed.fd)
+    server.reset_stop_signals()
+    redirect_output_to_fd(printed.fd)
     faulthandler.enable()
     sys.excepthook = sys.__excepthook__
     server.use_start_method(start_method)
-    if _from_server():
-        server.inherit_server()
+    if _is_forked_from_server():
+        server.use_parents_fork_server()
 
 
-def _from_server() -> bool:
+def _is_forked_from_server() -> bool:
     """Whether this process is a copy of the fork server."""
     return "slm_lab.experiment.execute.local.preload" in sys.modules
 
 
-def print_to_fd(fd: int) -> None:
+def redirect_output_to_fd(fd: int) -> None:
     """Redirect stdout and stderr, including the descriptors 1 and 2 that C libraries use, to the descriptor `fd`, and close `fd`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -115,13 +115,13 @@ class ChildContext(Context):
                 os.write(2, b"the env, or what it uses, closed file descriptors that it did not open\n")
                 os._exit(1)
 
-    def print_to(self, path: Path) -> None:
+    def redirect_output(self, path: Path) -> None:
         """Redirect the output of this process: append it to the file `path`. Earlier output that was kept in memory is appended first."""
         path = path.absolute()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         with suppress(OSError):  # descriptor 1 is not readable if it is already a log
             os.write(fd, os.pread(1, _PRINTED_BYTES, 0))
-        print_to_fd(fd)
+        redirect_output_to_fd(fd)
         self.send("_output", path)
 
     def _listen(self) -> None:
@@ -154,13 +154,13 @@ def main(setup: None, name: str, restart: int, connection: Connection, heartbeat
     try:
         target(context, *args)
     except BaseException as error:  # also SystemExit: exit code 0 without a message would mean an end without a result
-        context.send("failed", cause(error))
+        context.send("failed", describe_failure(error))
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
     finally:
         context.send("_end")
         for left in multiprocessing.active_children():
             left.kill()  # sys.exit would wait for its end
-        if _from_server():
+        if _is_forked_from_server():
             atexit._run_exitfuncs()  # a copy of the fork server ends without calling its exit hooks
         if context.orphaned:
             os.killpg(0, signal.SIGKILL)

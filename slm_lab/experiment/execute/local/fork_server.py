@@ -27,10 +27,10 @@ from slm_lab.lib.process import (
     THIS_PROCESS,
     THREAD_LIMITS,
     Method,
-    environment,
-    hidden_main,
+    hide_main_module,
     set_environment,
     stop_signals_blocked,
+    temporary_environment,
 )
 from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.meta import StartMethod
@@ -58,10 +58,10 @@ def use_start_method(requested: StartMethod) -> None:
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
     THIS_PROCESS.requested_method = requested
-    THIS_PROCESS.choose_start_method = _method_of_next
+    THIS_PROCESS.choose_start_method = _start_method_after_check
 
 
-def wanted_start_method() -> StartMethod:
+def inherited_start_method() -> StartMethod:
     """Return the setting of meta.start_method to pass to a child process; "spawn" if the fork server cannot run."""
     return "spawn" if THIS_PROCESS.forkserver_unavailable else THIS_PROCESS.requested_method
 
@@ -76,21 +76,21 @@ def start_method() -> Method:
     return "forkserver" if allowed and has_feature("forkserver") else "spawn"
 
 
-def _method_of_next() -> Method:
+def _start_method_after_check() -> Method:
     """Test the fork server, and return the start method for a process that code outside this package starts."""
     for _ in range(2):
         ensure_server()
-        if start_method() == "spawn" or _answers():
+        if start_method() == "spawn" or _server_answers():
             return start_method()
         stop_server()
     use_spawn(ENDED)
     return start_method()
 
 
-def _answers() -> bool:
+def _server_answers() -> bool:
     process: Any = multiprocessing.get_context("forkserver").Process(target=os.getpid)  # type: ignore[attr-defined,unused-ignore]
     try:
-        with stop_signals_blocked(), hidden_main():
+        with stop_signals_blocked(), hide_main_module():
             process.start()
             process.join()
     except (OSError, EOFError):
@@ -131,7 +131,7 @@ def _start_server() -> None:
         with stop_signals_blocked():
             resource_tracker.ensure_running()  # starting it unblocks signals
         _server.set_forkserver_preload(["slm_lab.experiment.execute.local.preload"])
-        with stop_signals_blocked(), environment(_server_environment()):
+        with stop_signals_blocked(), temporary_environment(_server_environment()):
             type(_server).ensure_running(_server)
 
 
@@ -161,12 +161,12 @@ def stop_server() -> None:
         _server._forkserver_pid = _server._forkserver_address = None
 
 
-def inherit_server() -> None:
+def use_parents_fork_server() -> None:
     """Make this child process start its own children from the fork server that started it, instead of starting another fork server."""
     _server.ensure_running = resource_tracker.ensure_running
 
 
-def default_signals() -> None:
+def reset_stop_signals() -> None:
     """Reset the stop signals to their default handlers and clear the signal mask. Pending stop signals are dropped."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # drops a pending signal

@@ -23,7 +23,7 @@ _AGAIN = 1.0
 """Number of seconds after which `time_limit` raises Blocked again if user code has caught the exception."""
 
 
-class Blocked(BaseException):
+class UserCodeBlocked(BaseException):
     """User code did not return in time.
 
     Blocked is not a subclass of Exception, so that `except Exception` in user code does not catch Blocked.
@@ -100,7 +100,7 @@ def watchdog(
 
     def blocked() -> bool:
         nonlocal noticed, raised, stopped, verdict
-        seconds, now, phase = timer.seconds(), time.monotonic(), heartbeat.phase
+        seconds, now, phase = timer.seconds_since_beat(), time.monotonic(), heartbeat.phase
         if stop.requested and stopped is None:
             stopped = now
         if report is not None and stall_notice is not None and noticed < stall_notice <= seconds:
@@ -114,7 +114,7 @@ def watchdog(
                 return True
         return False
 
-    with _interrupted(blocked, lambda: verdict[1] if verdict is not None and verdict[0] == heartbeat.value else None):
+    with _interrupt_when_blocked(blocked, lambda: verdict[1] if verdict is not None and verdict[0] == heartbeat.value else None):
         yield
 
 
@@ -134,12 +134,12 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         return True
 
     text = f"{what} did not return within {seconds:g} seconds"
-    with _interrupted(blocked, lambda: text if time.monotonic() >= deadline else None):
+    with _interrupt_when_blocked(blocked, lambda: text if time.monotonic() >= deadline else None):
         yield
 
 
 @contextmanager
-def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
+def _interrupt_when_blocked(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
     """Context manager that interrupts the main thread during the block when `blocked` returns True.
 
     A thread calls `blocked` every 0.1 s. If `blocked` returns True, the thread sends a signal to the main thread, which then calls `reason`
@@ -158,7 +158,7 @@ def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) 
 
     def handle(number: int, frame: object) -> None:
         if not over and (text := reason()) is not None:
-            raise Blocked(text)
+            raise UserCodeBlocked(text)
         if callable(before):
             before(number, frame)
 

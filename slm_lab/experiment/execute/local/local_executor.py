@@ -17,10 +17,10 @@ from typing import Any
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
 from slm_lab.experiment.execute.heartbeat import HEARTBEAT_BYTES, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local import child as child_side
-from slm_lab.experiment.execute.local.child import Setup, SharedFd
-from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
-from slm_lab.lib.process import THREAD_LIMITS, environment, hidden_main, kill_group, stop_signals_blocked
-from slm_lab.lib.store import shared_file
+from slm_lab.experiment.execute.local.child import ChildSetup, SharedFd
+from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, inherited_start_method, start_method, stop_server, use_spawn
+from slm_lab.lib.process import THREAD_LIMITS, hide_main_module, kill_group, stop_signals_blocked, temporary_environment
+from slm_lab.lib.store import create_shared_file
 from slm_lab.lib.system import has_feature
 
 _TICK = 0.5
@@ -80,7 +80,7 @@ class LocalTask(Task):
                     use_spawn(str(error) or ENDED)
 
     def _launch(self, method: str) -> None:
-        printed, memory = shared_file(), shared_file()
+        printed, memory = create_shared_file(), create_shared_file()
         ours, theirs = multiprocessing.Pipe()
         try:
             import fcntl  # POSIX only; a Session without child processes does not need it
@@ -88,9 +88,17 @@ class LocalTask(Task):
             fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)  # the file may be truncated later
             os.ftruncate(memory, HEARTBEAT_BYTES)
             self.heartbeat = Heartbeat(memory)
-            args = (Setup(printed, wanted_start_method()), self.name, self.restart, theirs, SharedFd(memory), self.target, self.args)
+            args = (
+                ChildSetup(printed, inherited_start_method()),
+                self.name,
+                self.restart,
+                theirs,
+                SharedFd(memory),
+                self.target,
+                self.args,
+            )
             process: Any = multiprocessing.get_context(method).Process(target=child_side.main, args=args, name=self.name)  # type: ignore[attr-defined]
-            with stop_signals_blocked(), hidden_main(), environment(dict.fromkeys(THREAD_LIMITS, "1")):
+            with stop_signals_blocked(), hide_main_module(), temporary_environment(dict.fromkeys(THREAD_LIMITS, "1")):
                 process.start()
         except BaseException:
             ours.close()
@@ -101,7 +109,7 @@ class LocalTask(Task):
             os.close(memory)
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # no other code may poll or join it
         self._process, self.pid, self._printed, self.output = process, process.pid, printed, None
-        self._death = _death_of(process)
+        self._death = _open_exit_descriptor(process)
         self._connection: Connection | None = ours
         self._buffer, self.timer = bytearray(), StallTimer(self.heartbeat)
 
@@ -133,7 +141,7 @@ class LocalTask(Task):
     # ---- methods that LocalExecutor calls
 
     @property
-    def waitable(self) -> list[Any]:
+    def wait_handles(self) -> list[Any]:
         """Objects to pass to multiprocessing.connection.wait, which become ready when the process ends or has sent a message."""
         return [] if self._process is None else [self._death, *([self._connection] if self._connection is not None else [])]
 
@@ -174,7 +182,7 @@ class LocalTask(Task):
             os.ftruncate(self._printed, 0)
             os.write(self._printed, last)
 
-    def _has_exited(self) -> bool:
+    def _wait_for_exit(self) -> bool:
         """Wait at most _EXIT_SECONDS for the end of the process, whose pipe is closed, and return whether the process has exited.
 
         A process with a closed pipe may still run, since user code may have closed the pipe.
@@ -194,7 +202,7 @@ class LocalTask(Task):
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
-        if not overdue and not has_feature("pidfd") and not self._has_exited():
+        if not overdue and not has_feature("pidfd") and not self._wait_for_exit():
             overdue, self.kill_reason = True, "closed file descriptors that it did not open"
         if overdue:
             with suppress(ProcessLookupError):
@@ -214,7 +222,7 @@ class LocalTask(Task):
             os.close(fd)
 
 
-def _death_of(process: Any) -> int:
+def _open_exit_descriptor(process: Any) -> int:
     """Return a new file descriptor that becomes readable when the process has ended."""
     if has_feature("pidfd"):
         with suppress(OSError):  # the process is dead already
@@ -243,7 +251,7 @@ class LocalExecutor(Executor):
     def _wait(self, timeout: float) -> None:
         """Wait for an event or a call of `wake`, for at most `timeout` seconds or _TICK seconds."""
         pending = any(task.inbox for task in self.tasks)
-        wait([self._waking, *(item for task in self.tasks for item in task.waitable)], 0 if pending else min(timeout, _TICK))
+        wait([self._waking, *(item for task in self.tasks for item in task.wait_handles)], 0 if pending else min(timeout, _TICK))
         if self._woken.is_set():
             self._waking.recv_bytes()
             self._woken.clear()
@@ -253,7 +261,7 @@ class LocalExecutor(Executor):
             task.end()
             return
         task.take_messages()
-        if (stall := task.timer.stall(self.stall_notice, self.stall_limit)) is not None:
+        if (stall := task.timer.check_stall(self.stall_notice, self.stall_limit)) is not None:
             task.inbox.append(Stalled(task, *stall, task.tail() if stall[-1] == "limit" else ""))
 
     def wake(self) -> None:

@@ -18,13 +18,13 @@ from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType, TracebackType
 
-from slm_lab.experiment.execute.local.fork_server import PRELOAD, default_signals, restore_environment
+from slm_lab.experiment.execute.local.fork_server import PRELOAD, reset_stop_signals, restore_environment
 from slm_lab.lib.process import delay_garbage_collection, freeze_objects
 
 _SERVER = os.getpid()
 
 
-def _begin(module: ModuleType) -> None:
+def _initialise_child(module: ModuleType) -> None:
     """Initialise a forked child that the executor did not start, such as an env process of AsyncVectorEnv, as if it had been spawned.
 
     The child joins the process group of the process that requested the child, prints to the same files as this process, has its own random
@@ -46,7 +46,7 @@ def _begin(module: ModuleType) -> None:
     util.Finalize(None, atexit._run_exitfuncs, exitpriority=-100)
 
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_child_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the traceback of an error in a child that is not initialised yet, unless the error only means that its parent has ended."""
     if not issubclass(kind, EOFError | OSError | UnpicklingError):
         sys.__excepthook__(kind, error, trace)
@@ -78,12 +78,12 @@ def _load() -> None:
 
 
 os.setpgid(0, 0)
-default_signals()
+reset_stop_signals()
 _PARENT = restore_environment()
 try:
     _load()
 except BaseException:
     os._exit(1)
-sys.excepthook = _report
-util.register_after_fork(sys.modules[__name__], _begin)
+sys.excepthook = _print_child_error
+util.register_after_fork(sys.modules[__name__], _initialise_child)
 atexit.register(_remove_folder)

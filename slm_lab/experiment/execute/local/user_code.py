@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from slm_lab.experiment.execute.local.interrupt import Blocked, time_limit
+from slm_lab.experiment.execute.local.interrupt import UserCodeBlocked, time_limit
 from slm_lab.experiment.plan import Interrupted, Stop, UserError
 from slm_lab.lib.log import PlainError, logger, notice
 
@@ -23,28 +23,28 @@ class WorkerFailed(PlainError):
     """
 
 
-def cause(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """Return the cause of a failure as text: a message if the error is self-explanatory, else the traceback.
 
     An error is self-explanatory if it comes from a check of mode dev, a failed worker, an env that blocks or returns an invalid reward, a
     full disk, a read-only file system, a closed file descriptor, or sys.exit. Notes that were added to the error, such as the frame and the
     env, are appended to the text.
     """
-    if isinstance(error, (PlainError, Blocked)):
-        return _noted(str(error).rstrip(), error)
+    if isinstance(error, (PlainError, UserCodeBlocked)):
+        return _append_notes(str(error).rstrip(), error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of the data folder is full ({error.strerror})"
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return f"the data folder is on a read-only file system ({error.strerror})"
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         closed = "a file descriptor of the process is closed: the env, or what it uses, closes descriptors that it did not open"
-        return _noted(f"{closed} ({error.strerror}{source_of(error)})", error)
-    if (did := explained(error)) is not None:
-        return _noted(did, error)
+        return _append_notes(f"{closed} ({error.strerror}{error_location(error)})", error)
+    if (did := explain_exit(error)) is not None:
+        return _append_notes(did, error)
     return "".join(traceback.format_exception(error))
 
 
-def _noted(text: str, error: BaseException) -> str:
+def _append_notes(text: str, error: BaseException) -> str:
     return ("\n" if "\n" in text else " ").join([text, *getattr(error, "__notes__", ())])
 
 
@@ -52,7 +52,7 @@ CLOSE_SECONDS = 10.0
 """Maximum time in seconds for closing an env."""
 
 
-class Exited(BaseException):
+class UserCodeExited(BaseException):
     """User code called os._exit.
 
     Exited is not a subclass of Exception, so that `except Exception` in user code does not catch Exited.
@@ -73,7 +73,7 @@ def os_exit_raises() -> Iterator[None]:
 
     def leave(status: int) -> NoReturn:
         if os.getpid() == own:
-            raise Exited(f"os._exit({status!r}) was called")
+            raise UserCodeExited(f"os._exit({status!r}) was called")
         before(status)
 
     os._exit = leave
@@ -83,7 +83,7 @@ def os_exit_raises() -> Iterator[None]:
         os._exit = before
 
 
-def from_user_code(error: BaseException) -> bool:
+def is_from_user_code(error: BaseException) -> bool:
     """Return whether an error was raised by code and not because of a signal (Ctrl-C or the signals of `stop_on_signal`)."""
     if not isinstance(error, KeyboardInterrupt):
         return True
@@ -91,42 +91,42 @@ def from_user_code(error: BaseException) -> bool:
     return not (isinstance(error, Interrupted) or by_python)
 
 
-def explained(error: BaseException) -> str | None:
+def explain_exit(error: BaseException) -> str | None:
     """Return a text that says what user code did, and where, for an error that is not a subclass of Exception; None for other errors."""
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
-        case Exited():
+        case UserCodeExited():
             text = str(error)
         case KeyboardInterrupt() | GeneratorExit():
             text = f"{type(error).__name__} was raised (by code, not by a signal)"
         case _:
             return None
-    return text + source_of(error)
+    return text + error_location(error)
 
 
-def source_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Return the file and line that raised an error, as text to append to a message; "" if the file and line are unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 @contextmanager
-def build_errors(name: str, stop: Stop) -> Iterator[None]:
+def convert_build_errors(name: str, stop: Stop) -> Iterator[None]:
     """Context manager that raises UserError if the env `name`, which is built in the block, blocks or ends the program.
 
     Raises Interrupted instead if the env blocks and a stop was requested.
     """
     try:
         yield
-    except Blocked as error:
+    except UserCodeBlocked as error:
         if stop.requested:
             raise Interrupted("", stop.number) from None
         raise UserError(f"{name} cannot be built: {error} (meta.stall_limit)") from None
-    except (SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
-        if not from_user_code(error):
+    except (SystemExit, UserCodeExited, KeyboardInterrupt, GeneratorExit) as error:
+        if not is_from_user_code(error):
             raise
-        raise UserError(f"{name} cannot be built: {explained(error)}") from error
+        raise UserError(f"{name} cannot be built: {explain_exit(error)}") from error
 
 
 def close_env(close: Callable[[], None]) -> None:
@@ -137,10 +137,10 @@ def close_env(close: Callable[[], None]) -> None:
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):
             close()
-    except Blocked as error:
+    except UserCodeBlocked as error:
         notice(str(error))
-    except (Exception, SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
-        if not from_user_code(error):
+    except (Exception, SystemExit, UserCodeExited, KeyboardInterrupt, GeneratorExit) as error:
+        if not is_from_user_code(error):
             raise
-        notice(f"the env's close() failed: {explained(error) or f'{type(error).__name__}: {error}{source_of(error)}'}")
+        notice(f"the env's close() failed: {explain_exit(error) or f'{type(error).__name__}: {error}{error_location(error)}'}")
         logger.info("close() failed", exc_info=True)

@@ -20,7 +20,7 @@ from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import cores
-from slm_lab.lib.process import environment, stop_signals_blocked
+from slm_lab.lib.process import stop_signals_blocked, temporary_environment
 from slm_lab.lib.text import error_line, last_line, nonblank_lines
 
 _CONNECT_SECONDS = 3.0
@@ -99,7 +99,7 @@ class Cluster:
             raise UserError(f"--cluster {self.address}: {what} need {cores:g} cores, and the cluster has {total:g}")
 
 
-def on_node(node: str, *, soft: bool = False) -> Any:
+def node_strategy(node: str, *, soft: bool = False) -> Any:
     """Return Ray's scheduling strategy that runs a task on the given node.
 
     Args:
@@ -112,7 +112,7 @@ def on_node(node: str, *, soft: bool = False) -> Any:
 
 
 @contextmanager
-def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
+def connect_cluster(address: str, folder: Location | None) -> Iterator[Cluster]:
     """Context manager that connects this process to a Ray cluster while the block runs.
 
     Args:
@@ -130,22 +130,22 @@ def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
         with LocalCluster(cores()):
             yield Cluster(address)
         return
-    with _joined(address) as cluster:
+    with _join_cluster(address) as cluster:
         _check_nodes(cluster, folder)
         yield cluster
 
 
 @contextmanager
-def _joined(address: str) -> Iterator[Cluster]:
-    where = _resolved(address)
-    with environment(_variables()):
+def _join_cluster(address: str) -> Iterator[Cluster]:
+    where = _resolve_address(address)
+    with temporary_environment(_variables()):
         import ray
 
         if ray.is_initialized():
             raise UserError("this process is already connected to a Ray cluster; call ray.shutdown() first")
         try:
             _init(address, where)
-            with _quiet():
+            with _silence_node_logs():
                 yield Cluster(address)
         finally:  # also after a failed connection, whose remaining state the next attempt would reuse
             with stop_signals_blocked():
@@ -161,11 +161,11 @@ def _init(address: str, where: str) -> None:
     except SystemExit:
         raise UserError(f"--cluster {address}: Ray's head node at {where} does not answer") from None
     except Exception as error:
-        raise UserError(_refusal(address, str(error))) from None
+        raise UserError(_connection_error_message(address, str(error))) from None
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_node_logs() -> Iterator[None]:
     """Context manager that prevents Ray from printing the last lines of a node's log when the node dies.
 
     The context manager has no effect if the installed version of Ray lacks the function that is replaced.
@@ -181,7 +181,7 @@ def _quiet() -> Iterator[None]:
             worker.print_to_stdstream = before
 
 
-def _resolved(address: str) -> str:
+def _resolve_address(address: str) -> str:
     """Return the address HOST:PORT of the cluster's head node. Raises UserError if the head node does not answer at this address."""
     where = address
     if address == "auto":
@@ -232,7 +232,7 @@ def _variables() -> dict[str, str]:
     return own
 
 
-def _refusal(address: str, text: str) -> str:
+def _connection_error_message(address: str, text: str) -> str:
     """Return the error message for the user, given the text of an error that ray.init has raised."""
     shown = " ".join(nonblank_lines(text)[:6])[:600]
     if "ersion mismatch" in text:
@@ -278,7 +278,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
 
     with _token(folder) as token:
         task: Any = ray.remote(num_cpus=0, max_retries=0)(probe)
-        asked = {task.options(scheduling_strategy=on_node(node.id)).remote(token): node for node in cluster.nodes}
+        asked = {task.options(scheduling_strategy=node_strategy(node.id)).remote(token): node for node in cluster.nodes}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
         alive = {node.id for node in cluster.nodes}  # Ray lists a node for some seconds after its end
         late = [one for one in late if asked[one].id in alive]
@@ -286,9 +286,9 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
             names = ", ".join(asked[one].name for one in late)
             raise UserError(f"--cluster {cluster.address}: no answer from {names} within {_PROBE_SECONDS:g} s")
         for one in ready:
-            found = _answer(cluster, asked[one], one, alive)
+            found = _probe_result(cluster, asked[one], one, alive)
             if found is not None and folder is not None and token is not None and (found["problem"] or found["token"] != token.name):
-                _raise_not_seen(cluster, asked[one], folder, found["problem"])
+                _raise_folder_error(cluster, asked[one], folder, found["problem"])
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def _token(folder: Location | None) -> Iterator[Location | None]:
     try:
         token.write_text(token.name)
     except OSError as error:
-        raise UserError(f"cannot write to {_shown(folder)}: {error.strerror or error}") from None
+        raise UserError(f"cannot write to {_describe_folder(folder)}: {error.strerror or error}") from None
     try:
         yield token
     finally:
@@ -315,11 +315,11 @@ def _token(folder: Location | None) -> Iterator[Location | None]:
             token.unlink()
 
 
-def _shown(folder: Location) -> str:
+def _describe_folder(folder: Location) -> str:
     return f"the data folder {folder}" if isinstance(folder, Path) else f"--storage {folder}"
 
 
-def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str) -> None:
+def _raise_folder_error(cluster: Cluster, node: Node, folder: Location, problem: str) -> None:
     if isinstance(folder, Path):
         advice = "all nodes must see the same folder there: use a network file system, with --data-dir, or an object store, with --storage"
     else:
@@ -327,10 +327,10 @@ def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str
             "all nodes must read and write there: use a URL that means the same store on each, and give each its package and credentials"
         )
     reason = f" ({problem})" if problem else ""
-    raise UserError(f"--cluster {cluster.address}: {node.name} cannot use {_shown(folder)}{reason}; {advice}")
+    raise UserError(f"--cluster {cluster.address}: {node.name} cannot use {_describe_folder(folder)}{reason}; {advice}")
 
 
-def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
+def _probe_result(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
     """Return the result of `probe` on a node; None if the node has died since the call.
 
     Raises UserError if the node cannot run slm_lab or has other package versions (see `versions`).
@@ -378,12 +378,12 @@ def unpack(content: Content | bytes) -> Content:
 
 
 @dataclass(frozen=True)
-class Remote:
+class ActorHandle:
     """Handle of a Ray actor, whose methods are called by name."""
 
     actor: Any
 
-    def send(self, method: str, *args: Any) -> None:
+    def call_async(self, method: str, *args: Any) -> None:
         """Call a method of the actor asynchronously. Calls from one process are executed in order."""
         self.start(method, *args)
 

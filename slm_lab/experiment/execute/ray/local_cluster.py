@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import notice
-from slm_lab.lib.process import environment, stop_signals_blocked
+from slm_lab.lib.process import stop_signals_blocked, temporary_environment
 from slm_lab.lib.system import has_feature
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
@@ -73,7 +73,7 @@ class LocalCluster:
         with ExitStack() as stack:
             folder, pipe = stack.enter_context(_temporary_folder())
             stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # restore the folder, which Ray sets from TMPDIR
-            stack.enter_context(environment(_variables(folder)))
+            stack.enter_context(temporary_environment(_variables(folder)))
             import ray
 
             if ray.is_initialized():
@@ -82,7 +82,10 @@ class LocalCluster:
             stack.callback(ray.shutdown)
             for attempt in range(_ATTEMPTS):
                 try:
-                    with stop_signals_blocked(), _few_processes():  # Ray inherits the signal mask: a signal to the group does not stop Ray
+                    with (
+                        stop_signals_blocked(),
+                        _start_fewer_processes(),
+                    ):  # Ray inherits the signal mask: a signal to the group does not stop Ray
                         ray.init(
                             address="local",
                             num_cpus=self.cores,
@@ -167,7 +170,7 @@ def _descendants() -> list[int]:
 
 
 @contextmanager
-def _few_processes() -> Iterator[None]:
+def _start_fewer_processes() -> Iterator[None]:
     """Context manager in which ray.init starts only the processes that a search needs.
 
     The autoscaler's monitor, the log monitor and the API server (without dashboard) are not needed for a cluster of one node whose logs are

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
-from slm_lab.experiment.execute.ray.connect import LOST_NODE, Remote, death_reason, on_node, pack, unpack
+from slm_lab.experiment.execute.ray.connect import LOST_NODE, ActorHandle, death_reason, node_strategy, pack, unpack
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
 
@@ -40,25 +40,25 @@ class RayTask(Task):
 
     def take(self) -> None:
         """Request the messages of the actor, and send the orders of the outbox with the request."""
-        self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._unsent())
+        self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._take_unsent_orders())
 
-    def _unsent(self) -> tuple[Any, ...]:
+    def _take_unsent_orders(self) -> tuple[Any, ...]:
         """Empty the outbox. Returns (number of orders sent earlier, *orders of the outbox), or () if the outbox was empty."""
         number, orders = self.ordered, self.outbox
         self.ordered, self.outbox = number + len(orders), []
         return (number, *orders) if orders else ()
 
     def send(self, order: Any) -> None:
-        self.outbox.append(_argument(order))
+        self.outbox.append(_pack_argument(order))
         if self.taken is not None:  # otherwise the next call of `take` sends them
-            self.actor.order.options(concurrency_group="control").remote(*self._unsent())
+            self.actor.order.options(concurrency_group="control").remote(*self._take_unsent_orders())
 
     def signal(self, content: Any) -> bool:
         import ray
 
         if self.signalled is not None and not ray.wait([self.signalled], timeout=0)[0]:
             return False
-        self.signalled = self.actor.signal.options(concurrency_group="control").remote(_argument(content))
+        self.signalled = self.actor.signal.options(concurrency_group="control").remote(_pack_argument(content))
         return True
 
     def stop(self, grace: float) -> None:
@@ -67,15 +67,15 @@ class RayTask(Task):
         self.limit_deadline(grace)
 
 
-class _Shared(NamedTuple):
-    """Result of `RayExecutor.share`, to be passed to `RayTask.send` or `RayTask.signal`."""
+class _SharedContent(NamedTuple):
+    """Result of `RayExecutor.put_shared`, to be passed to `RayTask.send` or `RayTask.signal`."""
 
     argument: Any
     """The packed content, or a reference to the content in Ray's object store."""
 
 
-def _argument(content: Any) -> Any:
-    return content.argument if isinstance(content, _Shared) else pack(content)
+def _pack_argument(content: Any) -> Any:
+    return content.argument if isinstance(content, _SharedContent) else pack(content)
 
 
 class RayExecutor(Executor):
@@ -113,7 +113,7 @@ class RayExecutor(Executor):
         task.started, task.failed = time.monotonic(), False
         task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
 
-    def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> Remote:
+    def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> ActorHandle:
         """Start an actor that only answers calls and reserves no core, and return its handle. The actor is killed by `close`.
 
         Args:
@@ -121,21 +121,21 @@ class RayExecutor(Executor):
             node: id of the node on which the actor should run; None: any node.
             options: options of the Ray actor, such as max_restarts.
         """
-        strategy = "SPREAD" if node is None else on_node(node, soft=bool(options.get("max_restarts")))
+        strategy = "SPREAD" if node is None else node_strategy(node, soft=bool(options.get("max_restarts")))
         actor = self._ray.remote(num_cpus=0, scheduling_strategy=strategy, **options)(kind).remote(*args)
         self._servers.append(actor)
-        return Remote(actor)
+        return ActorHandle(actor)
 
     def _wait(self, timeout: float) -> None:
         for task in self.tasks:
             if task.taken is None:
                 task.take()
         taken = {task.taken: task for task in self.tasks}
-        for future in self._ready(list(taken), timeout):
+        for future in self._wait_for_futures(list(taken), timeout):
             self._read(taken[future], future)
         self._notice_pending()
 
-    def _ready(self, futures: list[Any], timeout: float) -> list[Any]:
+    def _wait_for_futures(self, futures: list[Any], timeout: float) -> list[Any]:
         """Wait at most `timeout` seconds until a future is ready or `wake` is called, and return the futures that are ready."""
         end = time.monotonic() + timeout
         done: list[Any] = []
@@ -186,10 +186,10 @@ class RayExecutor(Executor):
             self._noticed = True
             notice(f"{', '.join(task.name for task in late)} still {'wait' if len(late) > 1 else 'waits'} for a free core of the cluster")
 
-    def share(self, content: Any) -> Any:
+    def put_shared(self, content: Any) -> Any:
         """Return an object to send in place of `content`. Large arrays are put into Ray's object store and sent to each node only once."""
         packed = pack(content)
-        return _Shared(packed if isinstance(packed, bytes) else self._ray.put(content))
+        return _SharedContent(packed if isinstance(packed, bytes) else self._ray.put(content))
 
     def _end(self, task: RayTask) -> None:
         self._ray.kill(task.actor)

@@ -16,8 +16,8 @@ from typing import IO, Any, NamedTuple
 
 from slm_lab.experiment.execute.executor import Context, Target
 from slm_lab.experiment.execute.heartbeat import StallTimer
-from slm_lab.experiment.execute.local.child import print_to_fd
-from slm_lab.experiment.execute.local.user_code import cause
+from slm_lab.experiment.execute.local.child import redirect_output_to_fd
+from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.execute.ray.connect import pack, unpack
 from slm_lab.lib.log import logger
 
@@ -68,13 +68,13 @@ class RayContext(Context):
     def send(self, kind: str, *content: Any) -> None:
         self.messages.put(Sent(kind, pack(content)))  # packed in this thread, since packing in another thread would interrupt this one
 
-    def print_to(self, path: Path) -> None:
+    def redirect_output(self, path: Path) -> None:
         """Redirect the output of this process to a temporary file, and send its lines to the executor, which appends them to `path`.
 
         (A pipe instead of a file would block a program that prints while it holds the GIL.)
         """
         self._log, self._printed = path, tempfile.TemporaryFile("ab+")  # noqa: SIM115  # until the process ends
-        print_to_fd(os.dup(self._printed.fileno()))
+        redirect_output_to_fd(os.dup(self._printed.fileno()))
         threading.Thread(target=self._forward_always, name="log", daemon=True).start()
         import ray
 
@@ -124,7 +124,7 @@ class TaskActor:
             target(self.context, *args)
         except BaseException as error:
             logging.getLogger(__name__).info("failed", exc_info=True)
-            self.context.send("failed", cause(error))
+            self.context.send("failed", describe_failure(error))
         finally:
             self.context.forward()
             self._ended = True
@@ -147,7 +147,7 @@ class TaskActor:
                 messages.append(self.context.messages.get(block=not ended, timeout=_TICK))
                 while True:
                     messages.append(self.context.messages.get_nowait())
-            if (stall := self._timer.stall(*self.limits)) is not None:
+            if (stall := self._timer.check_stall(*self.limits)) is not None:
                 messages.append(Sent(STALLED, stall))
             if ended:
                 return Taken(messages, self.context.messages.empty())

@@ -52,7 +52,7 @@ def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[Tria
     return [one for one in known if one.trial in best]
 
 
-def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
+def create_run_folder(paths: RunPaths, spec: Spec) -> RunPaths:
     """Create the run folder of the confirmations if it does not exist yet, and return its paths. Raises OSError."""
     runs = RunPaths(paths.confirmation, paths.spec_name)
     runs.root.mkdir(exist_ok=True)

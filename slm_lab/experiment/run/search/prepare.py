@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 from slm_lab.experiment.execute.executor import Context, Resources
-from slm_lab.experiment.plan import Plan, session_processes
-from slm_lab.experiment.run.experiment import build_problems
+from slm_lab.experiment.plan import Plan, count_session_processes
+from slm_lab.experiment.run.experiment import find_build_problems
 from slm_lab.experiment.training.resolve import number_of_gpus, single_session_spec
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.load.search_space import SearchSpace
-from slm_lab.spec.models.search import SearchKey, settings, walk
+from slm_lab.spec.models.search import SearchKey, active_values, walk_search_keys
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import KeyPath, Problem, SpecError, show, show_path
+from slm_lab.spec.report import KeyPath, Problem, SpecError, format_json, show_path
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TrialShare:
 
 def available_cores(spec: Spec, plan: Plan) -> int:
     """Return the number of cores that a search uses: with `--jobs N`, the cores of N Sessions, and otherwise all cores of this machine."""
-    return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
+    return cores() if plan.jobs is None else plan.jobs * count_session_processes(spec.meta)
 
 
 def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> TrialShare:
@@ -54,7 +54,7 @@ def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Seq
     frames. Sessions that train one net also run concurrently. In population-based training all trials run concurrently, since trials are
     compared at equal frames.
     """
-    meta, processes = spec.meta, session_processes(spec.meta)
+    meta, processes = spec.meta, count_session_processes(spec.meta)
     available = int(max(nodes)) if nodes else available_cores(spec, plan)
     together = bool(meta.distributed) or meta.search_scheduler is not None or meta.search_algorithm == "pbt"
     sessions = meta.max_session if together else max(1, min(meta.max_session, available // processes))
@@ -99,20 +99,20 @@ def check_search_values(space: SearchSpace, plan: Plan) -> None:
         if text in built:
             continue
         built.add(text)
-        shown = show(key.args[value] if key.has_options else value)
-        problems += build_problems(lone, plan, f"search.{show_path(key.where)}", f"invalid value {shown}: ")
+        shown = format_json(key.args[value] if key.has_options else value)
+        problems += find_build_problems(lone, plan, f"search.{show_path(key.where)}", f"invalid value {shown}: ")
     if problems:
         raise SpecError(space.spec.name, problems)
 
 
 def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
-    for key, above in walk(space.search_keys):
+    for key, above in walk_search_keys(space.search_keys):
         for value in key.values_to_check()[:_MOST_VALUES]:
             pins = {**above, key.where: value}
             roots = [root for root in space.search_keys if root.where in pins]
             choose = partial(_pinned_or_first, pins)
             try:
-                yield key, value, space.apply({one.text: chosen for one, chosen in settings(roots, choose)})
+                yield key, value, space.trial_spec({one.text: chosen for one, chosen in active_values(roots, choose)})
             except SpecError:  # the value is valid only with other values of other keys, see search_check
                 continue
 
@@ -121,7 +121,7 @@ def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
     return pins.get(key.where, key.values_to_check()[0])
 
 
-def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
+def check_values_task(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
     """Run check_search_values in a task, since the process of the search does not import torch.
 
     The task sends the message ("valid", number of GPUs) or ("user_error", SpecError).

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, draw, frozen_trial, snap, suggest
+from slm_lab.spec.load.search_space import (
+    KeyChoices,
+    SearchSpace,
+    Values,
+    create_frozen_trial,
+    round_to_range,
+    suggest_choice,
+    value_at_quantile,
+)
 from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.report import Problem, SpecError
 
@@ -111,14 +119,14 @@ class GridProposer(RandomProposer):
             return None
         fixed, rng = points[trial % len(points)], _generator(self.seed, trial)
         for _ in range(1 if self.space.is_grid else _ATTEMPTS):
-            values = self.space.values(lambda name, key: fixed[name] if name in fixed else draw(key, rng.random()))
+            values = self.space.values(lambda name, key: fixed[name] if name in fixed else value_at_quantile(key, rng.random()))
             if _is_valid(self.space, values):
                 break
         return values
 
 
 @dataclass
-class _Trial:
+class _Proposal:
     """The proposed values of a trial, and the metric of the trial."""
 
     trial: int
@@ -140,7 +148,7 @@ class TPEProposer:
 
     space: SearchSpace
     seed: int
-    history: list[_Trial] = field(default_factory=list)
+    history: list[_Proposal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _optuna()
@@ -151,12 +159,12 @@ class TPEProposer:
             asked, choices = study.ask(), KeyChoices()
 
             def choose(name: str, key: SearchKey, asked: Any = asked, choices: KeyChoices = choices) -> Any:
-                choices[name] = suggest(asked, name, key)
-                return _value(key, choices[name])
+                choices[name] = suggest_choice(asked, name, key)
+                return _value_from_choice(key, choices[name])
 
             values = self.space.values(choose)
             if refused >= _ATTEMPTS or _is_valid(self.space, values):
-                self.history.append(_Trial(trial, choices))
+                self.history.append(_Proposal(trial, choices))
                 return values
             study.tell(asked, state=_optuna().trial.TrialState.FAIL)
             refused += 1
@@ -174,7 +182,7 @@ class TPEProposer:
         return {"history": [{"trial": one.trial, "picks": {**one.choices}, "metric": one.metric, "done": one.done} for one in self.history]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.history = [_Trial(one["trial"], one["picks"], one["metric"], one["done"]) for one in state["history"]]
+        self.history = [_Proposal(one["trial"], one["picks"], one["metric"], one["done"]) for one in state["history"]]
 
     def _study(self, trial: int) -> optuna.Study:
         """Return an Optuna study that contains the trials of the search so far."""
@@ -195,7 +203,7 @@ class TPEProposer:
         study: optuna.Study = library.create_study(sampler=sampler, direction="maximize")
         for one in self.history:
             state = states.RUNNING if not one.done else states.FAIL if one.metric is None else states.COMPLETE
-            study.add_trial(frozen_trial(library, self.space, one.choices, one.metric, state))
+            study.add_trial(create_frozen_trial(library, self.space, one.choices, one.metric, state))
         return study
 
     def _seed(self, trial: int, attempt: int) -> int:
@@ -217,8 +225,8 @@ def _optuna() -> Any:
     return optuna
 
 
-def _value(key: SearchKey, choice: Any) -> Any:
-    return choice if key.has_options else draw(key, choice) if key.is_normal else snap(key, choice)
+def _value_from_choice(key: SearchKey, choice: Any) -> Any:
+    return choice if key.has_options else value_at_quantile(key, choice) if key.is_normal else round_to_range(key, choice)
 
 
 def _generator(seed: int, trial: int) -> np.random.Generator:
@@ -227,7 +235,7 @@ def _generator(seed: int, trial: int) -> np.random.Generator:
 
 def _is_valid(space: SearchSpace, values: Values) -> bool:
     try:
-        space.apply(values)
+        space.trial_spec(values)
     except SpecError:
         return False
     return True

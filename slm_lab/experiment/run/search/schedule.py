@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from slm_lab.experiment.files.search_state import TrialState
-from slm_lab.experiment.session.resume import may_change
+from slm_lab.experiment.session.resume import is_changeable_key
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.search_space import SearchSpace, Values
 from slm_lab.spec.models.spec import Spec
@@ -48,7 +48,7 @@ class Scheduler(Protocol):
     def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
         """Process the metric of a running trial at a frame, and return a decision, or None if the trial continues unchanged."""
 
-    def complete(self, trial: TrialState) -> None:
+    def record_end(self, trial: TrialState) -> None:
         """Record that a trial has ended."""
 
 
@@ -88,7 +88,7 @@ class Asha:
             self._asha.on_trial_add(None, known)
         return "stop" if self._asha.on_trial_result(None, known, {"frame": frame, "metric": metric}) == self._asha.STOP else None
 
-    def complete(self, trial: TrialState) -> None: ...
+    def record_end(self, trial: TrialState) -> None: ...
 
 
 class Pbt:
@@ -106,11 +106,11 @@ class Pbt:
         self._ranges: dict[str, tuple[float, float]] = {}
         """Key without options → (smallest drawn value, largest drawn value)."""
         self._trials: dict[int, _TuneTrial] = {}
-        self._pbt: Any = self._make(interval)
+        self._pbt: Any = self._make_tune_scheduler(interval)
         for trial, frame, metric in reports:
             self.report(trial, frame, metric)
 
-    def _make(self, interval: int) -> Any:
+    def _make_tune_scheduler(self, interval: int) -> Any:
         """Return the scheduler of Ray Tune. A decision to exploit is stored in this object instead of being executed by Tune's
         controller."""
         from ray.tune.schedulers import PopulationBasedTraining
@@ -128,7 +128,7 @@ class Pbt:
             mode="max",
             perturbation_interval=interval,
             hyperparam_mutations=self._mutations(),
-            custom_explore_fn=self._valid,
+            custom_explore_fn=self._make_valid,
             log_config=False,
         )
 
@@ -143,18 +143,18 @@ class Pbt:
             if len(known) <= _OPTIONS:
                 found[key] = sorted(known) if numbers else known
             else:
-                found[key], self._ranges[key] = self._drawing(key), (min(known), max(known))
+                found[key], self._ranges[key] = self._value_sampler(key), (min(known), max(known))
         return found
 
-    def _drawing(self, key: str) -> Callable[[], Any]:
+    def _value_sampler(self, key: str) -> Callable[[], Any]:
         return lambda: self._space.sample(self._rng)[key]
 
-    def _valid(self, values: Values) -> Values:
+    def _make_valid(self, values: Values) -> Values:
         """Return perturbed values, clipped to the ranges of their keys. If the clipped values are not valid in the spec, return new
         samples."""
         values = values | {key: min(max(values[key], low), high) for key, (low, high) in self._ranges.items()}
         try:
-            self._space.apply(values)
+            self._space.trial_spec(values)
         except SpecError:
             return self._space.sample(self._rng)
         return values
@@ -168,7 +168,7 @@ class Pbt:
         self._pbt.on_trial_result(self._controller, known, {"frame": frame, "metric": metric})
         return self._decision
 
-    def complete(self, trial: TrialState) -> None:
+    def record_end(self, trial: TrialState) -> None:
         if trial.trial in self._trials:
             self._trials[trial.trial].finished = True
 
@@ -192,7 +192,7 @@ def check_pbt(spec: Spec, space: SearchSpace) -> None:
     problems = [
         Problem(f"search.{key}", "population-based training changes values while a trial runs, which is not possible for this key")
         for key in space.keys
-        if not may_change(key)
+        if not is_changeable_key(key)
     ]
     problems += [
         Problem(f"search.{key}", "population-based training does not support keys inside a value of another key")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from slm_lab.experiment.execute.executor import Executor, TaskFailed, run_task
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
-from slm_lab.experiment.execute.ray.connect import connected
+from slm_lab.experiment.execute.ray.connect import connect_cluster
 from slm_lab.experiment.execute.ray.local_cluster import check_installed
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.files.find import checkpoints
@@ -27,15 +27,15 @@ from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.files.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.trial_record import TrialRecord
-from slm_lab.experiment.run.experiment import Experiment, cleanup_on_error, lock_of
+from slm_lab.experiment.run.experiment import Experiment, acquire_lock, cleanup_on_error
 from slm_lab.experiment.run.search import confirm as confirming
-from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
+from slm_lab.experiment.run.search.prepare import TrialShare, check_values_task, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.run.search.schedule import Exploit, check_evaluation, check_pbt, make_scheduler
-from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, result_lines, shown_values
+from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, format_values, result_lines
 from slm_lab.experiment.run.search.trial_task import TrialJob
-from slm_lab.experiment.run.trial import load_analysis
-from slm_lab.experiment.session.resume import differences, run_in, start_history
+from slm_lab.experiment.run.trial import import_analysis_modules
+from slm_lab.experiment.session.resume import changed_keys, find_run, read_start_history
 from slm_lab.lib.files import display_path, indented_json, replace_file
 from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -106,11 +106,11 @@ class Search(Experiment[RunPaths]):
         Raises SpecError if the saved spec is invalid. Raises UserError if the folder contains no search or is in use, or if the search
         cannot be continued with these overrides.
         """
-        paths = run_in(folder)
+        paths = find_run(folder)
         if not paths.search_state.exists():
             missing = paths.search_state.name
             raise UserError(f"'{folder}' is not the folder of a search: it has no {missing}; train@ continues a training run")
-        lock = lock_of(paths.lock)
+        lock = acquire_lock(paths.lock)
         try:
             saved = load_spec(paths.spec, paths.spec_name)
             spec = load_spec(paths.spec, paths.spec_name, sets) if sets else saved
@@ -177,33 +177,33 @@ class Search(Experiment[RunPaths]):
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)
         if not self._continued:
-            table.say(f"{self.spec.name}: building envs and agents of the values …")
+            table.print_line(f"{self.spec.name}: building envs and agents of the values …")
         with suppress(TaskFailed):  # caused by a bug, which the trials will report
-            messages = run_task(here, "the check of the builds", check_in_process, self.spec, self.plan, self._continued, stop=stop)
+            messages = run_task(here, "the check of the builds", check_values_task, self.spec, self.plan, self._continued, stop=stop)
             self._gpus = next(int(message.content[0]) for message in messages if message.kind == "valid")
         if address is None:
-            self._share = trial_resources(self.spec, self.plan, self.space.trials, self._gpus)
+            self._share = trial_resources(self.spec, self.plan, self.space.num_trials, self._gpus)
             yield here
             return
         self._gpus = 0  # Ray makes only the assigned GPUs visible to a trial
-        with connected(address, folder) as joined, RayExecutor(stall_notice=None) as executor:
-            table.say(str(joined))
+        with connect_cluster(address, folder) as joined, RayExecutor(stall_notice=None) as executor:
+            table.print_line(str(joined))
             nodes, gpus = [node.cores for node in joined.nodes], sum(node.gpus for node in joined.nodes)
-            self._share = trial_resources(self.spec, self.plan, self.space.trials, gpus * (self.plan.device != "cpu"), nodes)
+            self._share = trial_resources(self.spec, self.plan, self.space.num_trials, gpus * (self.plan.device != "cpu"), nodes)
             yield executor
 
     def _run_stages(self, executor: Executor, table: SearchTable, stop: Stop, begin: float) -> None:
         if stop.requested:
             raise KeyboardInterrupt
-        self._open()
-        table.log_to(self._files.search_log)
-        threading.Thread(target=load_analysis, daemon=True).start()
+        self._create_run_folder()
+        table.set_log_file(self._existing_paths.search_log)
+        threading.Thread(target=import_analysis_modules, daemon=True).start()
         self._say_what_runs(table, perf_counter() - begin)
         self._search_stage(executor, table).run(stop)
         if self.state.confirm and not stop.requested:
             self._confirm_stage(executor, table, stop)
 
-    def _open(self) -> None:
+    def _create_run_folder(self) -> None:
         """Create the run folder, and save the spec in the folder. A continued search uses the existing folder. Raises UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
@@ -211,7 +211,7 @@ class Search(Experiment[RunPaths]):
             if paths is None:
                 paths = new_run(self.plan.data_dir, self.spec.name)
                 made = paths.root
-            history = [] if made is not None else start_history(paths.spec)
+            history = [] if made is not None else read_start_history(paths.spec)
             self.lock = self.lock or RunLock(paths.lock)
             paths.make_dirs()
             paths.remove_temporaries()
@@ -222,15 +222,15 @@ class Search(Experiment[RunPaths]):
 
     def _say_what_runs(self, table: SearchTable, seconds: float) -> None:
         meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
-        trials = f"{self.space.trials} trials ({algorithm}), {self._share.concurrent} at a time"
+        trials = f"{self.space.num_trials} trials ({algorithm}), {self._share.concurrent} at a time"
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
-        table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
-        table.say(f"{display_path(self._files.root)}")
+        table.print_line(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
+        table.print_line(f"{display_path(self._existing_paths.root)}")
         if self._continued:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
             killed = "" if self.lock is None or self.lock.killed is None else f"the last start, {self.lock.killed}, {ENDED}; "
-            table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
+            table.print_line(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
     def _search_stage(self, executor: Executor, table: SearchTable) -> Stage:
         state = self.state
@@ -252,7 +252,7 @@ class Search(Experiment[RunPaths]):
 
         return Stage(
             state.trials,
-            self.space.trials,
+            self.space.num_trials,
             self._share.concurrent,
             self.spec.session_frames,
             executor,
@@ -263,14 +263,14 @@ class Search(Experiment[RunPaths]):
             propose=propose,
             on_report=report,
             on_end=end,
-            on_exploit=lambda trial, decision: self._exploit(trial, decision, table),
+            on_exploit=lambda trial, decision: self._record_exploit(trial, decision, table),
             scheduler=scheduler,
             exhausted=state.exhausted,
         )
 
     def _save(self) -> None:
         self.state.proposer = self._proposer.state_dict()
-        self.state.save(self._files.search_state)
+        self.state.save(self._existing_paths.search_state)
         self._live_report.poll()
 
     @cached_property
@@ -282,20 +282,20 @@ class Search(Experiment[RunPaths]):
     def _write_report(self, *, ended: bool = False) -> Path:
         from slm_lab.experiment.report.report_folder import write_search_report
 
-        return write_search_report(self._files, self.spec, self.state, ended=ended)
+        return write_search_report(self._existing_paths, self.spec, self.state, ended=ended)
 
-    def _exploit(self, trial: TrialState, decision: Exploit, table: SearchTable) -> None:
+    def _record_exploit(self, trial: TrialState, decision: Exploit, table: SearchTable) -> None:
         exploit = {"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values}
         self.state.exploits.append(exploit)
-        new = shown_values(decision.values)
-        table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
+        new = format_values(decision.values)
+        table.print_line(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
 
     def trial_spec(self, values: Values) -> Spec:
         """Return the spec of a trial with the given values of the searched keys.
 
         If meta.eval_episodes is "auto", it is replaced by 0, since trials are compared and stopped early by their training rows.
         """
-        spec = self.space.apply(values)
+        spec = self.space.trial_spec(values)
         if not spec.meta.evaluates_by_default:
             return spec
         return spec.with_meta(eval_episodes=0)
@@ -309,7 +309,7 @@ class Search(Experiment[RunPaths]):
             spec = spec.with_meta(save_interval=0.0)
             sets = tuple(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
         plan = self._plan_of(self._share, slot)
-        return TrialJob(spec, self._files, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
+        return TrialJob(spec, self._existing_paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
     def _plan_of(self, share: TrialShare, slot: int) -> Plan:
         """Return the plan of a trial. Trials on this machine are distributed over the GPUs of this machine."""
@@ -325,8 +325,8 @@ class Search(Experiment[RunPaths]):
             return
         confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)
         share = trial_resources(confirmed, self.plan, len(chosen), int(self._share.gpus > 0), self._share.nodes)
-        runs = confirming.open_run(self._files, confirmed)
-        table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
+        runs = confirming.create_run_folder(self._existing_paths, confirmed)
+        table.print_line(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
 
         def job(trial: TrialState, slot: int) -> TrialJob:
             spec = confirming.confirmation_spec(self.trial_spec(trial.values), state.confirm_seed or 0)
@@ -363,38 +363,38 @@ class Search(Experiment[RunPaths]):
         best = {trial.trial for trial in best_first(self.state.trials)[: max(keep, self.state.confirm)]}
         for trial in self.state.trials:
             if trial.ended and trial.trial not in best:
-                for file in self._files.checkpoints(trial.trial):
+                for file in self._existing_paths.checkpoints(trial.trial):
                     file.unlink(missing_ok=True)
 
     def records(self) -> list[TrialRecord]:
         """Return a record of each trial of the search."""
         from slm_lab.experiment.report.search_report import search_records
 
-        return search_records(self.state, self._files, self.spec.meta.random_seed)
+        return search_records(self.state, self._existing_paths, self.spec.meta.random_seed)
 
     def _analyze(self, table: SearchTable, stop: Stop) -> SearchResult:
-        from slm_lab.experiment.report.report_page import attempt
+        from slm_lab.experiment.report.report_page import try_write_report
         from slm_lab.experiment.report.search_report import write_search
 
-        paths = self._files
+        paths = self._existing_paths
         for lock in (path for root in (paths.root, paths.confirmation) for path in root.glob(".lock_*")):
             lock.unlink(missing_ok=True)  # remove the locks of trials and Sessions, which have ended
         records = self.records()
         with capture_notices(table.notice):
             summary = write_search(paths, self.spec, records, self.state.metric)
-            report = attempt(partial(self._write_report, ended=True))
+            report = try_write_report(partial(self._write_report, ended=True))
         for line in result_lines(self.state, summary):
-            table.say(line)
+            table.print_line(line)
         root = display_path(paths.root)
         if report is not None:
-            table.say(f"open {display_path(report)}")
+            table.print_line(f"open {display_path(report)}")
         if paths.best_spec in summary.files:
-            table.say(f"spec of the best trial: {display_path(paths.best_spec)}")
-        table.say(f"all files: {root}")
+            table.print_line(f"spec of the best trial: {display_path(paths.best_spec)}")
+        table.print_line(f"all files: {root}")
         for line in next_commands(self.state, paths):
-            table.say(line)
+            table.print_line(line)
         unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
-        if stop.requested and (unfinished or len(records) < self.space.trials):
+        if stop.requested and (unfinished or len(records) < self.space.num_trials):
             raise KeyboardInterrupt
         return SearchResult(paths, records, summary)
 
@@ -409,7 +409,7 @@ def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
     """Raise UserError if the value of a key has changed that must not be changed when a search is continued."""
-    changes = differences(saved, spec)
+    changes = changed_keys(saved, spec)
     problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _CHANGEABLE_KEYS.fullmatch(path)]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)

@@ -14,12 +14,12 @@ from rich.table import Table
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Task
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.report.progress import LiveTable, duration, number
+from slm_lab.experiment.report.progress import LiveTable, format_duration, format_number
 from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, TaskStart, run_plan
 from slm_lab.experiment.run.search.schedule import Decision, Exploit, Scheduler
-from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
+from slm_lab.experiment.run.search.trial_task import TrialJob, TrialOutcome, Update, get_metric, run_trial_task
 from slm_lab.experiment.run.sessions import SAVING
-from slm_lab.lib.text import aligned, last_line, wrapped
+from slm_lab.lib.text import format_table, last_line, wrap_paragraph
 from slm_lab.spec.load.search_space import Values
 from slm_lab.spec.report import SpecError
 
@@ -81,9 +81,9 @@ class SearchTable(LiveTable):
     def ended(self, trial: TrialState) -> None:
         """Print the result of a trial that has ended."""
         how = {"finished": "", "stopped": f" stopped at frame {trial.frame:,}", "failed": " failed"}.get(trial.status, f" {trial.status}")
-        result = "" if trial.status == "failed" else f"  {self.metric} {number(trial.metric)}"
+        result = "" if trial.status == "failed" else f"  {self.metric} {format_number(trial.metric)}"
         cause = f": {last_line(trial.cause)}" if trial.status == "failed" and trial.cause.strip() else ""
-        self.say_end(f"trial {trial.trial}{how}{cause}{result}  {shown_values(trial.values)}  {duration(trial.seconds)}")
+        self.print_end(f"trial {trial.trial}{how}{cause}{result}  {format_values(trial.values)}  {format_duration(trial.seconds)}")
         self.show(now=True)
 
     def rows(self) -> Table:
@@ -94,7 +94,7 @@ class SearchTable(LiveTable):
         running = [trial for trial in self.totals.trials if trial.status == "running"]
         for trial in running[:_MOST_ROWS]:
             frame = f"{trial.frame:,}/{max_frame:,}"
-            table.add_row(str(trial.trial), frame, number(trial.metric), duration(trial.seconds), shown_values(trial.values))
+            table.add_row(str(trial.trial), frame, format_number(trial.metric), format_duration(trial.seconds), format_values(trial.values))
         return table
 
     def summary(self) -> str:
@@ -104,11 +104,11 @@ class SearchTable(LiveTable):
         done = totals.count("finished", "stopped", "failed")
         shown = (f"{count} {name}" for name, count in counts.items() if count or name == "running")
         left, best = totals.seconds_left(), totals.best
-        eta = "-" if left is None else duration(left)
+        eta = "-" if left is None else format_duration(left)
         line = f"{', '.join([f'{done}/{totals.target} trials done', *shown])}, eta {eta}"
         if best is None:
             return f"{line}; no trial has finished yet"
-        return f"{line}; best {self.metric} {number(best.metric)}: trial {best.trial}  {shown_values(best.values)}"
+        return f"{line}; best {self.metric} {format_number(best.metric)}: trial {best.trial}  {format_values(best.values)}"
 
 
 def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
@@ -117,17 +117,17 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
     counts["interrupted"] = counts.pop("running")  # the search has ended, so no trial is running
-    lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training"]
-    lines += _ranking([one for one in records if one.metric is not None][: max(3, state.confirm)], state.metric)
+    lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {format_duration(seconds)} of training"]
+    lines += _ranking_lines([one for one in records if one.metric is not None][: max(3, state.confirm)], state.metric)
     if summary.importance is not None:
         shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
         method = f"PED-ANOVA, best {summary.importance.best} of {summary.importance.trials} trials"
         text = f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}"
-        lines += wrapped(text).splitlines()
+        lines += wrap_paragraph(text).splitlines()
     return lines
 
 
-def _ranking(records: Sequence[TrialRecord], metric: str) -> list[str]:
+def _ranking_lines(records: Sequence[TrialRecord], metric: str) -> list[str]:
     """Return the lines of a table with the best trials and their values."""
     if not records:
         return []
@@ -138,16 +138,16 @@ def _ranking(records: Sequence[TrialRecord], metric: str) -> list[str]:
     cells = []
     for record in records:
         values = [_value_text(record.values[key]) if key in record.values else "-" for key in keys]
-        cells.append([str(record.trial), number(record.metric), *([_confirmed(record)] if confirmed else []), *values])
-    return aligned([head, *cells])
+        cells.append([str(record.trial), format_number(record.metric), *([_confirmed_text(record)] if confirmed else []), *values])
+    return format_table([head, *cells])
 
 
-def _confirmed(record: TrialRecord) -> str:
-    interval = "" if record.confirmed_interval is None else f" [{', '.join(map(number, record.confirmed_interval))}]"
-    return f"{number(record.confirmed)}{interval}"
+def _confirmed_text(record: TrialRecord) -> str:
+    interval = "" if record.confirmed_interval is None else f" [{', '.join(map(format_number, record.confirmed_interval))}]"
+    return f"{format_number(record.confirmed)}{interval}"
 
 
-def shown_values(values: Mapping[str, Any]) -> str:
+def format_values(values: Mapping[str, Any]) -> str:
     """Return the values of searched keys as text. The path of each key is shortened to its shortest unambiguous suffix."""
     return "  ".join(f"{_short_key(key, values)} {_value_text(value)}" for key, value in values.items())
 
@@ -162,7 +162,7 @@ def _short_key(key: str, values: Mapping[str, Any]) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return number(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)
 
 
 _SAVE_EVERY = 2.0
@@ -217,7 +217,7 @@ class Stage(Totals):
             try:
                 job = self.make_job(trial, slot)
             except SpecError as error:
-                self._end(trial, Outcome("failed", cause=str(error), retry=False))
+                self._end(trial, TrialOutcome("failed", cause=str(error), retry=False))
                 continue
             trial.status = "running"
             self._begun[trial.trial] = monotonic()
@@ -225,12 +225,12 @@ class Stage(Totals):
             return TaskStart(trial, f"trial {trial.trial}", run_trial_task, (job,))
         return None
 
-    def stopping(self) -> None:
+    def on_stop_request(self) -> None:
         self.table.notice(SAVING)
 
-    def tick(self) -> None:
+    def update(self) -> None:
         """Save and display the state of the search."""
-        self._count_seconds()
+        self._add_run_time()
         if monotonic() >= self._save_due:
             self._save_due = monotonic() + _SAVE_EVERY
             self.save()
@@ -243,11 +243,11 @@ class Stage(Totals):
             case Message(_, "update", (Update() as update,)):
                 self.last[item.trial] = update
             case Message(_, "failed", (cause,)):
-                self.last[item.trial] = Update(item.frame, outcome=Outcome("failed", cause=cause))
+                self.last[item.trial] = Update(item.frame, outcome=TrialOutcome("failed", cause=cause))
 
     def ended(self, item: TrialState, died: Died) -> None:
         cause = died.reason if died.lost else f"the process that ran the trial {died.reason}\n{died.output}".strip()
-        unknown = Update(item.frame, outcome=Outcome("failed", cause=cause, lost=died.lost))
+        unknown = Update(item.frame, outcome=TrialOutcome("failed", cause=cause, lost=died.lost))
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
     def _next_trial(self) -> TrialState | None:
@@ -276,7 +276,7 @@ class Stage(Totals):
                 self.decisions[trial.trial] = decision
                 task.stop(STOP_SECONDS)
         if update.outcome is not None:
-            self._count_seconds()
+            self._add_run_time()
             del self._begun[trial.trial]
             decision = self.decisions.pop(trial.trial, None)
             if update.outcome.status == "stopped" and isinstance(decision, Exploit):
@@ -295,11 +295,11 @@ class Stage(Totals):
         trial.status = "waiting"
         self.save()
 
-    def _end(self, trial: TrialState, outcome: Outcome) -> None:
+    def _end(self, trial: TrialState, outcome: TrialOutcome) -> None:
         trial.metrics = outcome.metrics
         if outcome.lost:
             trial.status = "waiting"
-            self.table.say(f"trial {trial.trial}: {outcome.cause}; it continues on another one")
+            self.table.print_line(f"trial {trial.trial}: {outcome.cause}; it continues on another one")
             self.save()
             return
         if outcome.status == "failed":
@@ -307,19 +307,19 @@ class Stage(Totals):
             trial.cause = outcome.cause
             if outcome.retry and trial.failures < ATTEMPTS:
                 trial.status = "waiting"
-                self.table.say(f"trial {trial.trial} failed and is retried: {last_line(outcome.cause) or 'unknown cause'}")
+                self.table.print_line(f"trial {trial.trial} failed and is retried: {last_line(outcome.cause) or 'unknown cause'}")
                 self.save()
                 return
             trial.status = "failed"
         else:
             trial.status = outcome.status
         if self.scheduler is not None:
-            self.scheduler.complete(trial)
+            self.scheduler.record_end(trial)
         self.on_end(trial)
         self.save()
         self.table.ended(trial)
 
-    def _count_seconds(self) -> None:
+    def _add_run_time(self) -> None:
         now = monotonic()
         for trial in self.trials:
             if trial.trial in self._begun:
@@ -332,5 +332,5 @@ def final_metric(trial: TrialState, name: str) -> float | None:
 
     If the metrics of the trial do not contain the search metric, the metric of the trial's last report is returned.
     """
-    value = metric_of(trial.metrics, name)
+    value = get_metric(trial.metrics, name)
     return trial.metric if value is None else value

@@ -90,7 +90,7 @@ def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> flo
     return sum(known) / len(known) if known else None
 
 
-def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
+def get_metric(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return the metric `name` from the metrics of a trial that has ended, or None if the metric is undefined."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) else None
@@ -120,7 +120,7 @@ class TrialJob:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """How a trial of a search ended."""
 
     status: Literal["finished", "stopped", "failed"]
@@ -140,7 +140,7 @@ class Update:
     frame: int
     reports: tuple[tuple[int, float], ...] = ()
     """(frame, metric) for each new report of the search metric."""
-    outcome: Outcome | None = None
+    outcome: TrialOutcome | None = None
 
 
 def run_trial_task(context: Context, job: TrialJob) -> None:
@@ -178,7 +178,7 @@ class _ReportSender:
         while not self._ended.wait(_POLL):
             self.report()
 
-    def report(self, outcome: Outcome | None = None) -> None:
+    def report(self, outcome: TrialOutcome | None = None) -> None:
         """Send an update with new reports and the outcome. Without new rows and without an outcome, nothing is sent."""
         reports: tuple[tuple[int, float], ...] = ()
         with suppress(OSError, ValueError, KeyError):  # raised while a table is being truncated to a checkpoint
@@ -188,18 +188,18 @@ class _ReportSender:
             self._context.send("update", Update(self._sent, reports, outcome))
 
 
-def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
+def run_trial(job: TrialJob, stop: Stop, console: Console) -> TrialOutcome:
     """Run a trial of a search, and return the outcome of the trial. The trial writes the same files as a trial outside a search."""
     try:
-        return Outcome("finished", make_trial(job, stop, console).run().metrics)
+        return TrialOutcome("finished", make_trial(job, stop, console).run().metrics)
     except Interrupted:
-        return Outcome("stopped", read_json(job.paths.trial_metrics(job.trial)) or {})
+        return TrialOutcome("stopped", read_json(job.paths.trial_metrics(job.trial)) or {})
     except TrialFailed as error:
-        return Outcome("failed", error.metrics, str(error))
+        return TrialOutcome("failed", error.metrics, str(error))
     except (SpecError, UserError) as error:
-        return Outcome("failed", cause=str(error), retry=False)
+        return TrialOutcome("failed", cause=str(error), retry=False)
     except BaseException:
-        return Outcome("failed", cause=traceback.format_exc())
+        return TrialOutcome("failed", cause=traceback.format_exc())
 
 
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:

@@ -18,27 +18,35 @@ from slm_lab.experiment.execute.executor import Died, Executor, Message, Resourc
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED
-from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, about_study, new_folder, run_name
-from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
-from slm_lab.experiment.report.report_page import LiveReport, attempt
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, new_folder, run_name, study_start_info
+from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, count_session_processes
+from slm_lab.experiment.report.report_page import LiveReport, try_write_report
 from slm_lab.experiment.report.run import last_row, load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result
-from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, cleanup_on_error, lock_of, run_plan
+from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, acquire_lock, cleanup_on_error, run_plan
 from slm_lab.experiment.run.sessions import SAVING
-from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
+from slm_lab.experiment.run.study.study_run import (
+    RunJob,
+    check_builds_task,
+    describe_changes,
+    find_adopted_runs,
+    has_failed,
+    run_key,
+    run_study_task,
+)
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.lib.files import display_path, indented_json, replace_file, with_checksum
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import capture_notices
 from slm_lab.lib.text import last_line
-from slm_lab.spec.load.study_file import differing
+from slm_lab.spec.load.study_file import differing_paths
 from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.models.study import Study, StudyRun
 
 VERSION = 1
 
 
-class _Runner(NamedTuple):
+class _RunLimits(NamedTuple):
     """The executor that runs the runs of a study, with its limits."""
 
     executor: Executor
@@ -60,7 +68,7 @@ class _Planner:
     """Key of a run (see key_of) → folder of the run."""
     paths: StudyPaths
     table: StudyTable
-    runner: _Runner
+    runner: _RunLimits
     target: Target
     device: str | None
     live: LiveReport
@@ -76,8 +84,8 @@ class _Planner:
         state = next((state for state in self.states if state.status == "waiting"), None)
         if state is None:
             return None
-        folder, gpus = self.folders[key_of(state.run)], self.runner.gpus
-        state.status, state.began, state.share = "running", perf_counter(), self._trained_share(state.run)
+        folder, gpus = self.folders[run_key(state.run)], self.runner.gpus
+        state.status, state.began, state.share = "running", perf_counter(), self._trained_fraction(state.run)
         state.begun_at = state.share
         name = folder.root.name
         files = folder, self.paths.result(name), self.paths.lock_of(name)
@@ -95,17 +103,17 @@ class _Planner:
         ended = "stopped" if died.lost else "failed", f"the process of the run {died.reason}\n{died.output}".strip()
         outcome = self.outcomes.pop(item.run.name, None)
         if died.lost and outcome is None:
-            self.table.say(f"{died.text}; it continues on another one")
+            self.table.print_line(f"{died.text}; it continues on another one")
         self._end(item, *(outcome or ended))
 
-    def tick(self) -> None:
+    def update(self) -> None:
         for state in self.states:
             if state.status == "running":
-                state.share = max(state.share, self._trained_share(state.run))
+                state.share = max(state.share, self._trained_fraction(state.run))
         self.table.show()
         self.live.poll()
 
-    def stopping(self) -> None:
+    def on_stop_request(self) -> None:
         self.table.notice(SAVING)
 
     def _end(self, state: RunState, status: str, cause: str) -> None:
@@ -121,14 +129,14 @@ class _Planner:
             state.status = "failed" if state.failures >= ATTEMPTS or status == "invalid" else "waiting"
             state.share = 0.0
             if state.status == "waiting":
-                return self.table.say(f"{state.run.name}: failed and is retried: {last_line(cause) or 'unknown cause'}")
+                return self.table.print_line(f"{state.run.name}: failed and is retried: {last_line(cause) or 'unknown cause'}")
         self.table.ended(state)
 
-    def _trained_share(self, run: StudyRun) -> float:
+    def _trained_fraction(self, run: StudyRun) -> float:
         """Return the fraction of a run's frames that have been trained, summed over all Sessions of the run."""
-        folder = self.folders[key_of(run)]
-        starts = folder.starts() if folder.root.is_dir() else []
-        frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
+        folder = self.folders[run_key(run)]
+        starts = folder.run_folders() if folder.root.is_dir() else []
+        frames = _trained_frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
         meta = run.spec.meta
         return min(1.0, frames / (run.spec.session_frames * meta.max_session))
 
@@ -153,7 +161,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         paths: StudyPaths | None = None,
         adopt: Sequence[str] = (),
         max_seeds: int | None = None,
-        target: Target = run_in_process,
+        target: Target = run_study_task,
     ) -> None:
         self.max_seeds = max_seeds
         self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
@@ -172,7 +180,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             if failed:
                 names = "; ".join(f"{state.run.name}: {last_line(state.cause) or 'unknown cause'}" for state in failed[:3])
                 raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
-        return self._files
+        return self._existing_paths
 
     def _interrupted(self) -> str:
         if self.paths is None:
@@ -182,30 +190,30 @@ class StudyExperiment(Experiment[StudyPaths]):
 
     def _run(self, stop: Stop) -> None:
         study = self.study
-        adopted = adopted_runs(self.study, self.adopt)
+        adopted = find_adopted_runs(self.study, self.adopt)
         concurrent, _ = self._concurrency()
         self.display = table = StudyTable(self.states, concurrent)
         with table, capture_notices(table.notice), LocalExecutor(stall_notice=None) as executor:
             ensure_server()
             if self.paths is not None:
-                self.lock = lock_of(self.paths.lock, "study")
+                self.lock = acquire_lock(self.paths.lock, "study")
             known = {} if self.paths is None else self._existing_runs()
-            missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
+            missing = [state for state in self.states if run_key(state.run) not in known and run_key(state.run) not in adopted]
             ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
             gpus = 0 if ended and not missing else self._check_builds(executor, missing, stop)
-            concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
-            self._open()
-            paths = self._files
-            table.log_to(paths.log)
-            self._set_aside(known, table)
+            concurrent = table.concurrent = concurrent_gpu_runs(self.study.runs, concurrent, gpus)
+            self._create_study_folder()
+            paths = self._existing_paths
+            table.set_log_file(paths.log)
+            self._move_outdated_runs(known, table)
             self._folders: dict[tuple[str, int], StudyRunFolder] = {}
-            self._read_states(self.states, known, adopted)
-            table.say(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
-            table.say(f"{display_path(paths.root)}")
+            self._read_run_states(self.states, known, adopted)
+            table.print_line(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
+            table.print_line(f"{display_path(paths.root)}")
             if self.lock is not None and self.lock.killed is not None:
-                table.say(f"the last start, {self.lock.killed}, {ENDED}")
-            table.say(table.summary())
-            with self._runner(executor, gpus) as runner:
+                table.print_line(f"the last start, {self.lock.killed}, {ENDED}")
+            table.print_line(table.summary())
+            with self._open_executor(executor, gpus) as runner:
                 table.concurrent = runner.concurrent
                 live = LiveReport(self._write_page)
                 planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device, live)
@@ -220,28 +228,28 @@ class StudyExperiment(Experiment[StudyPaths]):
                 raise KeyboardInterrupt
 
     @contextmanager
-    def _runner(self, here: Executor, gpus: int) -> Iterator[_Runner]:
+    def _open_executor(self, here: Executor, gpus: int) -> Iterator[_RunLimits]:
         """Yield a _Runner with an executor for this machine or, if the plan names a cluster, for the cluster."""
         if self.plan.cluster is None:
             concurrent, jobs = self._concurrency()
-            yield _Runner(here, gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)
+            yield _RunLimits(here, concurrent_gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)
             return
-        from slm_lab.experiment.execute.ray.connect import connected
+        from slm_lab.experiment.execute.ray.connect import connect_cluster
         from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 
-        with connected(self.plan.cluster, self._files.root) as cluster:
+        with connect_cluster(self.plan.cluster, self._existing_paths.root) as cluster:
             nodes = cluster.nodes
-            widest = self._widest(int(max(node.cores for node in nodes)))
+            widest = self._cores_of_largest_run(int(max(node.cores for node in nodes)))
             cluster.check_fits("a run", widest)
             room = sum(int(node.cores // widest) for node in nodes)
             concurrent = 1 if "wall_t" in self.study.spec.x else min(room, self.plan.jobs or room, len(self.study.runs))
             share = 0.0
             if self.plan.device != "cpu" and any(node.gpus for node in nodes):
-                share = max((gpu_share(run) for run in self.study.runs), default=0.0)
+                share = max((run_gpu_fraction(run) for run in self.study.runs), default=0.0)
             with RayExecutor(stall_notice=None) as executor:  # Ray makes only the assigned GPUs visible to a run
-                yield _Runner(executor, concurrent, widest, Resources(widest, share), 0)
+                yield _RunLimits(executor, concurrent, widest, Resources(widest, share), 0)
 
-    def _widest(self, limit: int) -> int:
+    def _cores_of_largest_run(self, limit: int) -> int:
         """Return the largest number of cores that any run of the study needs.
 
         Args: limit: number of cores, which limits the number of concurrent Sessions of a run.
@@ -249,21 +257,21 @@ class StudyExperiment(Experiment[StudyPaths]):
         widest = 1
         for run in self.study.runs:
             meta = run.spec.meta
-            each = meta.max_session if meta.distributed else min(meta.max_session, max(1, limit // session_processes(meta)))
-            widest = max(widest, each * session_processes(meta))
+            each = meta.max_session if meta.distributed else min(meta.max_session, max(1, limit // count_session_processes(meta)))
+            widest = max(widest, each * count_session_processes(meta))
         return widest
 
     def _concurrency(self) -> tuple[int, int | None]:
         """Return the number of concurrent runs, and the maximum number of concurrent Sessions per run."""
         limit = self.plan.jobs or cores()
-        widest = self._widest(limit)
+        widest = self._cores_of_largest_run(limit)
         one = "wall_t" in self.study.spec.x
         concurrent = 1 if one else max(1, limit // widest)
         return min(concurrent, len(self.study.runs)), max(1, limit // concurrent)
 
     # ---- files
 
-    def _open(self) -> None:
+    def _create_study_folder(self) -> None:
         """Create the folder of the study, and save the study in the folder. A continued study uses the existing folder. Raises
         UserError."""
         made: Path | None = None
@@ -272,12 +280,12 @@ class StudyExperiment(Experiment[StudyPaths]):
             if paths is None:
                 paths = StudyPaths(new_folder(self.plan.data_dir.absolute(), self.study.name), self.study.name)
                 made = paths.root
-                self.lock = lock_of(paths.lock, "study")
+                self.lock = acquire_lock(paths.lock, "study")
             for folder in (paths.runs, paths.results):
                 folder.mkdir(exist_ok=True)
             content = {
                 self.study.name: dict(self.study.raw),
-                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets), **self.study.plan}
+                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets), **self.study.plan_json}
                 | ({} if self.max_seeds is None else {"max_seeds": self.max_seeds}),
             }
             replace_file(paths.study, indented_json(content), sync=True)
@@ -289,8 +297,8 @@ class StudyExperiment(Experiment[StudyPaths]):
         If the current study contains a run with the same settings, the digest is that of the current run. Raises UserError if the study
         file has another version.
         """
-        paths = self._files
-        version = about_study(paths).get("version", VERSION)
+        paths = self._existing_paths
+        version = study_start_info(paths).get("version", VERSION)
         if version != VERSION:
             raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
         found = {}
@@ -298,16 +306,16 @@ class StudyExperiment(Experiment[StudyPaths]):
             {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
         ):
             with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written, so nothing was trained
-                identity = self._identity(StudyRunFolder(paths.runs / name))
+                identity = self._read_identity(StudyRunFolder(paths.runs / name))
                 found[self._current_identity(identity)] = StudyRunFolder(paths.runs / name)
         return found
 
-    def _identity(self, folder: StudyRunFolder) -> dict[str, Any]:
+    def _read_identity(self, folder: StudyRunFolder) -> dict[str, Any]:
         """Return a dict with the entry, env, random_seed, digest, settings and spec_version of a run.
 
         Raises UserError if the spec of the run has another version.
         """
-        file = folder.identity if folder.identity.is_file() else self._files.result(folder.root.name)
+        file = folder.identity if folder.identity.is_file() else self._existing_paths.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if (version := identity["spec_version"]) != SPEC_VERSION:
             raise UserError(f"{file} has spec_version {version}; expected {SPEC_VERSION}: another version of slm_lab trained this run")
@@ -322,7 +330,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         seed = int(identity["random_seed"])
         for run in self._first_runs.values():
             alike = (run.entry, run.env) == (identity["entry"], identity["env"])
-            if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
+            if alike and run.digest != identity["digest"] and not differing_paths(identity["settings"], run.settings, run.spec):
                 return run.digest, seed
         return str(identity["digest"]), seed
 
@@ -331,14 +339,14 @@ class StudyExperiment(Experiment[StudyPaths]):
         """(entry, env) → first run of this entry in this env. The other runs of the entry in the env differ only in their seeds."""
         return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
-    def _set_aside(self, known: dict[tuple[str, int], StudyRunFolder], table: StudyTable) -> None:
+    def _move_outdated_runs(self, known: dict[tuple[str, int], StudyRunFolder], table: StudyTable) -> None:
         """Move the files of outdated runs to a separate folder. A run is outdated if the study now has other settings for its entry and
         env."""
         wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
         said: set[tuple[str, str]] = set()
-        paths = self._files
+        paths = self._existing_paths
         for key, folder in list(known.items()):
-            identity = self._identity(folder)
+            identity = self._read_identity(folder)
             run = wanted.get((identity["entry"], identity["env"]))
             if key[0] in digests or run is None:
                 continue
@@ -349,19 +357,19 @@ class StudyExperiment(Experiment[StudyPaths]):
                     shutil.move(file, _unused_path(paths.outdated_runs / file.name))  # the folder of outdated runs may be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
-                changed = changes(identity["settings"], run.settings)
-                table.say(
+                changed = describe_changes(identity["settings"], run.settings)
+                table.print_line(
                     f"{run.entry}, {run.env}: changed ({', '.join(changed)}); "
                     f"its runs are repeated, the old ones are in {paths.outdated_runs}"
                 )
 
-    def _read_states(
+    def _read_run_states(
         self, states: Sequence[RunState], known: Mapping[tuple[str, int], StudyRunFolder], adopted: Mapping[tuple[str, int], Path]
     ) -> None:
         """Set the status of each run from the run's files, and write the results of adopted runs."""
-        paths = self._files
+        paths = self._existing_paths
         for state in states:
-            run, key = state.run, key_of(state.run)
+            run, key = state.run, run_key(state.run)
             folder = known.get(key, StudyRunFolder(paths.runs / run_name(run)))
             self._folders[key] = folder
             identity = {
@@ -378,13 +386,13 @@ class StudyExperiment(Experiment[StudyPaths]):
             if folder.root.is_dir() or not file.is_file():
                 folder.root.mkdir(exist_ok=True)
                 # the run is new or relabelled, or its settings have newer keys
-                if not folder.identity.is_file() or self._identity(folder) != identity:
-                    _write(folder.identity, identity)
-                state.failures = sum(map(has_failed, folder.starts()))
+                if not folder.identity.is_file() or self._read_identity(folder) != identity:
+                    _write_json(folder.identity, identity)
+                state.failures = sum(map(has_failed, folder.run_folders()))
             if file.is_file():
                 content = ResultRun(file).content
                 if any(content.get(name) != value for name, value in identity.items()):
-                    _write(file, with_checksum({**content, **identity}))
+                    _write_json(file, with_checksum({**content, **identity}))
                 state.status, state.share, state.seconds = "done", 1.0, content["seconds"]
             elif state.failures >= ATTEMPTS:
                 state.status, state.cause = "failed", f"it failed {state.failures} times; remove {folder.root} to try again"
@@ -398,7 +406,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         source = f"{self.study.source} {self.study.name}"
         arguments = list(specs.values()), replace(self.plan, jobs=None), source
         try:
-            messages = run_task(executor, "the check of the specs", check_in_process, *arguments, stop=stop)
+            messages = run_task(executor, "the check of the specs", check_builds_task, *arguments, stop=stop)
         except TaskFailed as error:
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
@@ -422,60 +430,60 @@ class StudyExperiment(Experiment[StudyPaths]):
             wanted = [one for one in undecided if seeds[one.entry, one.env] < self.max_seeds]
             if not wanted:
                 break
-            self.study = self.study.with_seed({(name, one.env) for one in wanted for name in (one.entry, one.reference)})
+            self.study = self.study.with_additional_seed({(name, one.env) for one in wanted for name in (one.entry, one.reference)})
         added = [RunState(run) for run in self.study.runs[before:]]
         self.states += added
-        self._read_states(added, known, {})
+        self._read_run_states(added, known, {})
         if added:
             seeds_added = ", ".join(map(str, dict.fromkeys(state.run.random_seed for state in added)))
-            table.say(f"not decided: {len(undecided)} of {len(found)} differences; random_seed {seeds_added} added")
+            table.print_line(f"not decided: {len(undecided)} of {len(found)} differences; random_seed {seeds_added} added")
         return bool(added)
 
     def _results(self) -> tuple[list[ResultRun], list[tuple[str, str]]]:
         """Return the results of the study so far, and (entry, env) of each failed run."""
-        names = (self._folders[key_of(state.run)].root.name for state in self.states)
-        results = [ResultRun(file) for name in names if (file := self._files.result(name)).is_file()]
+        names = (self._folders[run_key(state.run)].root.name for state in self.states)
+        results = [ResultRun(file) for name in names if (file := self._existing_paths.result(name)).is_file()]
         return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
 
     def _write_page(self, *, ended: bool = False) -> Path:
         from slm_lab.experiment.report.report_folder import write_study_report
 
-        return write_study_report(self.study, self._files, *self._results(), ended=ended, decide=self.max_seeds is not None)
+        return write_study_report(self.study, self._existing_paths, *self._results(), ended=ended, decide=self.max_seeds is not None)
 
     def _report(self, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report
 
         results, failed = self._results()
-        for line in write_report(self.study, self._files, results, failed, decide=self.max_seeds is not None):
-            table.say(line)
-        page = attempt(partial(self._write_page, ended=True))
+        for line in write_report(self.study, self._existing_paths, results, failed, decide=self.max_seeds is not None):
+            table.print_line(line)
+        page = try_write_report(partial(self._write_page, ended=True))
         if page is not None:
-            table.say(f"open {display_path(page)}")
+            table.print_line(f"open {display_path(page)}")
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
-            table.say(f"play the best run: slm-lab enjoy@{display_path(self._files.root)}{env}")
+            table.print_line(f"play the best run: slm-lab enjoy@{display_path(self._existing_paths.root)}{env}")
 
 
-def gpu_share(run: StudyRun) -> float:
+def run_gpu_fraction(run: StudyRun) -> float:
     """Return the fraction of a GPU that a run uses, or 0 if the net of the run computes on the CPU."""
     spec = run.spec
     return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
 
 
-def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
+def concurrent_gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
     """Return the number of concurrent runs that fit on the GPUs, which is at most `concurrent`.
 
     A run whose net is on a GPU uses the fraction meta.search_resources.gpu of this GPU.
     """
-    share = max(map(gpu_share, runs), default=0.0)
+    share = max(map(run_gpu_fraction, runs), default=0.0)
     return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     replace_file(file, (json.dumps(content, ensure_ascii=False) + "\n").encode(), sync=True)
 
 
-def _frames(paths: RunPaths) -> int:
+def _trained_frames(paths: RunPaths) -> int:
     """Return the sum of the frames in the last rows of all tables of a run."""
     return sum(int(last_row(paths.session_df(index)).get("frame", 0)) for index in paths.sessions())
 

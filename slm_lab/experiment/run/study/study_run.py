@@ -18,10 +18,10 @@ from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
-from slm_lab.experiment.run.experiment import build_problems
-from slm_lab.experiment.training.resolve import completed, number_of_gpus, single_session_spec
+from slm_lab.experiment.run.experiment import find_build_problems
+from slm_lab.experiment.training.resolve import complete_spec, number_of_gpus, single_session_spec
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import differing, settings
+from slm_lab.spec.load.study_file import differing_paths, result_settings
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import Study, StudyRun
 from slm_lab.spec.report import SpecError, diff
@@ -41,13 +41,13 @@ class RunJob:
     jobs: int | None
 
 
-def run_in_process(context: Context, job: RunJob) -> None:
+def run_study_task(context: Context, job: RunJob) -> None:
     """Train one run of a study, write its result, and report the outcome to the process of the study.
 
     The outcome is the message ("outcome", "done" | "failed" | "stopped" | "invalid", cause).
     """
     lock = SessionLock(job.lock)
-    context.print_to(job.folder.log)
+    context.redirect_output(job.folder.log)
     try:
         _train(context, job)
     except Interrupted:
@@ -76,7 +76,7 @@ def _train(context: Context, job: RunJob) -> None:
     begin = perf_counter()
     console = Console(file=sys.stdout, width=200, highlight=False, soft_wrap=True)
     plan = Plan(data_dir=job.folder.root, device=job.device, first_gpu=job.first_gpu, jobs=job.jobs)
-    starts = job.folder.starts()
+    starts = job.folder.run_folders()
     continued = bool(starts) and not has_failed(starts[-1])
     if continued:
         trial = Trial.resume(starts[-1].root, plan=plan, stop=context.stop, console=console)
@@ -95,13 +95,13 @@ def has_failed(paths: RunPaths) -> bool:
     return Run(paths).status == "failed"
 
 
-def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
+def check_builds_task(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
     """Build the env and the agent of each run's spec in the process of a task.
 
     The task sends the message ("valid", number of GPUs) or ("user_error", SpecError).
     """
     problems = [
-        problem for run in runs for problem in build_problems(single_session_spec(run.spec), plan, f"study: {run.entry} in {run.env}")
+        problem for run in runs for problem in find_build_problems(single_session_spec(run.spec), plan, f"study: {run.entry} in {run.env}")
     ]
     if problems:
         context.send("user_error", SpecError(source, problems))
@@ -109,12 +109,12 @@ def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source:
         context.send("valid", number_of_gpus(plan))
 
 
-def key_of(run: StudyRun) -> tuple[str, int]:
+def run_key(run: StudyRun) -> tuple[str, int]:
     """Return the digest and the random_seed of a run, which together identify the run within a study."""
     return run.digest, run.random_seed
 
 
-def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
+def find_adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
     """Return the run folders that match the patterns of --adopt, as a dict: key of the run (see key_of) → folder.
 
     Raises UserError if a pattern matches no folder, or if a folder does not contain a run of the study.
@@ -125,20 +125,20 @@ def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int],
         if not folders:
             raise UserError(f"--adopt: no folder matches '{pattern}'")
         for folder in folders:
-            found[_adoptable(folder, study)] = folder
+            found[_matching_run_key(folder, study)] = folder
     return found
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return a line for each difference between two dicts of settings, such as "agent.algorithm.gamma: 0.98 → 0.99"."""
-    return [f"{path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in diff(before, after).items()]
+    return [f"{path}: {_value_text(old)} → {_value_text(new)}" for path, (old, new) in diff(before, after).items()]
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "absent" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
+def _matching_run_key(folder: Path, study: Study) -> tuple[str, int]:
     """Return the key of the run in a folder (see key_of). Raises UserError if the run is not a run of the study or has not finished."""
     from slm_lab.experiment.report.run import load_run
 
@@ -148,16 +148,16 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
             f"--adopt: {folder} cannot be adopted: {'it is a run of mode dev' if run.mode == 'dev' else f'its status is {run.status}'}"
         )
     spec = load_spec(run.paths.spec, run.name)
-    own, seed = settings(spec), spec.meta.random_seed
+    own, seed = result_settings(spec), spec.meta.random_seed
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}
-    saved = {digest: completed(spec) for digest, spec in first.items()}  # a run whose spec has no net is saved with the recommended net
-    wanted = {name: settings(one) for name, one in saved.items()}
+    saved = {digest: complete_spec(spec) for digest, spec in first.items()}  # a run whose spec has no net is saved with the recommended net
+    wanted = {name: result_settings(one) for name, one in saved.items()}
     for one in alike:
-        if one.random_seed == seed and not differing(own, wanted[one.digest], saved[one.digest]):
-            return key_of(one)
-    nearest = min(alike, key=lambda one: (len(changes(own, wanted[one.digest])), one.random_seed != seed))
-    listed = changes(own, wanted[nearest.digest]) or [
+        if one.random_seed == seed and not differing_paths(own, wanted[one.digest], saved[one.digest]):
+            return run_key(one)
+    nearest = min(alike, key=lambda one: (len(describe_changes(own, wanted[one.digest])), one.random_seed != seed))
+    listed = describe_changes(own, wanted[nearest.digest]) or [
         f"meta.random_seed: {seed}; the study has {', '.join(str(one.random_seed) for one in alike if one.digest == nearest.digest)}"
     ]
     near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(listed)}"

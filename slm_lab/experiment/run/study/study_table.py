@@ -10,7 +10,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from slm_lab.experiment.report.progress import LiveTable, duration
+from slm_lab.experiment.report.progress import LiveTable, format_duration
 from slm_lab.lib.text import last_line
 from slm_lab.spec.models.study import StudyRun
 
@@ -45,9 +45,9 @@ class StudyTable(LiveTable):
 
     def ended(self, state: RunState) -> None:
         """Print how a run of the study ended."""
-        took = "" if state.seconds is None else f"  {duration(state.seconds)}"
+        took = "" if state.seconds is None else f"  {format_duration(state.seconds)}"
         cause = f": {last_line(state.cause)}" if state.cause.strip() else ""
-        self.say_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
+        self.print_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
 
     def rows(self) -> Table:
         table, now = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), perf_counter()
@@ -58,7 +58,7 @@ class StudyTable(LiveTable):
         for state in self.states:
             if state.status == "running":
                 run = state.run
-                table.add_row(run.entry, run.env, str(run.random_seed), f"{state.share:.0%}", duration(now - state.began))
+                table.add_row(run.entry, run.env, str(run.random_seed), f"{state.share:.0%}", format_duration(now - state.began))
         return table
 
     def count(self, status: RunStatus) -> int:
@@ -70,7 +70,7 @@ class StudyTable(LiveTable):
         numbers = (
             f"{self.count('done')}/{len(self.states)} runs done, {self.count('running')} running, {self.count('waiting')} waiting{failed}"
         )
-        return f"{numbers}, eta {'-' if left is None else duration(left)}"
+        return f"{numbers}, eta {'-' if left is None else format_duration(left)}"
 
     def seconds_left(self) -> float | None:
         """Return the estimated remaining time of the study in seconds, based on the runs of each entry so far, or None if the time is

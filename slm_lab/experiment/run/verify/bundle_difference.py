@@ -25,7 +25,7 @@ def differing_parts(one: Any, other: Any) -> list[PartDifference]:
 
     The states of the user's observers are compared only if both checkpoints contain these states.
     """
-    found = list(_differing(one, other, ""))
+    found = list(_find_differing_parts(one, other, ""))
     return sorted(found, key=lambda part: "weights/" not in part.name)
 
 
@@ -36,18 +36,18 @@ def count_arrays(tree: Any) -> int:
     return sum(map(count_arrays, tree)) if isinstance(tree, list | tuple) else int(hasattr(tree, "shape"))
 
 
-def _differing(one: Any, other: Any, path: str) -> Iterator[PartDifference]:
+def _find_differing_parts(one: Any, other: Any, path: str) -> Iterator[PartDifference]:
     if isinstance(one, dict) and isinstance(other, dict):
         for key in [*one, *(key for key in other if key not in one)]:
             name = f"{path}{key}"
             if key in _RECORDS or "_busy" in str(key) or ((key in one) + (key in other) == 1 and _OBSERVERS in f"{name}/"):
                 continue
-            yield from _differing(one.get(key), other.get(key), f"{name}/")
+            yield from _find_differing_parts(one.get(key), other.get(key), f"{name}/")
     elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
         for index, pair in enumerate(zip(one, other, strict=True)):
-            yield from _differing(*pair, f"{path}{index}/")
+            yield from _find_differing_parts(*pair, f"{path}{index}/")
     elif not _same(one, other):
-        yield PartDifference(path.rstrip("/"), _largest(one, other))
+        yield PartDifference(path.rstrip("/"), _largest_difference(one, other))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -55,11 +55,11 @@ def _same(one: Any, other: Any) -> bool:
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-        return alike and bool(_bytes(one).equal(_bytes(other)))
+        return alike and bool(_tensor_bytes(one).equal(_tensor_bytes(other)))
     return type(one) is type(other) and (one == other or (one != one and other != other))
 
 
-def _bytes(tensor: Any) -> Any:
+def _tensor_bytes(tensor: Any) -> Any:
     """Return a view of a tensor's bytes as a contiguous 1-D tensor."""
     import torch
 
@@ -67,7 +67,7 @@ def _bytes(tensor: Any) -> Any:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-def _largest(one: Any, other: Any) -> float | None:
+def _largest_difference(one: Any, other: Any) -> float | None:
     """Return the largest absolute difference between two tensors or two numbers, or None if the difference is undefined."""
     import torch
 

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from rich.console import Console
 
 from slm_lab.env.make import choose_backend, find_target
-from slm_lab.experiment.collect.workers.shared import num_splits
-from slm_lab.experiment.execute.local.user_code import build_errors, cause, from_user_code, os_exit_raises
+from slm_lab.experiment.collect.workers.shared import num_env_groups
+from slm_lab.experiment.execute.local.user_code import convert_build_errors, describe_failure, is_from_user_code, os_exit_raises
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import in_use
@@ -27,10 +27,10 @@ from slm_lab.experiment.files.provenance import changed_versions
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.files.sink import LocalSink, Position, is_damaged
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.report.progress import ProgressDisplay, duration
+from slm_lab.experiment.report.progress import ProgressDisplay, format_duration
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns, read_table
-from slm_lab.experiment.run.engine import watched
+from slm_lab.experiment.run.engine import monitor_progress
 from slm_lab.experiment.run.verify.bundle_difference import PartDifference, count_arrays, differing_parts
 from slm_lab.experiment.run.verify.window import (
     Checkpoint,
@@ -40,19 +40,19 @@ from slm_lab.experiment.run.verify.window import (
     is_numbered,
     recorded_settings,
     session_files,
-    tables_of,
+    table_paths,
 )
 from slm_lab.experiment.session.build import SessionContext
-from slm_lab.experiment.session.resume import differences, trained_spec
+from slm_lab.experiment.session.resume import changed_keys, trained_spec
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.session.session_process import shared_arrays
+from slm_lab.experiment.session.session_process import make_shared_arrays
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 from slm_lab.lib.files import display_path
 from slm_lab.lib.records import Episode
-from slm_lab.lib.store import shared_file
+from slm_lab.lib.store import create_shared_file
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import SpecError, diff, show
+from slm_lab.spec.report import SpecError, diff, format_json
 
 _NEVER = 1e9
 """Value of meta.save_interval while a window is trained again, such that no state is saved before the end of the window."""
@@ -119,7 +119,7 @@ class Verification:
         if self.window is None:
             lines.append("nothing was trained again, since the files are not those of the run")
         else:
-            lines.append(f"frames {self.window.begin:,} to {self.window.end:,}, trained again in {duration(self.seconds)}")
+            lines.append(f"frames {self.window.begin:,} to {self.window.end:,}, trained again in {format_duration(self.seconds)}")
             lines.append(f"  rows         {self.rows} compared")
             lines += [f"  {name:<12} frame {frame:,}, {arrays} arrays compared" for name, frame, arrays in self.checkpoints]
             if not self.checkpoints:
@@ -158,7 +158,7 @@ def verify(
     files = session_files(paths, session, training.trial)
     if spec.meta.distributed:  # no previous version of the file with the shared arrays is kept
         files = replace(files, previous=None)
-    result = Verification(paths.root, session, training.name, machine=_machine(run.starts[-1]))
+    result = Verification(paths.root, session, training.name, machine=_machine_differences(run.starts[-1]))
     result.findings += [Finding("file", file, f"is {problem}") for file, _, problem in (text.partition(" is ") for text in files.damaged)]
     result.findings += _changed_keys(spec, files, run, training.spec_file.name)
     if result.findings:
@@ -171,9 +171,9 @@ def verify(
         if not changed or (begin, end, frames) != (None, None, None):
             raise
         return replace(result, findings=changed)
-    again = _Again(training, spec, session, window, _plan(training, run, device), run)
+    again = _RepeatedTraining(training, spec, session, window, _plan(training, run, device), run)
     started = perf_counter()
-    with again.trained(console) as copy:
+    with again.train(console) as copy:
         result.seconds = perf_counter() - started
         _compare(result, again, copy)
     result.findings += changed
@@ -186,14 +186,14 @@ def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    if (why := _not_deterministic(spec, training, device)) is not None:
+    if (why := _nondeterminism_reason(spec, training, device)) is not None:
         raise UserError(f"{root} cannot be verified: {why}")
     if not 0 <= session < spec.meta.max_session:
         raise UserError(f"session {session}: the sessions of {root} are 0 to {spec.meta.max_session - 1}")
     return spec
 
 
-def _not_deterministic(spec: Spec, training: Training, device: str | None) -> str | None:
+def _nondeterminism_reason(spec: Spec, training: Training, device: str | None) -> str | None:
     """Return the reason why repeated training does not give the same bytes, or None if training is deterministic."""
     meta, sampler = spec.meta, spec.meta.sampler
     if meta.distributed and meta.max_session > 1:
@@ -208,7 +208,7 @@ def _not_deterministic(spec: Spec, training: Training, device: str | None) -> st
     return None
 
 
-def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _machine_differences(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the package versions and the processor of this machine, as far as these differ from a start of the run."""
     from slm_lab.agent.torch_settings import cpu_name
 
@@ -225,8 +225,8 @@ def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[
         return []
     recorded_changes = run.starts[-1].get("changed", {})
     return [
-        Finding("spec", key, f"{show(now)} in {file}, {show(before)} in the checkpoint", {"file": now, "checkpoint": before})
-        for key, (before, now) in differences(trained_spec(files.last.header, spec), spec).items()
+        Finding("spec", key, f"{format_json(now)} in {file}, {format_json(before)} in the checkpoint", {"file": now, "checkpoint": before})
+        for key, (before, now) in changed_keys(trained_spec(files.last.header, spec), spec).items()
         if key not in recorded_changes
     ]
 
@@ -257,13 +257,13 @@ def _plan(training: Training, run: Run, device: str | None) -> Plan:
     return replace(plan, common_seeds=common, jobs=1)  # with a value of jobs, as in a search, an update uses one thread
 
 
-class _NewRows(LocalSink):
+class _WindowSink(LocalSink):
     """Sink whose tables contain only the rows of the window that is trained again."""
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
 
 
-class _StopAt(Observer):
+class _StopObserver(Observer):
     """Observer that requests a stop when all policies of the Session have reached their last frame."""
 
     def __init__(self, context: ObserverContext, stop: Stop, frame: int, left: set[int]) -> None:
@@ -293,7 +293,7 @@ class _Progress(ProgressDisplay):
         return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {self.policy_names[index]}"
 
 
-def _other_backend(spec: Spec, made: str | None) -> str | None:
+def _backend_to_set(spec: Spec, made: str | None) -> str | None:
     """Return the env backend that the run used if "auto" would choose a different backend on this machine, or None otherwise.
 
     If "auto" chooses the same backend, "auto" is kept, since it may choose another backend for the evaluation envs, whose number is
@@ -303,14 +303,14 @@ def _other_backend(spec: Spec, made: str | None) -> str | None:
     if spec.env.backend != "auto" or made is None:
         return None
     with suppress(SpecError):  # the same error is raised when the envs are built
-        envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_splits(sampler)
+        envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_env_groups(sampler)
         if choose_backend(spec.env, find_target(spec.env, envs)).name == made:
             return None
     return made
 
 
 @dataclass(frozen=True)
-class _Again:
+class _RepeatedTraining:
     """The repeated training of a window of a Session's frames."""
 
     training: Training
@@ -321,18 +321,18 @@ class _Again:
     run: Run
 
     @contextmanager
-    def trained(self, console: Console | None) -> Iterator[RunPaths]:
+    def train(self, console: Console | None) -> Iterator[RunPaths]:
         """Train the window in a temporary folder, and yield the paths of the new files. Raises UserError if training fails."""
         with tempfile.TemporaryDirectory(prefix="slm_lab_verify_") as folder, ExitStack() as stack:
-            copy = self._copy(Path(folder))
+            copy = self._create_run_folder(Path(folder))
             spec = self._spec()
             display = stack.enter_context(_Progress(self.session, self.window.end, spec.policy_names, console))
             stop, store = Stop(), None
             if spec.meta.distributed:
-                descriptor = shared_file()
+                descriptor = create_shared_file()
                 stack.callback(os.close, descriptor)
-                store = shared_arrays(spec, descriptor)
-            beat = stack.enter_context(watched(spec, stop, display))
+                store = make_shared_arrays(spec, descriptor)
+            beat = stack.enter_context(monitor_progress(spec, stop, display))
             stack.enter_context(os_exit_raises())
             context = SessionContext(stop, beat, store, resumed=None if self.window.start is None else copy)
             session = Session(spec, self.session, self.plan, trial=self.training.trial, context=context, observers=self._observers(stop))
@@ -341,22 +341,22 @@ class _Again:
             yield copy
 
     def _train(self, session: Session, copy: RunPaths, display: ProgressDisplay) -> None:
-        with build_errors(self.spec.env.name, session.context.stop):
+        with convert_build_errors(self.spec.env.name, session.context.stop):
             session.build()
-        if self._ends:
+        if self._ends_with_run:
             for learner, frame in zip(session.learners, self._frames_at_last_checkpoint, strict=True):
                 learner.frames = frame  # less than env.max_frame if the run ended because of meta.max_seconds
-        sink = _NewRows(copy, self.training.trial, display)
+        sink = _WindowSink(copy, self.training.trial, display)
         try:
             session.train(sink)
         except BaseException as error:  # an env may raise any exception
-            if not from_user_code(error):
+            if not is_from_user_code(error):
                 raise
-            raise UserError(f"{self.training.paths.root} cannot be verified: training failed again: {cause(error)}") from error
+            raise UserError(f"{self.training.paths.root} cannot be verified: training failed again: {describe_failure(error)}") from error
         finally:
             sink.close()
 
-    def _copy(self, root: Path) -> RunPaths:
+    def _create_run_folder(self, root: Path) -> RunPaths:
         """Create a run folder that contains the state from which training continues, and return its paths."""
         copy, trial = RunPaths(root, self.training.paths.spec_name), self.training.trial
         copy.make_dirs()
@@ -372,7 +372,7 @@ class _Again:
         made, spec = recorded_settings(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
-        env = {} if (backend := _other_backend(spec, made.get("backend"))) is None else {"backend": backend}
+        env = {} if (backend := _backend_to_set(spec, made.get("backend"))) is None else {"backend": backend}
         return spec.with_meta(**meta).model_copy(update={"env": spec.env.model_copy(update=env)})
 
     @property
@@ -385,7 +385,7 @@ class _Again:
         return [int(frame) for frame in self._last_state.header["frames"]]
 
     @property
-    def _ends(self) -> bool:
+    def _ends_with_run(self) -> bool:
         """Whether the window ends at the frame at which the training of the run ended."""
         return self._last_state is not None and self._last_state.frame == self.window.end and bool(self._last_state.header["done"])
 
@@ -394,22 +394,22 @@ class _Again:
 
         If the window ends where the training of the run ended, no observer is needed, and () is returned.
         """
-        if self._ends:
+        if self._ends_with_run:
             return ()
         left: set[int] = set()
         frames = self._frames_at_last_checkpoint if self._last_state is not None and self._last_state.frame == self.window.end else []
 
         def stop_at(context: ObserverContext) -> Observer:
             policy = context.table % self.spec.policies
-            return _StopAt(context, stop, frames[policy] if frames else self.window.end, left)
+            return _StopObserver(context, stop, frames[policy] if frames else self.window.end, left)
 
         return [stop_at]
 
 
-def _compare(result: Verification, again: _Again, copy: RunPaths) -> None:
+def _compare(result: Verification, again: _RepeatedTraining, copy: RunPaths) -> None:
     """Compare the tables and checkpoints of the run in the window with those of the repeated training, and add the findings to `result`."""
     paths, window, trial = again.training.paths, again.window, again.training.trial
-    for table, other in zip(tables_of(paths, again.session, trial), tables_of(copy, again.session, trial), strict=True):
+    for table, other in zip(table_paths(paths, again.session, trial), table_paths(copy, again.session, trial), strict=True):
         if table.exists() or other.exists():
             found = compare_rows(read_columns(table), read_columns(other), after=window.begin, up_to=window.end)
             result.rows += found.rows

@@ -16,7 +16,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table
-from slm_lab.experiment.report.progress import duration
+from slm_lab.experiment.report.progress import format_duration
 
 LIMIT_SECONDS = 600.0
 """Maximum training time in seconds of a window that is chosen automatically."""
@@ -75,7 +75,7 @@ def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
     Raises UserError for a checkpoint that another version of slm_lab has written.
     """
     found, damaged = list[Checkpoint](), list[str]()
-    for which, table in _names(paths, session, trial):
+    for which, table in _checkpoint_names(paths, session, trial):
         path = paths.checkpoint(table, which, trial)
         try:
             header = state.read_header(path, check=True)
@@ -90,7 +90,7 @@ def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
     return SessionFiles(tuple(one for one in found if one.which != "previous"), tuple(damaged), previous)
 
 
-def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int]]:
+def _checkpoint_names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int]]:
     """Yield (name of the checkpoint, number of the table) for each checkpoint file of a Session."""
     first = session * paths.policies
     for which in ("last", "previous"):
@@ -102,7 +102,7 @@ def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int
                 yield which, table
 
 
-def exact_from(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str]:
+def last_inexact_continuation(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str]:
     """Return the frame of a Session's last inexact continuation, and the reason why the continuation was inexact.
 
     If no continuation was inexact, (0, "") is returned. Training after the returned frame can be repeated exactly.
@@ -131,7 +131,7 @@ def choose_window(
         asked: the values of --from, --to and --frames, or None for an option that is not given.
     """
     begin, end, frames = asked
-    exact, why = exact_from(starts, session)
+    exact, why = last_inexact_continuation(starts, session)
     states: dict[int, Location | None] = {0: None} if exact == 0 else {}
     if files.previous is not None and files.previous.frame >= exact:
         states |= {files.previous.frame: files.previous.path}
@@ -190,7 +190,7 @@ def _check_limit(window: Window, frames: int | None) -> None:
         if window.frames > frames:
             raise UserError(f"--frames {frames}: the shortest window, {what}, has {window.frames:,} frames; --to FRAME ends it earlier")
     elif window.seconds is not None and window.seconds > LIMIT_SECONDS:
-        took = f"{what}, took {duration(window.seconds)} of training"
+        took = f"{what}, took {format_duration(window.seconds)} of training"
         raise UserError(f"the shortest window, {took}; to train it again, add --frames {window.frames}; for a part of it, --to FRAME")
 
 
@@ -205,7 +205,7 @@ def is_numbered(which: str) -> bool:
     return bool(re.fullmatch(r"\d+", which))
 
 
-def tables_of(paths: RunPaths, session: int, trial: int) -> list[Path]:
+def table_paths(paths: RunPaths, session: int, trial: int) -> list[Path]:
     """Return the paths of the tables with the training rows and the evaluation rows of each policy of a Session."""
     tables = range(session * paths.policies, (session + 1) * paths.policies)
     return [paths.session_df(table, mode, trial) for table in tables for mode in ("train", "eval")]

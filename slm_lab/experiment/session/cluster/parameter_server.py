@@ -24,13 +24,13 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from slm_lab.experiment.execute.ray.connect import Remote, pack
+from slm_lab.experiment.execute.ray.connect import ActorHandle, pack
 from slm_lab.experiment.files.storage import Location
-from slm_lab.experiment.session.session_process import shared_arrays
+from slm_lab.experiment.session.session_process import make_shared_arrays
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file
+from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, create_shared_file
 from slm_lab.spec.models.spec import Spec
 
 _MAX_INLINE_BYTES = 64
@@ -49,7 +49,7 @@ class ServerStatus(NamedTuple):
     """Number passed to ParameterServer.begin. None until `begin` is called, also after a restart of the process."""
     processes: int
     """Number of server processes among which the arrays are divided; 1 until the first Session is attached."""
-    others: Sequence[Remote]
+    others: Sequence[ActorHandle]
     """All server processes except the first process, in order."""
 
 
@@ -68,7 +68,7 @@ class Answer(NamedTuple):
     """Arrays that the call may have changed, and all small arrays (see _MAX_INLINE_BYTES)."""
 
 
-class _View(SharedArrays):
+class _SessionArrays(SharedArrays):
     """The shared arrays that the server's copies of one Session's components use.
 
     The attribute `parts` maps the full name of a component to the server's copy of the component.
@@ -97,7 +97,7 @@ class _View(SharedArrays):
     def part(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return the range of an array that this server process stores."""
         one = self.named[name]
-        return array if one.division is None else array[one.part(self.serves)]
+        return array if one.division is None else array[one.process_slice(self.serves)]
 
     @property
     def sent(self) -> dict[str, np.ndarray]:
@@ -141,11 +141,11 @@ class ParameterServer:
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # gradients are only read, without a copy
         self.spec, self.seeds, self.number = spec, seeds, number
-        self.fd = shared_file()
-        self._views: dict[int, _View] = {}
+        self.fd = create_shared_file()
+        self._views: dict[int, _SessionArrays] = {}
         self._generation: int | None = None
         self._from: Arrays | None = None
-        self._others: Sequence[Remote] = ()
+        self._others: Sequence[ActorHandle] = ()
         self._processes = 1
         self._saver: int | None = None
         self._saved = -np.inf
@@ -159,9 +159,9 @@ class ParameterServer:
         """
         self._views, self._generation, self._from, self._saver = {}, generation, arrays, None
         os.close(self.fd)
-        self.fd = shared_file()
+        self.fd = create_shared_file()
 
-    def join(self, others: Sequence[Remote]) -> None:
+    def join(self, others: Sequence[ActorHandle]) -> None:
         """Store the handles of the other server processes, so that the result of `status` contains these handles."""
         self._others = others
 
@@ -179,24 +179,24 @@ class ParameterServer:
         """
         if self._generation is None:
             raise NotAttached("the parameter server has not begun")
-        view = self._view(index, info)
+        view = self._create_session_arrays(index, info)
         if self._saver == index:  # the Session's previous process died while it was saving
             self._saver = None
         self._processes = max(1 if one.division is None else one.division.processes for one in view.named.values())
         return AttachReply(self._generation, view.sent)
 
-    def _view(self, index: int, info: EnvInfo) -> _View:
+    def _create_session_arrays(self, index: int, info: EnvInfo) -> _SessionArrays:
         from slm_lab.agent.build import build_agent
         from slm_lab.env.normalize import make_normalizers
-        from slm_lab.experiment.session.build import shared_parts
+        from slm_lab.experiment.session.build import shared_components
         from slm_lab.lib.clock import Clock
         from slm_lab.lib.episodes import EpisodeWindow
 
         clock, first = Clock(), not self._views
         normalizers = make_normalizers(self.spec.env, info, self.spec.agent.algorithm.gamma)
-        parts = shared_parts(clock, EpisodeWindow(), normalizers, build_agent(self.spec, info, self.seeds, clock))
-        plain = shared_arrays(self.spec, self.fd, index, fresh=first)
-        view = object.__new__(_View)
+        parts = shared_components(clock, EpisodeWindow(), normalizers, build_agent(self.spec, info, self.seeds, clock))
+        plain = make_shared_arrays(self.spec, self.fd, index, fresh=first)
+        view = object.__new__(_SessionArrays)
         view.__dict__ = {**plain.__dict__, "serves": self.number, "parts": {}, "answers": {}}
         view.attach(parts)
         if first and self._from is not None:
@@ -212,7 +212,7 @@ class ParameterServer:
             part: full name of the component.
             own: name of an array with one row per Session → new row of this Session, for the rows that the Session has changed.
         """
-        view = self._with_rows(index, own)
+        view = self._update_session_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
         return Answer(result, view.answer(part))
 
@@ -223,11 +223,11 @@ class ParameterServer:
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
         """Return an Answer with the arrays of a component. The arguments are explained in `run`."""
-        return Answer(None, self._with_rows(index, own).answer(part))
+        return Answer(None, self._update_session_rows(index, own).answer(part))
 
     def exchange(self, index: int, own: Arrays) -> Answer:
         """Return an Answer with the arrays that have one row per Session."""
-        view = self._with_rows(index, own)
+        view = self._update_session_rows(index, own)
         rows = {name: array for name, array in view.sent.items() if view.named[name].combine == "own"}
         return Answer(None, rows | view.small)
 
@@ -236,13 +236,13 @@ class ParameterServer:
 
         Args: arrays: full name of an array → new values.
         """
-        view = self._with_rows(index, own)
+        view = self._update_session_rows(index, own)
         for name, array in arrays.items():
             view.arrays[name][...] = array
 
     def snapshot(self, index: int, own: Arrays) -> dict[str, np.ndarray]:
         """Return all arrays that this server process sends to Sessions."""
-        return self._with_rows(index, own).sent
+        return self._update_session_rows(index, own).sent
 
     def begin_save(self, index: int, interval: float | None) -> bool:
         """Return whether Session `index` may save the arrays now. If True, the server records that the Session is saving.
@@ -259,7 +259,7 @@ class ParameterServer:
         if self._saver == index:
             self._saver, self._saved = None, time.monotonic()
 
-    def _with_rows(self, index: int, own: Arrays) -> _View:
+    def _update_session_rows(self, index: int, own: Arrays) -> _SessionArrays:
         if index not in self._views:
             raise NotAttached(f"session {index} is not attached")
         view = self._views[index]
@@ -288,16 +288,18 @@ class ParameterServers:
         restarted: function that is called with the index of a restarted process before all processes return to the snapshot.
     """
 
-    def __init__(self, start: Callable[[int], Remote], checkpoint: Callable[[], Location | None], restarted: Callable[[int], None]) -> None:
+    def __init__(
+        self, start: Callable[[int], ActorHandle], checkpoint: Callable[[], Location | None], restarted: Callable[[int], None]
+    ) -> None:
         self._start, self._checkpoint, self._restarted = start, checkpoint, restarted
         self.generation = 0
-        self.servers: list[Remote] = []
+        self.servers: list[ActorHandle] = []
         self._asked: list[Any] = []
         """The pending call of `ParameterServer.status` of each process."""
         self._add()
 
     @property
-    def first(self) -> Remote:
+    def first(self) -> ActorHandle:
         return self.servers[0]
 
     def poll(self) -> None:
@@ -309,21 +311,21 @@ class ParameterServers:
                 statuses[number] = self.servers[number].result(self._asked[number])
         processes = max((status.processes for status in statuses.values()), default=1)
         if restarted := [number for number, status in statuses.items() if status.generation is None]:
-            self._begin_anew(restarted)
+            self._return_to_snapshot(restarted)
         elif processes > len(self.servers):
             while len(self.servers) < processes:
                 self._add()
-            self.first.send("join", self.servers[1:])
+            self.first.call_async("join", self.servers[1:])
         for number in done:
             self._asked[number] = self.servers[number].start("status")
 
     def _add(self) -> None:
         server = self._start(len(self.servers))
-        server.send("begin", self.generation)
+        server.call_async("begin", self.generation)
         self.servers.append(server)
         self._asked.append(server.start("status"))
 
-    def _begin_anew(self, restarted: list[int]) -> None:
+    def _return_to_snapshot(self, restarted: list[int]) -> None:
         """Make all server processes serve the last snapshot.
 
         Restarted processes begin last, so that no Session continues before all processes are ready.
@@ -340,4 +342,4 @@ class ParameterServers:
             with suppress(Exception):  # as in poll
                 self.servers[number].call("begin", self.generation, arrays)
         if len(self.servers) > 1:
-            self.first.send("join", self.servers[1:])
+            self.first.call_async("join", self.servers[1:])

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from slm_lab.experiment.events import Emit, Event, Mode, Row, Status
-from slm_lab.experiment.execute.ray.connect import PACKED, Remote, unpack
+from slm_lab.experiment.execute.ray.connect import PACKED, ActorHandle, unpack
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, RunSink, Spans
 from slm_lab.experiment.session.cluster.parameter_server import Answer, AttachReply, NotAttached, ServerStatus
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import EnvInfo
-from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
+from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed_arrays
 from slm_lab.spec.models.spec import Spec
 
 _POLL = 0.05
@@ -35,10 +35,10 @@ class _Call(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-class _Copies:
+class _ArrayCopies:
     """A Session's copies of the shared arrays, and its connections to the server's processes."""
 
-    def __init__(self, first: Remote, index: int, workers: int) -> None:
+    def __init__(self, first: ActorHandle, index: int, workers: int) -> None:
         self.servers, self.index, self.workers = [first], index, workers
         self.info: EnvInfo | None = None
         self.named: Named = {}
@@ -84,27 +84,29 @@ class _Copies:
         self.sent = {name: np.array(array[self.index]) for name, array in own.items()}
         return attached
 
-    def ask(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
+    def call_servers(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
         """Call a method of server processes, and return the results. The Session's index and changed rows are added to the arguments.
 
         The calls of one stage run concurrently, and the stages run one after another.
         """
         while True:
             try:
-                return [result for calls in stages for result in self._call_concurrently(method, list(map(self._signed, calls)))]
+                return [
+                    result for calls in stages for result in self._call_concurrently(method, list(map(self._with_session_arguments, calls)))
+                ]
             except NotAttached:  # all processes of the server have returned to a snapshot, or will do so
                 for process, attached in enumerate(self._attach()):
                     own_or_divided = (name for name in attached.arrays if name in self.sent or self.named[name].division is not None)
                     self.take(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
 
-    def ask_first(self, method: str, *arguments: Any) -> Any:
+    def call_first_server(self, method: str, *arguments: Any) -> Any:
         """Call a method of the first server process, and return the result."""
-        return self.ask(method, [_Call(0, arguments)])[0]
+        return self.call_servers(method, [_Call(0, arguments)])[0]
 
-    def _signed(self, call: _Call) -> _Call:
-        return _Call(call.process, (self.index, *call.arguments, self._rows() if call.process == 0 else {}))
+    def _with_session_arguments(self, call: _Call) -> _Call:
+        return _Call(call.process, (self.index, *call.arguments, self._changed_rows() if call.process == 0 else {}))
 
-    def _rows(self) -> dict[str, np.ndarray]:
+    def _changed_rows(self) -> dict[str, np.ndarray]:
         """Return the rows of this Session that have changed since the rows were last sent to the server."""
         changed = {name: self.arrays[name][self.index] for name in self.sent}
         changed = {name: row for name, row in changed.items() if not np.array_equal(row, self.sent[name])}
@@ -118,7 +120,7 @@ class _Copies:
 
         Raises NotAttached after all answers have arrived if a process has answered NotAttached.
         """
-        pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
+        pending = [_start_call(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
         for (process, _), one in zip(calls, pending, strict=True):
             try:
@@ -133,33 +135,33 @@ class _Copies:
         """Update the Session's copies with the arrays that the server process `process` has sent."""
         for name, array in arrays.items():
             one, copy = self.named[name], self.arrays[name]
-            np.copyto(copy if one.division is None else copy[one.part(process)], array)
+            np.copyto(copy if one.division is None else copy[one.process_slice(process)], array)
             self.pulled += array.nbytes
             if name in self.sent:
                 np.copyto(self.sent[name], array[self.index])
         self.received = time.monotonic()
 
-    def answered(self, answers: Sequence[Answer]) -> None:
+    def take_answers(self, answers: Sequence[Answer]) -> None:
         for process, answer in enumerate(answers):
             self.take(process, answer.arrays)
 
-    def pieces(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
+    def arrays_of_process(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
         """Return the arrays, or ranges of divided arrays, that the server process `process` stores."""
         pieces, parts = {}, tuple(f"{part}/" for part in self.divisions)
         for name, array in arrays.items():
             one = self.named[name]
             if one.division is not None:
-                pieces[name] = array[one.part(process)]
+                pieces[name] = array[one.process_slice(process)]
             elif process == 0 or name.startswith(parts):
                 pieces[name] = array
         return pieces
 
     def write(self, arrays: Arrays) -> None:
         """Overwrite arrays of the server processes."""
-        self.ask("write", [_Call(process, (self.pieces(arrays, process),)) for process in range(len(self.servers))])
+        self.call_servers("write", [_Call(process, (self.arrays_of_process(arrays, process),)) for process in range(len(self.servers))])
 
 
-def _start(server: Remote, method: str, arguments: tuple[Any, ...]) -> Any:
+def _start_call(server: ActorHandle, method: str, arguments: tuple[Any, ...]) -> Any:
     if method == "run" and not any(isinstance(arg, np.ndarray) and arg.nbytes > PACKED for arg in arguments[_ARGS]):
         message = pickle.dumps(arguments, 5)
         if len(message) < 2 * PACKED:
@@ -186,10 +188,10 @@ class RemoteArrays:
     remote = True
     serves: int | None = None
 
-    def __init__(self, server: Remote, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool = True) -> None:
+    def __init__(self, server: ActorHandle, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool = True) -> None:
         meta = spec.meta
         self.index, self.workers, self.synced, self.locked, self.fresh = index, meta.max_session, meta.distributed == "synced", False, fresh
-        self._copies, self._info, self._name = _Copies(server, index, meta.max_session), info, ""
+        self._copies, self._info, self._name = _ArrayCopies(server, index, meta.max_session), info, ""
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -203,7 +205,7 @@ class RemoteArrays:
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
         self._copies.info = self._info()
-        self._copies.allocate(prefixed(parts))
+        self._copies.allocate(prefixed_arrays(parts))
         attach_parts(parts, self, dict(self._copies.arrays))
 
     @property
@@ -215,11 +217,11 @@ class RemoteArrays:
         calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
         if lock == "target" and len(calls) > 1:
             # call the first process last: other Sessions detect the change in the arrays of this process, and then pull all arrays
-            *others, first = self._copies.ask("run", calls[1:], calls[:1])
+            *others, first = self._copies.call_servers("run", calls[1:], calls[:1])
             answers = [first, *others]
         else:
-            answers = self._copies.ask("run", calls)
-        self._copies.answered(answers)
+            answers = self._copies.call_servers("run", calls)
+        self._copies.take_answers(answers)
         result: Result = answers[0].result
         return result
 
@@ -228,11 +230,11 @@ class RemoteArrays:
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
         copies, division = self._copies, self._division
-        grads = [grad] if division.processes == 1 else [grad[division.range(process)] for process in range(division.processes)]
+        grads = [grad] if division.processes == 1 else [grad[division.process_range(process)] for process in range(division.processes)]
         calls = [_Call(process, (self._name, section.__name__, (part, *args))) for process, part in enumerate(grads)]
-        answers = copies.ask("run", calls)
+        answers = copies.call_servers("run", calls)
         copies.pushed += grad.nbytes + len(calls) * sum(arg.nbytes for arg in args if isinstance(arg, np.ndarray))
-        copies.answered(answers)
+        copies.take_answers(answers)
         result: Result = answers[0].result
         return result
 
@@ -243,7 +245,7 @@ class RemoteArrays:
         copies = self._copies
         if time.monotonic() < copies.received + seconds:
             return False
-        copies.answered(copies.ask("pull", [_Call(process, (self._name,)) for process in range(self._division.processes)]))
+        copies.take_answers(copies.call_servers("pull", [_Call(process, (self._name,)) for process in range(self._division.processes)]))
         return True
 
     def take_traffic(self) -> tuple[int, int]:
@@ -253,7 +255,7 @@ class RemoteArrays:
         return traffic
 
     def exchange(self) -> None:
-        self._copies.answered([self._copies.ask_first("exchange")])
+        self._copies.take_answers([self._copies.call_first_server("exchange")])
 
     def publish(self) -> None:
         copies = self._copies
@@ -279,7 +281,7 @@ class RemoteArrays:
         The ranges of a divided vector are consistent with each other only if no other Session pushes gradients during the call.
         """
         copies = self._copies
-        answers: list[Arrays] = copies.ask("snapshot", [_Call(process) for process in range(len(copies.servers))])
+        answers: list[Arrays] = copies.call_servers("snapshot", [_Call(process) for process in range(len(copies.servers))])
         copies.pulled += sum(array.nbytes for arrays in answers for array in arrays.values())
         return {  # arrays returned by Ray are read-only
             name: np.array(array) if copies.named[name].division is None else np.concatenate([arrays[name] for arrays in answers])
@@ -354,7 +356,7 @@ class RemoteSink(RunSink):
     """
 
     def __init__(
-        self, server: Remote, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit, *, track: Sequence[str] = ()
+        self, server: ActorHandle, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit, *, track: Sequence[str] = ()
     ) -> None:
         self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
@@ -363,12 +365,12 @@ class RemoteSink(RunSink):
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Row):
-            self.server.send("write", self.session, self.restart, event)
+            self.server.call_async("write", self.session, self.restart, event)
         else:
             self.emit(event)
 
-    def open(self, table: int) -> None:
-        self._call("open", table)
+    def open_table(self, table: int) -> None:
+        self._call("open_table", table)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.files.save(table, which, bundle)
@@ -387,8 +389,8 @@ class RemoteSink(RunSink):
         rows: list[dict[str, str]] = self._call("rows", table, mode)
         return rows
 
-    def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
-        self._call("append", session, name, columns, row)
+    def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        self._call("append_extra_row", session, name, columns, row)
 
     def timeline(self, session: int, spans: Spans) -> None:
         self._call("timeline", session, spans)

@@ -164,7 +164,7 @@ class Mean:
         return mean
 
 
-class Largest(Mean):
+class RunningMax(Mean):
     """Maximum of the values that were added since the last call of `drain`, stored as the mean of a single value."""
 
     def add(self, value: float | None) -> None:

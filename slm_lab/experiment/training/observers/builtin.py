@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, NoReturn
 
 from slm_lab.experiment.events import Mode, Row, RowValues
-from slm_lab.experiment.files.bundle import rank
+from slm_lab.experiment.files.bundle import weights_sort_key
 from slm_lab.experiment.files.sink import CheckpointKind
 from slm_lab.experiment.training.observers.base import CURRENT_COLUMNS, Observer
 from slm_lab.lib.clock import Clock
@@ -68,7 +68,7 @@ class Checkpointer(Observer):
     ) -> None:
         self.policy_bundle, self.clock, self.timer = policy_bundle, clock, timer
         self.modes, self.save, self.frequency, self.newest = modes, save, frequency, newest
-        self.best_rank = rank(None)
+        self.best_rank = weights_sort_key(None)
         self.best: dict[str, Any] | None = None
         self.interrupted = False
 
@@ -77,8 +77,8 @@ class Checkpointer(Observer):
             found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": row.mode}
             if self.newest:
                 found["elo"] = row.values.get("elo")
-            if self.newest or rank(found) > self.best_rank:
-                self.best_rank = rank(found)
+            if self.newest or weights_sort_key(found) > self.best_rank:
+                self.best_rank = weights_sort_key(found)
                 self.best = {**self.policy_bundle(), **found}
         self.timer.check()
 
@@ -86,14 +86,14 @@ class Checkpointer(Observer):
         self.timer.check()
 
     def on_step(self, episodes: list[Episode]) -> None:
-        if self.frequency is not None and self.clock.due(self.frequency):
+        if self.frequency is not None and self.clock.is_multiple_crossed(self.frequency):
             self.save(self.clock.frame // self.frequency * self.frequency, {**self.policy_bundle(), "frame": self.clock.frame})
 
     def on_interrupt(self) -> None:
         self.interrupted = True  # a continued run will not contain the last row, which is not at a regular frame
 
     def on_end(self) -> None:
-        if self.best_rank == rank(None):  # no episode has ended: use the current weights
+        if self.best_rank == weights_sort_key(None):  # no episode has ended: use the current weights
             self.best = {**self.policy_bundle(), "frame": self.clock.frame, **dict.fromkeys(CURRENT_COLUMNS), "mode": self.modes[0]}
 
     def save_best(self) -> None:
@@ -107,7 +107,7 @@ class Checkpointer(Observer):
 
         Args: best: checkpoint with the best weights, or the header of the checkpoint; None if there are no best weights on disk.
         """
-        self.best_rank = max(self.best_rank, rank(best))
+        self.best_rank = max(self.best_rank, weights_sort_key(best))
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_rank": list(self.best_rank)}
@@ -161,12 +161,12 @@ class ProgressReporter(Observer):
         self.updates += 1
         if self.updates == 2:
             self.marks = deque([self.last])
-        self._mark()
+        self._record_update_time()
 
     def on_step(self, episodes: list[Episode]) -> None:
         if perf_counter() >= self.due:
             if not self.learns:
-                self._mark()
+                self._record_update_time()
             self._report(None)
 
     def on_row(self, row: Row) -> None:
@@ -176,7 +176,7 @@ class ProgressReporter(Observer):
             self.evaluated = {name: row.values[name] for name in CURRENT_COLUMNS}
         self._report(self.row | self.evaluated)
 
-    def _mark(self) -> None:
+    def _record_update_time(self) -> None:
         marks, now = self.marks, self.clock.time
         self.last = (now, self.clock.frame)
         if now - marks[-1][0] >= _INTERVAL:

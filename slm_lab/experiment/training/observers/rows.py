@@ -12,9 +12,9 @@ from slm_lab.experiment.training.observers.base import (
     COLUMNS,
     EPISODE_COLUMNS,
     EmitRow,
-    Largest,
     Mean,
     Observer,
+    RunningMax,
     info_column,
     mean,
     schedule_column,
@@ -80,7 +80,7 @@ class RowBuilder:
         for row in rows:
             if int(row["frame"]) > self.frame:
                 self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
-                self.clock.advance_to(self.wall_t)
+                self.clock.advance_wall_time_to(self.wall_t)
                 for name in ("epi", "t", "opt_step"):
                     setattr(self.clock, name, max(getattr(self.clock, name), int(row[name])))
                 if row["total_reward"]:
@@ -127,7 +127,7 @@ class Recorder(Observer):
         self.window = window or EpisodeWindow()
         self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
-        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *EPISODE_COLUMNS, *extra)} | {"epi_len_max": Largest()}
+        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *EPISODE_COLUMNS, *extra)} | {"epi_len_max": RunningMax()}
         self.scalars: dict[str, Mean] = {}
         """Name → mean of the values that updates report and that have no column."""
 
@@ -141,8 +141,8 @@ class Recorder(Observer):
                     self.means[name].add(number)
                 for key in self.scheduled:
                     self.means[schedule_column(key)].add(episode.info[f"env.{key}"])
-        if self.clock.due(self.every):
-            self._write()
+        if self.clock.is_multiple_crossed(self.every):
+            self._emit_row()
 
     def on_update(self, metrics: Metrics) -> None:
         if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm or 0.0)):
@@ -159,7 +159,7 @@ class Recorder(Observer):
 
     def on_end(self) -> None:
         if self.table.frame != self.clock.frame:
-            self._write(last=True)
+            self._emit_row(last=True)
         for key, values in self.infos.items():
             if values and all(value is None for value in values):
                 notice(f"meta.track_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
@@ -177,17 +177,17 @@ class Recorder(Observer):
             for mean in self.means.values():
                 mean.drain()
         if self.clock.frame // self.every > self.table.frame // self.every:
-            self._write()
+            self._emit_row()
 
-    def _write(self, *, last: bool = False) -> None:
+    def _emit_row(self, *, last: bool = False) -> None:
         """Build a training row and pass the row to `emit`.
 
         Args: last: whether the row is the last row. A continued run does not contain this row, and its next row counts the same episodes
             again.
         """
         total_reward = mean(self.window.returns)
-        current = self.window.current(self.clock.global_frame)
-        row = self.table.row(total_reward, *self.window.new(count_again=last), current)
+        current = self.window.current_return(self.clock.global_frame)
+        row = self.table.row(total_reward, *self.window.count_new_episodes(count_again=last), current)
         if "worker_reward" in row:
             row["worker_reward"] = mean(self.window.own_returns)
         row.update((name, mean.drain()) for name, mean in self.means.items())
@@ -246,8 +246,8 @@ class Evaluator(Observer):
         """Whether a stop request interrupted the last evaluation, so that a continued run must repeat it."""
 
     def on_step(self, episodes: list[Episode]) -> None:
-        if self.clock.due(self.every, self.ahead):
-            self._write()
+        if self.clock.is_multiple_crossed(self.every, self.ahead):
+            self._evaluate_and_emit()
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Restore the row history from the rows of the table file.
@@ -263,19 +263,19 @@ class Evaluator(Observer):
 
     def on_end(self) -> None:
         if self.table.frame != self.clock.frame and not self.interrupted:
-            self._write()
+            self._evaluate_and_emit()
 
-    def _write(self) -> None:
+    def _evaluate_and_emit(self) -> None:
         returns = self.evaluate()
         self.pending = not returns
         if returns:
             value = sum(returns) / len(returns)
             self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value, CurrentReturn.of(returns))))
 
-    def catch_up(self) -> None:
+    def repeat_interrupted_evaluation(self) -> None:
         """Repeat the last evaluation if it was interrupted."""
         if self.pending:
-            self._write()
+            self._evaluate_and_emit()
 
     def state_dict(self) -> dict[str, Any]:
         return {"table": self.table.state_dict(), "pending": self.pending}

@@ -298,7 +298,7 @@ class Env:
         return obs
 
     def _floats(self, obs: np.ndarray) -> np.ndarray | None:
-        """Return a view of the float32 numbers of observations; None if the observations contain no float32 numbers."""
+        """Return a view of the part of the observations that consists of float32 numbers, or None if the observations have no such part."""
         if obs.dtype != np.uint8:
             return obs
         numbers = self.info.observation.packed_float_count

@@ -142,12 +142,12 @@ def _input_entries(agent: LoadedAgent) -> list[InputEntry]:
         known = observation_codec(leaf)[0] if layout is None else layout
         size = math.prod(known.shape) if known.dtype == "float32" and use != "mask" else 0
         name, is_image = ".".join(["obs", *map(str, path)]), layout is not None and layout.is_image
-        entries.append(InputEntry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image, use))
+        entries.append(InputEntry(name, path, leaf, _make_observation_encoder(leaf, layout), slice(at, at + size), is_image, use))
         at += size
     return entries
 
 
-def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Tensor], Tensor]:
+def _make_observation_encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Tensor], Tensor]:
     """Return a function, implemented in torch, that encodes observations of `space` as `observation_codec` does."""
     if layout is not None and layout.is_image:
         target, last, dtype = layout.shape, layout.channels_last, torch.uint8 if layout.dtype == "uint8" else torch.float32

@@ -153,7 +153,7 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries of a bundle whose keys are in HEADER. Tensors are read only if the file has no valid header.
+    """Return the entries of a bundle whose keys are in HEADER. The tensors of the bundle are not read, unless the file has no valid header.
 
     Raises BundleError under the same conditions as `load`.
 

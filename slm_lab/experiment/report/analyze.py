@@ -253,8 +253,8 @@ class _Trial:
 def _failure_in_one_line(text: str) -> str:
     """Return the cause of a failure in one line: the last line of a traceback or, without a traceback, the first line of the cause.
 
-    If the last line of the cause is "(at frame …)", this line is appended. Without a traceback, the lines after the first are the output of
-    a process that died.
+    If the last line of the cause is "(at frame …)", this line is appended. If the cause contains no
+    traceback, the lines after the first line are the output of a process that died.
     """
     lines = nonblank_lines(text) or ["unknown cause"]
     if "Traceback" not in text:

@@ -285,6 +285,17 @@ def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int
     return SeedResult(tables, status, rows, few_evaluations=few if recent else ())
 
 
+def _check_labels(words: Sequence[str], labels: Sequence[str]) -> None:
+    """Raise UserError if no run is given, if the number of labels differs from the number of runs, or if a label is empty."""
+    if not words:
+        raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
+    if labels and len(labels) != len(words):
+        runs = f"{len(words)} RUN{'s' if len(words) > 1 else ''}"
+        raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
+    if not all(label.strip() for label in labels):
+        raise UserError("--label is empty; expected a name for each RUN")
+
+
 def read_settings(
     words: Sequence[str], labels: Sequence[str] = (), choice: TrainingChoice = BEST, data_dir: Path = Path("data")
 ) -> list[Setting]:
@@ -301,15 +312,8 @@ def read_settings(
     Raises UserError if a word, a label or `choice` is invalid, or if a run has no rows. A notice is printed for runs with the same label
     but different specs, and for runs that failed or have not ended.
     """
-    if not words:
-        raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
-    if labels and len(labels) != len(words):
-        runs = f"{len(words)} RUN{'s' if len(words) > 1 else ''}"
-        raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
-    if not all(label.strip() for label in labels):
-        raise UserError("--label is empty; expected a name for each RUN")
-    groups: dict[tuple[str, str, str], list[Run]] = {}
-    seen: set[tuple[Path, int]] = set()
+    _check_labels(words, labels)
+    groups, seen = dict[tuple[str, str, str], list[Run]](), set[tuple[Path, int]]()
     for index, word in enumerate(with_data_dir(word, data_dir) for word in words):
         for run in study_runs(word, choice) or _named_runs(word, choice, data_dir):
             if not seed_results(run):

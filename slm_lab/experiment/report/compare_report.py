@@ -285,7 +285,7 @@ def _limits(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
 
 
 def _line(style: Line, one: AlignedCurves, limits: Bounds, *, spread: bool) -> Line:
-    """Return the line of the mean over the seeds of a setting or, with spread=True, of the unbiased variance between the seeds.
+    """Return the line to draw for a setting: the mean over its seeds or, if spread is True, the unbiased variance between its seeds.
 
     The variance is unbiased because the number of seeds may differ between settings.
     """

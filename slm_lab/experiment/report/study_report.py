@@ -270,7 +270,7 @@ def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) ->
 
 def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
     metric, solve = study.metric, study.solve_score(env)
-    drawn = [FigureSpec("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, *_level(study, env, settings))]
+    drawn = [FigureSpec("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, *_reference_line_level(study, env, settings))]
     if x == study.spec.x[0]:
         drawn.append(FigureSpec("variance", *comparison.VARIANCE, metric, spread=True))
     if metric == "evaluation":
@@ -283,7 +283,7 @@ def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) ->
     return {f"{name}_vs_{axis}": figure for name, figure in found.items() if figure.panel.lines}
 
 
-def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
+def _reference_line_level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
     """Return the level of the horizontal line in the figure of an env, and the name of this line.
 
     The level is the return that counts as solved (`solve`). If the study has no `solve`, the level is the published score if this score is

@@ -253,8 +253,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
     the key of the root object below which the duplicate key is ("" in the root object itself).
     Raises: SpecError for an unterminated comment, and for NaN.
     """
-    clean, quoted = list[str](), list[int]()
-    duplicates, outermost = list[tuple[str, str, int]](), ""
+    clean, quoted, duplicates, outermost = list[str](), list[int](), list[tuple[str, str, int]](), ""
     keys: list[set[str]] = []
     """The keys read so far of each object (or list) that contains the current position, from the outermost to the innermost."""
     before, start, comma = "", 0, 0
@@ -279,8 +278,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
                     clean[comma] = " "
             elif part == ":" and keys:
                 key = _decode_string(before)
-                if len(keys) == 1:
-                    outermost = key
+                outermost = key if len(keys) == 1 else outermost
                 if key in keys[-1]:
                     duplicates.append(("" if len(keys) == 1 else outermost, key, start))
                 keys[-1].add(key)

@@ -108,8 +108,9 @@ class MetaSpec(SpecModel):
     """User-defined observers, as "package.module:Class". Each class is a subclass of slm_lab.Observer, whose methods are called for steps,
     updates and rows of the log."""
     track: list[Literal["wandb", "mlflow", "trackio", "tensorboard"]] = []
-    """Experiment trackers to which each Session also writes the rows of its log, the spec and its final metrics. A tracker needs the extra
-    of slm-lab with its name. A tracker that fails or blocks is switched off with a notice, and never affects the run."""
+    """Experiment trackers to which each Session also writes the rows of its log, the spec and its final metrics. Each tracker needs the
+    extra of slm-lab that has the name of the tracker, such as `pip install slm-lab[wandb]`. A tracker that fails or blocks is switched off
+    with a notice, and never affects the run."""
     start_method: StartMethod = "auto"
     """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
     "spawn": each process loads torch and slm_lab itself, in 2 s; "auto": "forkserver" if the system supports it. The start method does not

@@ -114,7 +114,7 @@ class WorkerSource:
     """Source of experience that collects with a pool of rollout workers, and publishes the weights of the learners (one per policy).
 
     Args:
-        info: info of the envs of all workers together.
+        info: EnvInfo of one vector env that contains the envs of all workers.
         concurrent_sessions: number of Sessions that run at the same time on this machine.
     """
 

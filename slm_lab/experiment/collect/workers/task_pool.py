@@ -128,7 +128,7 @@ class TaskPool:
         return self.taken == self.round_end
 
     def info(self) -> EnvInfo:
-        """Wait until the first worker has built its envs, and return the info of the envs of all workers together.
+        """Wait until the first worker has built its envs, and return the EnvInfo of one vector env that contains the envs of all workers.
 
         Raises SpecError, WorkerFailed or Interrupted.
         """
@@ -144,7 +144,7 @@ class TaskPool:
         Args:
             arrays: arrays of the learner.
             assembler: copies rollouts into datasets.
-            info: info of the envs of all workers together.
+            info: EnvInfo of one vector env that contains the envs of all workers.
         """
         self.assembler = assembler
         self.assembler.round_over = True

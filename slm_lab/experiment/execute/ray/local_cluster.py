@@ -82,10 +82,8 @@ class LocalCluster:
             stack.callback(ray.shutdown)
             for attempt in range(_ATTEMPTS):
                 try:
-                    with (
-                        stop_signals_blocked(),
-                        _start_fewer_processes(),
-                    ):  # Ray inherits the signal mask: a signal to the group does not stop Ray
+                    # Ray inherits the signal mask, so that a signal to the process group does not stop Ray
+                    with stop_signals_blocked(), _start_fewer_processes():
                         ray.init(
                             address="local",
                             num_cpus=self.cores,

@@ -130,7 +130,7 @@ class TaskActor:
             self._ended = True
 
     def take(self, *numbered: Any) -> Taken | bytes:
-        """Wait at most _POLL_SECONDS for messages of the task, and return the messages as a packed Taken.
+        """Wait at most _POLL_SECONDS for messages from the task, and return a packed Taken object that contains these messages.
 
         Args: numbered: arguments of `order`, which is called first; () if there are no orders.
         """

@@ -104,7 +104,7 @@ def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:
         while rest and rest[0][0] <= frame:
             end, seconds, total = rest.pop(0)
             window.record([total], int(end))
-        count, mean = window.count_new_episodes()
+        count, mean = window.take_new_episodes()
         returns = window.returns
         current = window.current_return(frame)
         last = sum(returns) / len(returns) if returns else None

@@ -31,7 +31,8 @@ def prefers_onednn(processor: str, capability: str) -> bool:
     Measured with 256 × 256 × 256 on EPYC processors: with AVX-512 at full width, oneDNN reaches 197 GFLOP/s and MKL 94, and with AVX2,
     oneDNN reaches 67 GFLOP/s and MKL 70 to 77.
 
-    Args: processor: text returned by `lib.limits.processor`. capability: instruction set that torch uses, such as "AVX2" or "AVX512".
+    Args: processor: text returned by `lib.limits.processor_description`. capability: instruction set that torch uses, such as "AVX2" or
+    "AVX512".
     """
     return "AuthenticAMD" in processor and capability.startswith("AVX512")
 

@@ -182,7 +182,7 @@ def _docstring_text(model: type) -> str:
 
 
 def _envs() -> Iterator[Entry]:
-    from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, ids_of_other_packages, missing_requirements
+    from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, ids_of_other_packages, requirement_by_kind
 
     backends = [
         name
@@ -194,7 +194,7 @@ def _envs() -> Iterator[Entry]:
     for name, kind in KNOWN.items():
         of_kind.setdefault(kind, []).append(name)
     of_kind["atari"] = [f"ALE/{game}-v5" for game in sorted(ATARI)]
-    here = missing_requirements()
+    here = requirement_by_kind()
     for kind, names in sorted(of_kind.items(), key=lambda item: here.get(item[0]) is not None):
         missing = here.get(kind)
         heading = _package_heading(kind, missing)

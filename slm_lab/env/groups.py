@@ -71,7 +71,7 @@ class GroupedEnv(Env):
     Each group of agents with equal spaces has its own Env, with its own encoding, masks and normalizers. Arrays that contain the rows of
     all groups are padded, see `EnvInfo.groups`.
 
-    Args: info: description of the rows of all agents. groups: the Env of each group, with GroupRows as its backend. decoders: for each
+    Args: info: description of the rows of all agents. groups: the Env of each group, with GroupBackend as its backend. decoders: for each
     group, the function that converts the group's actions to the env's form.
     """
 

@@ -1,7 +1,7 @@
 """Checks of the values that an env returns against its spaces and Gymnasium's interface. Error messages show the value and what was
 expected.
 
-Steps whose values have the usual types take a faster path without these checks (see `Env._step_lone`, `Sync.gather` and the codecs in
+Steps whose values have the usual types take a faster path without these checks (see `Env._step_single_env`, `Sync.gather` and the codecs in
 `spaces`).
 """
 
@@ -212,7 +212,7 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 
 
 def _is_in_space(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
-    """Return a bool array that says which numbers of an element or batch are in the space."""
+    """Return which numbers of an element or batch are in the space, as a bool array; bounds of a Box are not checked."""
     match space:
         case spaces.Discrete():
             return np.asarray((array >= space.start) & (array < space.start + space.n))

@@ -81,7 +81,7 @@ class EpisodeWindow:
         self._count_W = np.zeros(1, np.int64)
         """Number of episodes that each process has finished."""
         self._mark_WX = np.zeros((1, 2))
-        """Number of episodes of all processes, and sum of their returns, when each process last called `count_new_episodes`."""
+        """Number of episodes of all processes, and sum of their returns, when each process last called `take_new_episodes`."""
         self._ring_WRX = np.zeros((1, _RING, 3))
 
     def shared_arrays(self) -> Named:
@@ -119,7 +119,7 @@ class EpisodeWindow:
         See RECENT_SHARE for the definition of the current return.
 
         If the store is in another process, episodes of other processes are included up to the last use of `returns` or
-        `count_new_episodes`.
+        `take_new_episodes`.
         """
         entries = self._entries()
         if not len(entries):
@@ -134,7 +134,7 @@ class EpisodeWindow:
         """Returns of the last EPISODES episodes of this process."""
         return list(map(float, self._last_entries(self._index)[1][:, _RETURN]))
 
-    def count_new_episodes(self, *, count_again: bool = False) -> tuple[int, float | None]:
+    def take_new_episodes(self, *, count_again: bool = False) -> tuple[int, float | None]:
         """Return the number and the mean return of the episodes of all processes since this process last called this method.
 
         The mean return is None if there are no such episodes.

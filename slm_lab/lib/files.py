@@ -44,7 +44,7 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
 
 
-def verify_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+def checked_content(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file without its key "crc32". Raises ValueError if the checksum does not match the content."""
     plain = {key: value for key, value in content.items() if key != "crc32"}
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):

@@ -166,5 +166,5 @@ def test_a_range_of_the_vector_has_the_frozen_parameters_inside_it() -> None:
     flat._serve_part(torch.zeros(12), slice(12, 24))
     assert flat.parts_in_group(0, (0, 1, 2, 3)) == [slice(0, 3), slice(3, 8), slice(8, 12)]
     assert flat.parts_in_group(0, (3,)) == []
-    flat.check_parameters()
+    flat.sync_parameters()
     assert flat.frozen == ()

@@ -28,7 +28,7 @@ from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.run.experiment import check_writable
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
-from slm_lab.lib.files import unwritable_reason, verify_checksum, with_checksum
+from slm_lab.lib.files import checked_content, unwritable_reason, with_checksum
 from slm_lab.spec.models.spec import Spec
 from tests.resume.runs import differing
 
@@ -173,9 +173,9 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 def test_json_without_a_checksum_is_read_as_it_is() -> None:
     content = {"a": [1.5, None], "b": {"c": float("nan")}, "é": "ü"}
     assert (
-        str(verify_checksum(content))
-        == str(verify_checksum(json.loads(json.dumps(with_checksum(content), ensure_ascii=False))))
+        str(checked_content(content))
+        == str(checked_content(json.loads(json.dumps(with_checksum(content), ensure_ascii=False))))
         == str(content)
     )
     with pytest.raises(ValueError, match="checksum"):
-        verify_checksum({**with_checksum(content), "a": [1.25, None]})
+        checked_content({**with_checksum(content), "a": [1.25, None]})

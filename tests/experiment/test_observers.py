@@ -420,7 +420,7 @@ def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
     recorder.forget_episodes()
     recorder.on_step(episodes(7.0))
     assert recorder.window.returns == [7.0]
-    assert recorder.window.count_new_episodes() == (1, 7.0)
+    assert recorder.window.take_new_episodes() == (1, 7.0)
 
 
 @pytest.mark.parametrize("evaluates", [True, False])

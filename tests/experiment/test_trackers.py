@@ -266,7 +266,7 @@ def test_rows_of_another_node(saved: RunPaths, fake: Fake, calls: Callable[[], l
     server = SinkServer()
     for restart, frame in enumerate((250, 500)):
         server.begin(0, restart, saved, 0, ["wandb"])
-        server.call(0, restart, "open", 0)
+        server.call(0, restart, "open_table", 0)
         server.write(0, restart, Row(0, "train", {**ROW, "frame": frame}))
     server.call(0, 1, "close", "done")
     wait_for_trackers(saved, 0, ["wandb"], [0])

@@ -49,20 +49,20 @@ def test_the_last_episodes_of_all_workers_in_order_of_global_frames(fd: int, wor
         if rng.random() < 0.02:
             for one in windows:
                 assert one.returns == [float(value) for value in range(max(frame - EPISODES, 0) + 1, frame + 1)]
-                new, mean = one.count_new_episodes()
+                new, mean = one.take_new_episodes()
                 assert (new, mean) == (played, pytest.approx(frame - (played - 1) / 2))
-                assert one.count_new_episodes() == (0, None)
+                assert one.take_new_episodes() == (0, None)
             played = 0
 
 
 def test_more_episodes_since_the_last_row_than_the_window_holds(fd: int) -> None:
     one, other = (shared(fd, index, 2)[0] for index in (0, 1))
     one.record([1.0] * 3, 1)
-    assert one.count_new_episodes() == (3, 1.0)
+    assert one.take_new_episodes() == (3, 1.0)
     other.record([2.0] * 5000, 2)
     one.record([8.0] * 5000, 3)
-    assert one.count_new_episodes(count_again=True) == one.count_new_episodes() == (10_000, 5.0)
-    assert other.count_new_episodes() == (10_003, pytest.approx((3 + 50_000) / 10_003))
+    assert one.take_new_episodes(count_again=True) == one.take_new_episodes() == (10_000, 5.0)
+    assert other.take_new_episodes() == (10_003, pytest.approx((3 + 50_000) / 10_003))
     assert one.returns == one.own_returns == [8.0] * 100
     assert other.own_returns == [2.0] * 100
 
@@ -72,14 +72,14 @@ def test_a_process_that_takes_over_and_a_snapshot_lose_nothing(fd: int) -> None:
     other, _ = shared(fd, 1, 2)
     for frame in range(300):
         (one, other)[frame % 2].record([frame / 7], frame)
-    assert other.count_new_episodes()[0] == 300
+    assert other.take_new_episodes()[0] == 300
     other.record([5.0], 300)
     successor, _ = shared(fd, 1, 2, fresh=False)
     saved = {name: array.copy() for name, array in store.snapshot().items()}
     for again in (False, True):
         assert successor.returns == one.returns == [*(frame / 7 for frame in range(201, 300)), 5.0]
         successor.record([7.0], 301)
-        assert successor.count_new_episodes() == (2, 6.0)
+        assert successor.take_new_episodes() == (2, 6.0)
         assert one.returns[-2:] == [5.0, 7.0]
         if not again:
             store.restore(saved)
@@ -95,9 +95,9 @@ def test_a_reader_meets_no_entry_that_is_half_written(fd: int) -> None:
         while writer.poll() is None:
             returns = window.returns
             assert returns == [returns[0] + step for step in range(len(returns))] if returns else True
-            count, mean = window.count_new_episodes()
+            count, mean = window.take_new_episodes()
             new, total = new + count, total + count * (mean or 0.0)
-    count, mean = window.count_new_episodes()
+    count, mean = window.take_new_episodes()
     assert new + count == 20_000
     assert total + count * (mean or 0.0) == pytest.approx(20_000 * 20_001 / 2)
 
@@ -106,13 +106,13 @@ def test_state_round_trip() -> None:
     for played in (0, 30, 430):
         window, other = EpisodeWindow(), EpisodeWindow()
         window.record([value / 3 for value in range(played)], 1)
-        window.count_new_episodes()
+        window.take_new_episodes()
         window.record([0.1], 2)
         other.load_state_dict(window.state_dict())
         for one in (window, other):
             one.record([0.2], 3)
         assert other.returns == window.returns
-        assert other.count_new_episodes() == window.count_new_episodes() == (2, pytest.approx(0.15))
+        assert other.take_new_episodes() == window.take_new_episodes() == (2, pytest.approx(0.15))
         assert other.state_dict() == window.state_dict()
 
 

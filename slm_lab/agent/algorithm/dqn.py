@@ -23,8 +23,8 @@ from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.targets import (
     action_value,
     action_value_gradient,
-    by_component_gradient,
     double_q_value,
+    join_component_gradients,
     max_value,
     n_step_return,
     one_step_target,
@@ -207,7 +207,7 @@ class QLearning(DeepQLearning):
 
     def _join_components(self, grad: Any) -> Any:
         """Convert the gradient with respect to the result of `_split_components` to the gradient with respect to its argument, [..., A]."""
-        return grad if self.info.action.kind == "discrete" else by_component_gradient(grad, self.info.action.nvec)
+        return grad if self.info.action.kind == "discrete" else join_component_gradients(grad, self.info.action.nvec)
 
     def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the temporal-difference targets [B], or [B, D] for actions with D components.

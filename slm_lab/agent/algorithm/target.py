@@ -24,8 +24,8 @@ class TargetNet(Generic[Net]):
         spec: net spec with the keys update_type, update_frequency (in frames, only for update_type "replace") and polyak_coef (weight of
             the source net).
 
-    The algorithm calls `update` if `claim_due_update` returns True. With update_type "polyak", an update is due at every call of
-    `claim_due_update`. With update_type "replace", one update is due every update_frequency frames.
+    The algorithm calls `update` if `claim_due_update` returns True. With update_type "polyak" and polyak_coef > 0, an update is due at
+    every call of `claim_due_update`. With update_type "replace", one update is due every update_frequency frames.
     """
 
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
@@ -111,7 +111,7 @@ class TargetNet(Generic[Net]):
 
     @torch.no_grad()
     def _update(self) -> None:
-        self.flat.check_parameters()
+        self.flat.sync_parameters()
         if self.spec.update_type == "replace":
             self.flat.master.copy_(self.source.master)
         else:

@@ -42,7 +42,7 @@ class ActorHead(nn.Module):
 
 
 def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
-    """Return the graph-free pass (DirectChain) from observations to the outputs of `head`.
+    """Return the graph-free pass (GraphFreeSequence) from observations to the outputs of `head`.
 
     Returns None if the body is recurrent, or if a module is not supported.
     """
@@ -107,7 +107,8 @@ class ActorCriticNet(GraphFreeNet):
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free passes (DirectChains) of actor and critic, or None if a module is not supported or the body is shared."""
+        """Return the graph-free passes (GraphFreeSequences) of actor and critic, or None if a module is not supported or the body is
+        shared."""
         actor = build_actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]

@@ -107,7 +107,8 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free pass (DirectChain) of the distributions, or None if the net is dueling or a module is not supported."""
+        """Return the graph-free pass (GraphFreeSequence) of the distributions, or None if the net is dueling or a module is not
+        supported."""
         actor = build_actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 

@@ -70,7 +70,8 @@ class QNet(GraphFreeNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free pass (DirectChain) of the action values, or None if the net is dueling or a module is not supported."""
+        """Return the graph-free pass (GraphFreeSequence) of the action values, or None if the net is dueling or a module is not
+        supported."""
         actor = build_actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
@@ -188,7 +189,7 @@ class QCritic(nn.Module):
         return self.head(features_BF)
 
     def build_graph_free_sequence(self) -> GraphFreeSequence | None:
-        """Return the graph-free pass (DirectChain) of this critic, or None if a module is not supported."""
+        """Return the graph-free pass (GraphFreeSequence) of this critic, or None if a module is not supported."""
         if self.action_after_body or isinstance(self.body, RecurrentBody):
             return None
         return GraphFreeSequence.from_modules([*flatten_sequential(self.body.layers), self.head], self.body.matmul_mode)
@@ -336,7 +337,7 @@ class StackedCritics(QCritics):
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return graph-free passes (DirectChains): one of all critics together, followed by one per critic.
+        """Return graph-free passes (GraphFreeSequences): one of all critics together, followed by one per critic.
 
         Return None if a module is not supported.
         """

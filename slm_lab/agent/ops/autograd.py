@@ -1,4 +1,4 @@
-"""Interface of a net's forward and backward pass (Pass), and the implementation of this interface by autograd (GraphPass)."""
+"""Interface of a net's forward and backward pass (ForwardPass), and the implementation of this interface by autograd (GraphPass)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ForwardPass(Protocol):
 
 
 class GraphPass:
-    """A Pass whose gradients are computed by autograd from the graph of the outputs.
+    """A ForwardPass whose gradients are computed by autograd from the graph of the outputs.
 
     Args: outputs: the net's outputs, with their autograd graph. inputs: the tensor whose gradient `input_grad` returns, or None if
     `input_grad` is not called.

@@ -64,7 +64,7 @@ def valid_actions(outputs_NA: np.ndarray) -> np.ndarray:
 
 
 class MaskedPass:
-    """Forward pass whose first output is masked, with the interface `ops.autograd.Pass`.
+    """Forward pass whose first output is masked, with the interface `ops.autograd.ForwardPass`.
 
     Args: inner: pass without the mask. valid_BA: whether each action is valid, bool [B, A].
     """

@@ -107,7 +107,7 @@ def split_by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
 
 
-def by_component_gradient(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
+def join_component_gradients(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of
     `split_by_component`."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)

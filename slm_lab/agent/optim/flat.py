@@ -7,7 +7,7 @@ values of the parameters.
 
 On a CUDA device, every parameter begins at a multiple of 16 bytes, as required by the vectorised loads of matrix products. The zeros
 between parameters, called padding, exist only in the vectors that the module uses. Vectors that are saved, shared or published have no
-padding (see `FlatParams.packed`), and have the same layout for every device.
+padding (see `FlatParams.without_padding`), and have the same layout for every device.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class FlatParams:
     parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide the
     vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of the
     last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, this is the number of the
-    current update. For the attribute `check_rarely`, see `Agent.check_rarely`. `frozen` contains the indices (in `params`) of the
-    parameters that did not require a gradient at the last call of `inspect`.
+    current update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the
+    parameters that did not require a gradient at the last call of `sync_parameters`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -101,10 +101,10 @@ class FlatParams:
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
             self._checked, self._next_hook = self._updates, RemovableHandle.next_id
-            self.check_parameters()
+            self.sync_parameters()
         self.update = self._checked
 
-    def check_parameters(self) -> None:
+    def sync_parameters(self) -> None:
         """Set `frozen`. If the `data` attribute of a tensor was replaced, make the tensor a view of its flat vector again.
 
         The new data of such tensors are copied to the flat vectors. Raises ValueError if the new data of a tensor have another size, type
@@ -288,7 +288,7 @@ class FlatParams:
 
     def copy_vectors(self) -> tuple[Tensor, Tensor]:
         """Return copies on the CPU of the parameter vector (without padding) and of the buffer vector."""
-        self.check_parameters()
+        self.sync_parameters()
         return self.without_padding(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:

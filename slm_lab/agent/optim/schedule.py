@@ -54,7 +54,7 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
     """Build the learning rate schedule that a spec describes.
 
-    The schedule is a function of the frame, or of the number of training calls (see LRSchedulerSpec.counts_calls).
+    The schedule is a function of the frame, or of the number of training calls (see LRSchedulerSpec.counts_training_calls).
 
     Raises SpecError if the scheduler does not accept its arguments.
     """

@@ -160,7 +160,7 @@ class Policy:
         }[self.action_policy]
 
     def set_rare_checks(self, rarely: bool) -> None:
-        """Set whether the modules of the net are checked for changes only rarely (see Agent.check_rarely)."""
+        """Set whether the modules of the net are checked for changes only rarely (see Agent.set_rare_checks)."""
         if self._numpy_actor is not None:
             self._numpy_actor.check_every = RARELY if rarely else CHECK_EVERY
 

@@ -39,7 +39,8 @@ class RolloutNet(Protocol):
         """Return distribution parameters [B, P] and values [B]. Only feed-forward nets support this method."""
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> ForwardPass:
-        """Return a Pass with the same outputs as `__call__`. If the net supports a graph-free pass, the Pass has no autograd graph."""
+        """Return a ForwardPass with the same outputs as `__call__`. If the net supports a graph-free pass, the ForwardPass has no autograd
+        graph."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
         """Return values [B], without gradients. Only feed-forward nets support this method."""

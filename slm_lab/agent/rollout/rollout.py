@@ -257,9 +257,9 @@ class OnPolicyBatchReplay(RolloutStorage):
 class MultiAgentBatchReplay(OnPolicyBatchReplay):
     """Rollout storage of a fixed number of vector steps, for envs with several agents.
 
-    The transitions of different agents may end in different steps (see Turns). Each column contains the transitions of one agent of an env
-    without gaps, so that a rollout is processed in the same way as for an env with one agent. A column with fewer transitions than others
-    ends with invalid rows, and its return is bootstrapped before these rows.
+    The transitions of different agents may end in different steps (see TurnTransitionBuilder). Each column contains the transitions of one
+    agent of an env without gaps, so that a rollout is processed in the same way as for an env with one agent. A column with fewer
+    transitions than others ends with invalid rows, and its return is bootstrapped before these rows.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
@@ -494,7 +494,7 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
 def build_batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:
     """Build the storage for rollouts of `length` vector steps.
 
-    The storage is an AgentsBatchReplay for envs with several agents, and an OnPolicyBatchReplay for other envs.
+    The storage is a MultiAgentBatchReplay for envs with several agents, and an OnPolicyBatchReplay for other envs.
     """
     return (MultiAgentBatchReplay if info.agents else OnPolicyBatchReplay)(info, length, state_size)
 
@@ -502,7 +502,7 @@ def build_batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicy
 def build_rollout_storage(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
     """Build the rollout storage that an on-policy memory spec names.
 
-    The class of the storage is `type(spec).implementation()`, except that envs with several agents use AgentsBatchReplay instead of
+    The class of the storage is `type(spec).implementation()`, except that envs with several agents use MultiAgentBatchReplay instead of
     OnPolicyBatchReplay.
 
     Args: length: training_frequency, in vector steps or episodes, depending on the class. state_size: size S of the hidden state.

@@ -122,7 +122,8 @@ def append_log_std(distribution: ActionDistribution, params_BP: Tensor) -> Tenso
 
 
 class _JoinEntries(nn.Module):
-    """Layer that replaces the layer Unpack of a net, and reads a float32 tensor [B, F] of concatenated entries instead of packed bytes."""
+    """Layer that replaces the layer UnpackObservations of a net, and reads a float32 tensor [B, F] of concatenated entries instead of
+    packed bytes."""
 
     def __init__(self, unpack: UnpackObservations) -> None:
         super().__init__()

@@ -122,7 +122,7 @@ class _HumanGames:
         return int(self.env.acts_N.argmax())
 
     def _ask_move(self, valid: list[str]) -> int:
-        """Ask the person for a move until the move is valid, and return the action. Raises _End if the person quits."""
+        """Ask the person for a move until the move is valid, and return the action. Raises _PlayerQuit if the person quits."""
         if valid == ["pass"]:
             self.write("you have no other move than: pass\n")
         while True:

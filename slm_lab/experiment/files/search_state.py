@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.files import replace_file, verify_checksum, with_checksum
+from slm_lab.lib.files import checked_content, replace_file, with_checksum
 from slm_lab.spec.load.search_space import Values
 
 VERSION = 1
@@ -85,7 +85,7 @@ class SearchState:
     def load(cls, path: Path) -> SearchState:
         """Read the state of a search from a JSON file. Raises UserError if the file is damaged or has another version."""
         try:
-            content = _decoded(verify_checksum(json.loads(path.read_text(encoding="utf-8"))))
+            content = _decoded(checked_content(json.loads(path.read_text(encoding="utf-8"))))
             version = content.pop("version")
             if version == VERSION:
                 for name in ("trials", "confirmations"):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slm_lab.lib.files import replace_file, verify_checksum, with_checksum
+from slm_lab.lib.files import checked_content, replace_file, with_checksum
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +164,7 @@ def _parse_values(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain values that `save` has stored in the header of a file."""
     try:
         content = json.loads(header["__metadata__"]["slm_lab"])
-        values = verify_checksum({"crc32": None, **content})  # raises an error if the content has no checksum
+        values = checked_content({"crc32": None, **content})  # raises an error if the content has no checksum
     except (KeyError, TypeError):
         raise TensorFileError("was not written by slm_lab") from None
     except (ValueError, RecursionError, AttributeError):

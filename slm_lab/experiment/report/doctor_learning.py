@@ -146,7 +146,8 @@ def entropy_lost(session: Session) -> Finding | None:
     """Detect a categorical policy that stops exploring too early.
 
     The rule applies if the entropy falls below 2 % of its largest value in the first half of the run and stays below, and the final return
-    is poor (see is_poor). Mnih et al. 2016 (arXiv:1602.01783), section 4, describe the premature convergence to a deterministic policy.
+    is poor (see has_poor_return). Mnih et al. 2016 (arXiv:1602.01783), section 4, describe the premature convergence to a deterministic
+    policy.
     Ahmed et al. 2019 (arXiv:1811.11214) study the effect of entropy on policy optimization.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
@@ -228,9 +229,9 @@ def critic(session: Session) -> Finding | None:
     """Detect a critic that is no better than a constant prediction.
 
     The rule applies if the explained variance is at most 0.05 in nine of ten rows of each half of the run, and the return is poor (see
-    is_poor). The explained variance has no meaning in rollouts of a few steps and after a task is solved, since returns are then nearly
-    equal. Therefore, a low explained variance in one half of the run, or with a good return, is no fault. Schulman, Nuts and Bolts of Deep
-    RL (2016), states that a critic with an explained variance of 0 or less only adds noise.
+    has_poor_return). The explained variance has no meaning in rollouts of a few steps and after a task is solved, since returns are then
+    nearly equal. Therefore, a low explained variance in one half of the run, or with a good return, is no fault. Schulman, Nuts and Bolts
+    of Deep RL (2016), states that a critic with an explained variance of 0 or less only adds noise.
     """
     explained = session.column("explained_variance")
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.second_half("explained_variance").quantile(0.9))

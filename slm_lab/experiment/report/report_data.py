@@ -222,7 +222,7 @@ class _Trial:
 
     @cached_property
     def learned_return(self) -> float | None:
-        """The return at which a seed counts as having learned, for the comparison of the seeds (see common_level)."""
+        """The return at which a seed counts as having learned, for the comparison of the seeds (see learned_return)."""
         return learned_return([curve(table, "current_return") for table in self.return_tables.values()], self.baseline)
 
     def _name(self, index: int) -> str:

@@ -13,7 +13,7 @@ from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, round_to_five_digits
 from slm_lab.experiment.report.run import Run
-from slm_lab.lib.files import replace_file, verify_checksum, with_checksum
+from slm_lab.lib.files import checked_content, replace_file, with_checksum
 from slm_lab.lib.limits import processor_description
 
 VERSION = 1
@@ -97,7 +97,7 @@ class ResultRun(Run):
 
     def __init__(self, file: Path) -> None:
         try:
-            self.content = verify_checksum(json.loads(file.read_text(encoding="utf-8")))
+            self.content = checked_content(json.loads(file.read_text(encoding="utf-8")))
             if (version := self.content["version"]) != VERSION:
                 raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
             super().__init__(RunPaths(file, str(self.content["entry"])))

@@ -177,7 +177,7 @@ def _shared_arrays_for_build(spec: Spec) -> Iterator[SharedArrays | None]:
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
     """Build the envs and the agent of each spec once, and return a line per spec with parameters, memory and training time.
 
-    Each line is the result of build_report. Raises SpecError with the problems of all specs.
+    Each line is the result of describe_build. Raises SpecError with the problems of all specs.
 
     Args: source: origin of the specs, which the SpecError names.
     """

@@ -119,7 +119,7 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
 
     Args:
         after: byte at which the part begins. If `after` is None, or if the file is shorter, the part consists of the last _LOG_BYTES bytes.
-        before: byte at which the part ends, or None for the end of the file.
+        before: byte at which the part ends, or None for the end of the file; ignored if `after` is a valid position.
     """
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size

@@ -83,7 +83,7 @@ class PettingZooEnv(NamedTuple):
 
 
 def pettingzoo_envs() -> dict[str, PettingZooEnv]:
-    """Import PettingZoo, and return {name such as "tictactoe_v3": ZooEnv}.
+    """Import PettingZoo, and return {name such as "tictactoe_v3": PettingZooEnv}.
 
     If PettingZoo is not installed, only the envs of mpe2 are returned.
     """
@@ -177,7 +177,7 @@ def _version_of(package: str) -> str:
 
 @cache
 def envpool_envs() -> dict[str, EnvPoolEnv]:
-    """Return {id or alias of an env in EnvPool: PoolEnv}, as listed in envpool_envs.json (see tools/generate.py)."""
+    """Return {id or alias of an env in EnvPool: EnvPoolEnv}, as listed in envpool_envs.json (see tools/generate.py)."""
     suites = json.loads((Path(__file__).parent / "envpool_envs.json").read_text(encoding="utf-8"))["_suites"]
     envs = [EnvPoolEnv(suite, tuple(ids), *rest) for suite, rows in suites.items() for ids, *rest in rows]
     return {name: env for env in envs for name in env.ids}
@@ -362,7 +362,7 @@ def _envpool_only_ids() -> list[str]:
     return [name for name, env in envpool_envs().items() if env.suite not in left_out and not env.unsupported_reason]
 
 
-def missing_requirements() -> dict[str, str | None]:
+def requirement_by_kind() -> dict[str, str | None]:
     """Return {kind of env: requirement to install, or None if the package is installed}.
 
     The keys include "envpool" and the modules in _MODULES.

@@ -85,7 +85,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return a spec as JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without notices.
 
     Default values are included, except for absent keys whose values a run determines. These keys are meta.log_frequency and, in a spec
-    without agent.net (see Spec.is_short), agent.net and the keys of agent.algorithm. The key meta.eval_episodes is left out if other keys
+    without agent.net (see Spec.lacks_net), agent.net and the keys of agent.algorithm. The key meta.eval_episodes is left out if other keys
     disable the default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})

@@ -95,7 +95,7 @@ class StudyRun:
     """Label of the env."""
     spec: Spec
     settings: Mapping[str, Any]
-    """{dotted path: value} of all keys except the seed that determine the results (see `study_file.settings`)."""
+    """{dotted path: value} of all keys except the seed that determine the results (see `study_file.result_settings`)."""
 
     @property
     def random_seed(self) -> int:

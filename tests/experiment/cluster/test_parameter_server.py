@@ -172,8 +172,8 @@ def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., l
         part.window.record([float(turn)], part.clock.global_frame)
         part.window.returns  # noqa: B018  # exchanges
     assert one.window.returns == other.window.returns == [0.0, 1.0, 2.0, 3.0]
-    assert other.window.count_new_episodes() == (4, 1.5)
-    one.window.count_new_episodes()
+    assert other.window.take_new_episodes() == (4, 1.5)
+    one.window.take_new_episodes()
     assert one.clock.global_frame == 100
     assert one.normalizers.state_dict()["obs_stats"] == alone.state_dict()["obs_stats"]
 

@@ -48,7 +48,7 @@ def flatten_sequential(module: nn.Module) -> list[nn.Module]:
 class GraphFreeSequence:
     """Graph-free forward and backward pass of linear and normalisation layers in sequence, each optionally followed by an activation.
 
-    Graph-free passes compute gradients without autograd. Call the methods of a DirectChain inside `ignore_float_errors()`.
+    Graph-free passes compute gradients without autograd. Call the methods of a GraphFreeSequence inside `ignore_float_errors()`.
     Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use, or None to use
     all columns.
     """
@@ -65,7 +65,8 @@ class GraphFreeSequence:
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> GraphFreeSequence | None:
-        """Build a DirectChain from modules that run in sequence. Return None if DirectChain does not support one of the modules.
+        """Build a GraphFreeSequence from modules that run in sequence. Return None if GraphFreeSequence does not support one of the
+        modules.
 
         Args: matmul_mode: how the matrix products of the hidden layers are computed. The output layer always uses float32.
         """
@@ -135,8 +136,8 @@ class GraphFreeSequence:
 
         `grad` is modified in place.
 
-        Args: values: result of `DirectChain.forward`. weights: whether to accumulate the gradients of the parameters. columns: columns of x
-        whose gradient is returned, or None if no gradient is to be returned.
+        Args: values: result of `GraphFreeSequence.forward`. weights: whether to accumulate the gradients of the parameters. columns:
+        columns of x whose gradient is returned, or None if no gradient is to be returned.
         """
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
@@ -148,9 +149,9 @@ class GraphFreeSequence:
 
 
 class DirectPass:
-    """Forward pass of several DirectChains on the same inputs, with one output per chain.
+    """Forward pass of several GraphFreeSequences on the same inputs, with one output per chain.
 
-    This class implements `ops.autograd.Pass` with numpy arrays.
+    This class implements `ops.autograd.ForwardPass` with numpy arrays.
     """
 
     def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
@@ -184,7 +185,7 @@ class DirectPass:
 class GraphFreeNet(nn.Module):
     """Base class of nets that can learn without an autograd graph.
 
-    A net uses autograd if it contains modules that DirectChain does not support, or if a user has modified the net.
+    A net uses autograd if it contains modules that GraphFreeSequence does not support, or if a user has modified the net.
     """
 
     def __init__(self) -> None:
@@ -192,14 +193,14 @@ class GraphFreeNet(nn.Module):
         self.direct: FastPass[Sequence[GraphFreeSequence]] = FastPass()
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free passes (DirectChains) of the net's outputs, or None if a module of the net is not supported."""
+        """Return the graph-free passes (GraphFreeSequences) of the net's outputs, or None if a module of the net is not supported."""
         return None
 
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         """Use the graph-free passes that `chains` returns from now on, as long as the user does not modify the modules.
 
-        Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the DirectChains replace and that `modules()`
-        does not list.
+        Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the GraphFreeSequences replace and that
+        `modules()` does not list.
         """
         chains = self.build_graph_free_sequences() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
@@ -216,8 +217,8 @@ pass of a separate critic skips the rows whose gradient is 0."""
 class CriticsPass(DirectPass):
     """Forward pass of C critics. The output is a tensor [C, B] if `single` is true, otherwise [C, B, O] with all O outputs of each critic.
 
-    Args: chains: one DirectChain per critic, or a single DirectChain for a stack of all critics. x: inputs [B, I], or [C, B, I] for a
-    stack. actions: number of columns at the end of x that contain the action.
+    Args: chains: one GraphFreeSequence per critic, or a single GraphFreeSequence for a stack of all critics. x: inputs [B, I], or [C, B,
+    I] for a stack. actions: number of columns at the end of x that contain the action.
     """
 
     def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray, actions: int, single: bool) -> None:

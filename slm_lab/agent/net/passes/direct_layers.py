@@ -1,4 +1,5 @@
-"""Layers that DirectChain runs, with forward and backward passes on numpy arrays: linear layers, normalisation layers, activations."""
+"""Layers that GraphFreeSequence runs, with forward and backward passes on numpy arrays: linear layers, normalisation layers,
+activations."""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
 
 
 class DirectNorm:
-    """Forward and backward pass of layer normalisation (arXiv:1607.06450), with the interface of DirectLayer."""
+    """Forward and backward pass of layer normalisation (arXiv:1607.06450), with the interface of GraphFreeLinear."""
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], eps: float) -> None:
         weight, bias = params
@@ -241,7 +242,7 @@ class BatchPass(NamedTuple):
 
 
 class DirectRenorm:
-    """Forward and backward pass of batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
+    """Forward and backward pass of batch renormalisation (arXiv:1702.03275), with the interface of GraphFreeLinear.
 
     In training mode, each output row depends on all rows of the batch, so that `backward` requires the complete batch of the last call of
     `forward`.
@@ -304,7 +305,7 @@ _renorm_backward: Any = torch.ops.aten.native_batch_norm_backward
 
 
 class DirectBlock:
-    """Forward and backward pass of the residual block of SimBa (arXiv:2410.09754), with the interface of DirectLayer."""
+    """Forward and backward pass of the residual block of SimBa (arXiv:2410.09754), with the interface of GraphFreeLinear."""
 
     def __init__(self, norm: DirectNorm, expand: GraphFreeLinear, contract: GraphFreeLinear) -> None:
         self.norm, self.expand, self.contract = norm, expand, contract

@@ -122,7 +122,7 @@ class ParameterVector(Protocol):
     frozen: tuple[int, ...]
     """Indices of the frozen parameters, which do not require a gradient."""
 
-    def check_parameters(self) -> None:
+    def sync_parameters(self) -> None:
         """Set `frozen`. If the `data` attribute of a parameter was replaced, copy the new data to the vector and restore the view."""
 
 
@@ -150,6 +150,6 @@ class FastPass(Generic[F]):
             return None
         if vector.update != self._update or not vector.update:
             if not vector.update:
-                vector.check_parameters()
+                vector.sync_parameters()
             self._update, self._held = vector.update, self._watch.is_unchanged()
         return self.fast if self._held and not (learn and vector.frozen) else None

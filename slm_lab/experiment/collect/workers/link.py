@@ -3,7 +3,7 @@
 On one machine, weights and rollouts are in shared memory, and messages contain only slot numbers (a slot is storage for one rollout). On a
 cluster, weights are sent once to each node, and rollouts are sent in messages. A worker acts with the newest weights that it has received.
 The learner measures the policy lag, and masks transitions that are too old (meta.sampler.max_policy_lag). The learner's pool of workers
-uses a MemoryLink on one machine and a MessageLink on a cluster. Each worker process uses the corresponding MemoryEndpoint or
+uses a SharedMemoryLink on one machine and a MessageLink on a cluster. Each worker process uses the corresponding MemoryEndpoint or
 MessageEndpoint. The module also defines the functions that the processes of workers and of the inference server run.
 """
 
@@ -78,7 +78,7 @@ class SharedMemoryLink:
 
 @dataclass(frozen=True)
 class MemoryEndpoint:
-    """The endpoint of a MemoryLink in the process of a worker or of the inference server."""
+    """The endpoint of a SharedMemoryLink in the process of a worker or of the inference server."""
 
     memory: SharedFd
     niceness = 5
@@ -101,7 +101,7 @@ class MemoryEndpoint:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
     def take(self, order: Any) -> None:
-        """Execute an order that a link has sent. The method does nothing, since a MemoryLink sends no orders."""
+        """Execute an order that a link has sent. The method does nothing, since a SharedMemoryLink sends no orders."""
 
     def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
         """Send the message ("rollout", slot, report) after the worker has filled a slot."""
@@ -226,7 +226,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> 
     """Run a rollout worker, which collects rollouts into the requested slots until a stop is requested.
 
     The worker sends ("built", EnvInfo) when the envs are built, or ("user_error", SpecError) if the envs cannot be built. The worker sends
-    ("ready",) after the first order has been executed. After this message, the worker sends ("rollout", slot, Collected, …) for each
+    ("ready",) after the first order has been executed. After this message, the worker sends ("rollout", slot, RolloutReport, …) for each
     requested slot, and ("state", number of the request, state) for each SAVE order.
     """
     if get_sampler_spec(config.spec).async_rl and has_feature("priority"):

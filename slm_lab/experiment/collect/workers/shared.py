@@ -210,7 +210,7 @@ class RolloutSlot:
         """Index of the policy that played each row of the vector env in each step."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
         """Index of the policy that played each stored transition. With several agents, index t counts the transitions of a column and not
-        the steps of the envs (see AgentsBatchReplay)."""
+        the steps of the envs (see MultiAgentBatchReplay)."""
 
     def begin(self) -> None:
         """Begin a new rollout, which overwrites the previous one."""
@@ -315,9 +315,9 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
 def count_dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
     """Return the number of columns of a dataset for each policy.
 
-    A dataset has one column for each agent of the policy in each of spec.dataset_columns envs. If agent.policies is given, it names the
-    agents of each policy. If agent.policies is not given, every policy may be drawn for every agent (see meta.sampler.num_policies), and
-    all agents of the env are counted for each policy.
+    A dataset has one column for each agent of the policy in each of spec.rollouts_per_dataset envs. If agent.policies is given, it names
+    the agents of each policy. If agent.policies is not given, every policy may be drawn for every agent (see meta.sampler.num_policies),
+    and all agents of the env are counted for each policy.
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]

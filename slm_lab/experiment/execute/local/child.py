@@ -49,8 +49,8 @@ def _received_fd(copy: Any) -> SharedFd:
 class ChildSetup:
     """State of the parent process that a child takes over at its start.
 
-    A Setup is the first argument of the child, and the state is applied when the Setup is unpickled, before the later arguments are
-    unpickled.
+    A ChildSetup is the first argument of the child, and the state is applied when the ChildSetup is unpickled, before the later arguments
+    are unpickled.
 
     Args:
         printed: file descriptor to which the child's stdout and stderr are redirected.

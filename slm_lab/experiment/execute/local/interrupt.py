@@ -20,13 +20,13 @@ process group, and systemd sends SIGTERM and SIGHUP.)"""
 _POLL = 0.1
 """Number of seconds between two checks by the monitoring thread."""
 _AGAIN = 1.0
-"""Number of seconds after which `time_limit` raises Blocked again if user code has caught the exception."""
+"""Number of seconds after which `time_limit` raises UserCodeBlocked again if user code has caught the exception."""
 
 
 class UserCodeBlocked(BaseException):
     """User code did not return in time.
 
-    Blocked is not a subclass of Exception, so that `except Exception` in user code does not catch Blocked.
+    UserCodeBlocked is not a subclass of Exception, so that `except Exception` in user code does not catch UserCodeBlocked.
     """
 
 
@@ -86,9 +86,9 @@ def watchdog(
 ) -> Iterator[None]:
     """Context manager that monitors the heartbeat of this process from a thread while the block runs in the main thread.
 
-    Raises Blocked in the main thread if user code (a phase of USER_CODE) runs without a beat for `grace` seconds after a stop request, or
-    for `stall_limit` seconds. If user code catches Blocked, Blocked is raised again after the same time. After `stall_notice` seconds
-    without a beat, the monitoring thread calls `report(seconds, phase)` once per stall.
+    Raises UserCodeBlocked in the main thread if user code (a phase of USER_CODE) runs without a beat for `grace` seconds after a stop
+    request, or for `stall_limit` seconds. If user code catches UserCodeBlocked, UserCodeBlocked is raised again after the same time. After
+    `stall_notice` seconds without a beat, the monitoring thread calls `report(seconds, phase)` once per stall.
 
     If the block runs outside the main thread, or if the system has no SIGURG, stalls are only reported. A C function that neither returns
     nor handles signals cannot be interrupted from inside the process. In this case, another process has to kill this process.
@@ -120,7 +120,7 @@ def watchdog(
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Context manager that raises Blocked if the block takes longer than `seconds` seconds in the main thread.
+    """Context manager that raises UserCodeBlocked if the block takes longer than `seconds` seconds in the main thread.
 
     Args: what: description of the block for the error message.
     """
@@ -143,8 +143,8 @@ def _interrupt_when_blocked(blocked: Callable[[], bool], reason: Callable[[], st
     """Context manager that interrupts the main thread during the block when `blocked` returns True.
 
     A thread calls `blocked` every 0.1 s. If `blocked` returns True, the thread sends a signal to the main thread, which then calls `reason`
-    and raises Blocked with the returned text. If `reason` returns None, the main thread continues: either it is no longer blocked, or the
-    thread of an enclosing block has sent the signal.
+    and raises UserCodeBlocked with the returned text. If `reason` returns None, the main thread continues: either it is no longer blocked,
+    or the thread of an enclosing block has sent the signal.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
     wake = (

@@ -55,13 +55,14 @@ CLOSE_SECONDS = 10.0
 class UserCodeExited(BaseException):
     """User code called os._exit.
 
-    Exited is not a subclass of Exception, so that `except Exception` in user code does not catch Exited.
+    UserCodeExited is not a subclass of Exception, so that `except Exception` in user code does not catch UserCodeExited.
     """
 
 
 @contextmanager
 def os_exit_raises() -> Iterator[None]:
-    """Context manager in which os._exit raises Exited in this process, so that a run fails with an error instead of ending without a trace.
+    """Context manager in which os._exit raises UserCodeExited in this process, so that a run fails with an error instead of ending without
+    a trace.
 
     An exit by C code cannot be caught. In forked copies of the process (os.fork), os._exit works as usual. The context manager has no
     effect outside the main thread.

@@ -131,7 +131,7 @@ class _Proposal:
 
     trial: int
     choices: KeyChoices
-    """The proposed values in the form that the TPE sampler uses, see `suggest`."""
+    """The proposed values in the form that the TPE sampler uses, see `suggest_choice`."""
     metric: float | None = None
     done: bool = False
 

@@ -65,7 +65,7 @@ class _Planner:
 
     states: list[RunState]
     folders: Mapping[tuple[str, int], StudyRunFolder]
-    """Key of a run (see key_of) → folder of the run."""
+    """Key of a run (see run_key) → folder of the run."""
     paths: StudyPaths
     table: StudyTable
     runner: _RunLimits
@@ -229,7 +229,7 @@ class StudyExperiment(Experiment[StudyPaths]):
 
     @contextmanager
     def _open_executor(self, here: Executor, gpus: int) -> Iterator[_RunLimits]:
-        """Yield a _Runner with an executor for this machine or, if the plan names a cluster, for the cluster."""
+        """Yield a _RunLimits with an executor for this machine or, if the plan names a cluster, for the cluster."""
         if self.plan.cluster is None:
             concurrent, jobs = self._concurrency()
             yield _RunLimits(here, concurrent_gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)

@@ -115,7 +115,7 @@ def run_key(run: StudyRun) -> tuple[str, int]:
 
 
 def find_adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
-    """Return the run folders that match the patterns of --adopt, as a dict: key of the run (see key_of) → folder.
+    """Return the run folders that match the patterns of --adopt, as a dict: key of the run (see run_key) → folder.
 
     Raises UserError if a pattern matches no folder, or if a folder does not contain a run of the study.
     """
@@ -139,7 +139,7 @@ def _value_text(value: Any) -> str:
 
 
 def _matching_run_key(folder: Path, study: Study) -> tuple[str, int]:
-    """Return the key of the run in a folder (see key_of). Raises UserError if the run is not a run of the study or has not finished."""
+    """Return the key of the run in a folder (see run_key). Raises UserError if the run is not a run of the study or has not finished."""
     from slm_lab.experiment.report.run import load_run
 
     run = load_run(folder)

@@ -187,7 +187,7 @@ class Recorder(Observer):
         """
         total_reward = mean(self.window.returns)
         current = self.window.current_return(self.clock.global_frame)
-        row = self.table.row(total_reward, *self.window.count_new_episodes(count_again=last), current)
+        row = self.table.row(total_reward, *self.window.take_new_episodes(count_again=last), current)
         if "worker_reward" in row:
             row["worker_reward"] = mean(self.window.own_returns)
         row.update((name, mean.drain()) for name, mean in self.means.items())

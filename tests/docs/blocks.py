@@ -42,7 +42,7 @@ def commands(block: Block) -> list[str]:
     """Return the command lines of a shell block; of a loop those with the first value of its variable."""
     lines, values = list[str](), dict[str, str]()
     for raw in block.text.replace("\\\n", " ").splitlines():
-        line = raw.partition(" #")[0].strip().removeprefix("$ ")
+        line = f" {raw}".partition(" #")[0].strip().removeprefix("$ ")
         if loop := _LOOP.match(line):
             if loop[1]:
                 values[loop[1]] = loop[2].split()[0]

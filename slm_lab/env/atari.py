@@ -65,7 +65,7 @@ def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
 
 
 def is_preprocessed(spec: EnvSpec) -> bool:
-    """Return whether the env is an ALE env with Atari preprocessing. An ALE env with the argument `obs_type` is not preprocessed."""
+    """Return whether Atari preprocessing is applied to the env: to every ALE env, except if the argument `obs_type` is given."""
     return "ALE/" in spec.name and "obs_type" not in spec.kwargs
 
 

@@ -40,7 +40,7 @@ class Curriculum:
         self.held: list[Values] = [self.current_values() for _ in range(num_envs)]
         """Current values of each env."""
         self._played = list(self.held)
-        """Values of each env in the last episode that ended."""
+        """Scheduled values of each env during its most recently ended episode."""
         self._restored: list[Values] | None = None
         """Loaded values of each env, until `finish_restoration` is called; None: no loaded values are pending."""
         self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs

@@ -11,7 +11,7 @@ from slm_lab.spec.models.algorithm import BCSpec
 
 
 class BehaviourCloning(OfflineAlgorithm):
-    """Behaviour cloning, which maximises the log-likelihood E[log π(a|s)] of the recorded actions."""
+    """Behaviour cloning: train the policy π to maximise the mean of log π(a|s) over the recorded states s and actions a."""
 
     spec: BCSpec
 

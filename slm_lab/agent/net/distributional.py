@@ -88,7 +88,7 @@ HEADS: dict[str, type[DistributionalHead]] = {"quantiles": QuantileHead, "catego
 
 
 class DistributionalQNet(QNet):
-    """A QNet that learns a distribution of returns for each action, with a DistributionalHead.
+    """Q-network that outputs the parameters of a distribution of returns for each action.
 
     The action values [..., A] are the means of the distributions. An action mask replaces the action values of invalid actions, but does
     not change their distributions.

@@ -17,8 +17,8 @@ from slm_lab.agent.ops.autograd import ForwardPass
 from slm_lab.lib.records import ObservationSpace
 
 MASKED = -1e30
-"""Logit or value of an invalid action. MASKED is finite, because 0 · ∞ is NaN, and remains finite and very small after division by a
-temperature."""
+"""Logit or value of an invalid action. MASKED is finite, because 0 · ∞ would be NaN. Divided by a usual
+temperature, MASKED remains finite and far below every other value."""
 
 
 class ActionMask:

@@ -86,7 +86,7 @@ class FlatParams:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates, self._checked = 0, 0, 0
         self.check_rarely, self._next_hook = False, -1
-        """`_next_hook` is torch's next hook id at the last check for changes."""
+        """`_next_hook` is the id that torch would have given to the next new hook, at the last check for changes."""
         self.frozen: tuple[int, ...] = ()
         self._saved_buffer = self.buffer.clone()
         self._saved_counters = [c.clone() for c in self.counters]

@@ -96,7 +96,7 @@ class _HumanGames:
             self.write(f"you have {', '.join(f'{result} {count}' for result, count in self.results.items())}\n")
 
     def _play_game(self, is_first: bool) -> Literal["won", "drawn", "lost"]:
-        """Play one game, and return the result for the person."""
+        """Play one game against the agent, and return whether the person at the terminal has won, drawn or lost."""
         obs_N, first_N = self.env.reset(), np.ones(2, np.bool_)
         observation = self.env.info.observation
         turn = self._player_to_move()
@@ -138,7 +138,7 @@ class _HumanGames:
                 self.write(f"'{word}' {why}\n")
 
     def _announce_result(self, step: VecStep, human: int) -> Literal["won", "drawn", "lost"]:
-        """Print who has won the game, and return the result for the person."""
+        """Print who has won the game, and return whether the person at the terminal has won, drawn or lost."""
         returns = {episode.env: episode.total_reward for episode in step.episodes}
         difference = returns[human] - returns[1 - human]
         self.write("you win\n" if difference > 0 else "the agent wins\n" if difference < 0 else "a draw\n")

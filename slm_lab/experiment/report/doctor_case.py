@@ -91,7 +91,7 @@ class DiagnosedRun:
 
     @cached_property
     def eval_tables(self) -> dict[int, Table]:
-        """Index of each independent training (see Session.index) → evaluation table, for evaluation tables that have rows."""
+        """Evaluation tables with at least one row. Each key is the index of an independent training (see Session.index)."""
         return {index: table for index, table in self.run.tables_per_training("eval").items() if len(table["frame"])}
 
     @cached_property

@@ -90,7 +90,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars of one kind, which have the same colour and share one legend entry."""
+    """A group of bars that have the same colour and one common legend entry."""
 
     name: str
     colour: str

@@ -51,7 +51,7 @@ class ModuleMonitor:
         self._data = self._tensors if data else []
         self._addresses = [one.data_ptr() for one in self._data]
         self.handles = -1
-        """torch's next hook id at the last check that found no hooks, or -1 if hooks may exist."""
+        """Id that torch would have given to the next new hook, at the last check that found no hooks; -1 if hooks may exist."""
 
     def is_unchanged(self) -> bool:
         """Return whether the monitored modules are unchanged since construction and have no hooks."""

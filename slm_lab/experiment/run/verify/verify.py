@@ -87,7 +87,7 @@ class Verification:
     rows: int = 0
     """Number of table rows that the repeated training has produced and that were compared."""
     checkpoints: list[tuple[str, int, int]] = field(default_factory=list)
-    """(name, frame, number of arrays) of each compared checkpoint."""
+    """One tuple (name, frame, number of arrays) for each compared checkpoint."""
     findings: list[Finding] = field(default_factory=list)
     machine: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Package versions and machine properties that differ: name → (value in the run, value on this machine)."""

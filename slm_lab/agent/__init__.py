@@ -1,1 +1,1 @@
-"""Agents: their policies, algorithms, memories, nets and optimizers. This package does not depend on files, processes or envs."""
+"""Policies, algorithms, memories, nets and optimizers of agents. This package does not depend on files, processes or envs."""

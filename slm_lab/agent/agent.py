@@ -26,11 +26,11 @@ from slm_lab.spec.models.base import Schedule
 class Agent:
     """A policy, the algorithm that trains the policy, and the exploration schedule.
 
-    The caller keeps the hidden state of a recurrent policy. The first hidden state comes from `policy.initial_state`, and each further
+    The caller stores the hidden state of a recurrent policy. The first hidden state comes from `policy.initial_state`, and each further
     hidden state from `ActOut.state_N`. The caller sets the hidden state of an env to zero when an episode begins.
 
     Args:
-        explore: schedule of explore_var, or None if exploration does not depend on explore_var.
+        explore: schedule of the exploration parameter explore_var, or None for an algorithm without this parameter.
         eval_seed: random seed of evaluations.
         random_frames: number of frames at the start of the Session in which the agent acts uniformly at random (except in evaluations).
     """
@@ -78,7 +78,7 @@ class Agent:
     def learn(self, rollout: Rollout) -> Metrics:
         """Train with a rollout that other processes collected, and return the metrics of this update.
 
-        The policy versions in the rollout count gradient steps.
+        In a rollout that other processes collected, the policy version of each step is a number of gradient steps.
         """
         with torch_threads(self.threads):
             metrics = self.algorithm.learn(rollout)
@@ -87,10 +87,10 @@ class Agent:
         return metrics
 
     def set_rare_checks(self, rarely: bool) -> None:
-        """Set whether the agent checks rarely, instead of in each update, if user code has changed nets or parameters (see validity.py).
+        """Set whether checks for nets and parameters that user code changed take place rarely, instead of in each update (see validity.py).
 
-        Rare checks are sufficient as long as no user code has access to the agent. New hooks are noticed immediately, even with rare
-        checks.
+        Rare checks for such changes are sufficient as long as no user code has access to the agent. Even with rare checks, each update
+        notices new hooks of modules and parameters.
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
@@ -101,9 +101,9 @@ class Agent:
             trainer.count_training_call()
 
     def action_function(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
-        """Return a function (obs_N, first_N, acts_N=None) → action_N that acts with the current policy (see Policy.evaluator).
+        """Return a function (obs_N, first_N, acts_N=None) → action_N that acts with the current policy (see Policy.action_function).
 
-        The function acts with the last value of the schedule of explore_var.
+        The returned function acts with the last value of the schedule of explore_var.
         """
         if self._shared is not None:
             self._shared.refresh()
@@ -157,7 +157,7 @@ class Agent:
         return target.updates_done, target.flat.copy_vectors()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return copies on the CPU of the parameters and buffers of the policy's net, as last used for acting or learning."""
+        """Return CPU copies of the parameters and buffers that the policy's net last used for acting or learning."""
         return self.policy.weights()
 
     @property
@@ -166,10 +166,10 @@ class Agent:
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def copy_matching_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Copy those entries of `weights` whose names and shapes match entries of the policy's net.
+        """Copy those entries of `weights` whose names and shapes match parameters or buffers of the policy's net.
 
-        Returns the names of the net's entries that were not replaced. The weights of an agent do not include critics with a separate net,
-        optimizers and the temperature.
+        Returns the names of the net's parameters and buffers that were not replaced. The weights of an agent include neither critics with a
+        separate net, nor optimizers, nor the temperature.
         """
         own = self.weights()
         taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
@@ -193,10 +193,10 @@ class Agent:
         self._shared = None if trainer is None else trainer.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state and the state of all random streams, without parts that other processes train too.
+        """Return the learned state and the state of all random streams, without state that other processes train too.
 
-        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. The unfinished rollout is useful
-        only for a run whose unfinished episodes continue.
+        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. An unfinished rollout is useful
+        only if the envs continue its unfinished episodes.
         """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
@@ -210,7 +210,7 @@ class Agent:
         self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update. These steps are useful only if the envs continue after the last step."""
+        """Return the steps collected since the last update. These steps are useful only if the envs continue their current episodes."""
         return {name: storage.state_dict() for name, storage in self.algorithm.rollout_storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from slm_lab.spec.models.algorithm import ActorCriticSpec
 class ActorCritic(PolicyGradient):
     """Advantage actor-critic, which takes one gradient step for each rollout.
 
-    The policy loss weights log-probabilities by advantages. The critic is fitted to returns.
+    The policy loss weights the log-probabilities of actions by advantages. The critic is fitted to returns.
     """
 
     diagnostics = ("policy_loss", "value_loss", "explained_variance")

@@ -7,9 +7,10 @@ from slm_lab.spec.models.algorithm import AdaptiveLR
 
 
 class AdaptiveLearningRate(SharedStatistic):
-    """Learning rate that follows the Kullback-Leibler divergence of each update of PPO, as in rl_games and rsl_rl.
+    """Learning rate of PPO, which is adapted to the Kullback-Leibler divergence of each update, as in rl_games and rsl_rl.
 
-    Processes that train the same net share one rate. Args: spec: keys of the adaptive learning rate. rate: initial learning rate.
+    Processes that train the same net share one learning rate.
+    Args: spec: spec section of the adaptive learning rate. rate: initial learning rate.
     """
 
     def __init__(self, spec: AdaptiveLR, rate: float) -> None:
@@ -23,9 +24,9 @@ class AdaptiveLearningRate(SharedStatistic):
         return float(self.numbers[0]) / self.initial
 
     def adapt(self, kl: float) -> None:
-        """Adapt the learning rate to the divergence `kl` of an update.
+        """Adapt the learning rate to `kl`, the Kullback-Leibler divergence of an update.
 
-        The learning rate is lowered if `kl` is above twice the target, and raised if `kl` is below half the target.
+        The learning rate is lowered if `kl` is above twice the target divergence, and raised if `kl` is below half the target divergence.
         """
         self.run(self._adapt, kl)
 

@@ -104,9 +104,9 @@ class TunedHyperparameters(NamedTuple):
 
 
 class TrainablePart(Shareable, Protocol):
-    """Interface of an algorithm's part with learned state, such as a trainer or a target network.
+    """Interface of the parts of an algorithm that have learned state, such as trainers and target networks.
 
-    Several processes can train a part together. Checkpoints contain the state of each part.
+    Several processes can train one such part of an algorithm together. Checkpoints contain the state of each trainable part.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class TrainablePart(Shareable, Protocol):
 class Algorithm:
     """Base class of algorithms, which store the steps of envs in a memory and learn from this memory.
 
-    The class Algorithm builds the memory and the trainer. Subclasses build their other parts in the method `build`. The method `parts`
-    returns all parts with learned state.
+    The class Algorithm builds the memory and the trainer. Subclasses build further parts, such as target networks, in the method `build`.
+    The method `parts` returns all parts of the algorithm that have learned state.
     """
 
     diagnostics: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class Algorithm:
         """Build the parts of the algorithm other than its memory and its trainer."""
 
     def use_demonstrations(self, data: Demonstrations) -> None:
-        """Draw a fraction of each further batch from recorded episodes (meta.demonstrations). Call this method before training."""
+        """Draw a fraction of each batch from recorded episodes (meta.demonstrations). Call this method before training."""
         memory, spec = self.memory, self.agent_spec.memory
         if not isinstance(memory, Replay) or not isinstance(spec, ReplaySpec):
             raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
@@ -173,8 +173,8 @@ class Algorithm:
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one vector step in the memory.
 
-        Args: obs_N: observations on which the policy acted. first_N: bool [N], whether obs_N begins an episode. state_N: hidden state [N,
-        S] before obs_N.
+        Args: obs_N: observations on which the policy acted. first_N: bool [N], whether each observation is the first of its episode.
+        state_N: hidden state [N, S] before obs_N.
         """
         if self.memory is not None:
             self.memory.add(obs_N, first_N, state_N, out, step)
@@ -206,7 +206,7 @@ class Algorithm:
         self.copy_to_target()
 
     def reset_if_due(self, steps_before: int) -> None:
-        """Call `reset` if the last update reached or passed a number of gradient steps that is a multiple of reset_frequency.
+        """Call `reset` if the number of gradient steps reached or passed a multiple of the spec key reset_frequency in the last update.
 
         Args: steps_before: number of gradient steps before the last update.
         """
@@ -258,7 +258,7 @@ class Algorithm:
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
     def parts(self) -> dict[str, TrainablePart]:
-        """Return the parts with learned state, keyed by the names used for their shared arrays and their states."""
+        """Return the parts of the algorithm that have learned state, keyed by their names in shared arrays and checkpoints."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -273,7 +273,7 @@ class Algorithm:
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts and random streams, without stored transitions and without state that several processes share."""
+        """Return the state of all trainable parts and random streams, without stored transitions and state that several processes share."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})

@@ -35,7 +35,7 @@ class DistributionalQLearning(DeepQLearning):
     """Base class of distributional Q-learning.
 
     An update moves the predicted distribution Z(s, a) towards the distribution of r + γ Z(s', a'), where a' is the action with the greatest
-    mean.
+    mean return.
     """
 
     spec: DistributionalSpec
@@ -46,8 +46,8 @@ class DistributionalQLearning(DeepQLearning):
     ) -> DistributionLoss:
         """Return the loss of the predicted distributions atoms_BZ, given the distributions next_BZ of the next states.
 
-        Args: return_B: rewards, or sums of the rewards of n steps. discount_B: γ, or γ^k after k steps, or 0 after a termination. weight_B:
-        importance weights.
+        Args: return_B: rewards, or discounted sums of the rewards of k steps. discount_B: discount factors, which are γ or γ^k, or 0 after
+        a termination. weight_B: importance weights.
         """
         raise NotImplementedError
 
@@ -71,7 +71,7 @@ class DistributionalQLearning(DeepQLearning):
         return atoms_BX.unflatten(1, (-1, self.net.actor_head.number))
 
     def _pass_and_targets(self, batch: Transitions) -> tuple[ForwardPass, Tensor]:
-        """Return the forward pass, which outputs the distributions [B, A · Z], and the distributions [B, Z] of the next states."""
+        """Return the forward pass, whose output is [B, A · Z], and the predicted return distributions [B, Z] of the next states."""
         assert self.target is not None
         self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
@@ -84,7 +84,7 @@ class DistributionalQLearning(DeepQLearning):
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[ForwardPass, Tensor]:
         """Return the results of `_pass_and_targets` for a batch of sequences.
 
-        The net and the target net both start from the stored hidden state, and each runs its own burn-in.
+        The net and the target net start from the same stored hidden states, and process the burn-in steps separately.
         """
         assert self.target is not None
         q_SA, atoms_SX = batch.unroll(self.net)

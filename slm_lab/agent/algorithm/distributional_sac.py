@@ -17,9 +17,9 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class DistributionalSAC(SoftActorCritic):
-    """Soft actor-critic with two critics that learn distributions of the return, with logits of Z atoms for each critic, [C, B, Z].
+    """Soft actor-critic with two critics that learn categorical distributions of the return.
 
-    The actor maximises the means of the critics' distributions.
+    The output of the C critics is an array of logits [C, B, Z] for Z atoms. The actor maximises the means of the critics' distributions.
     """
 
     spec: DistributionalSACSpec
@@ -35,7 +35,7 @@ class DistributionalSAC(SoftActorCritic):
         return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm, outputs=self.spec.num_atoms)
 
     def distribution_means(self, logit_CBZ: Tensor) -> Tensor:
-        """Return the means [C, B] of the categorical distributions with the given logits [C, B, Z]."""
+        """Return the means [C, B] of the categorical distributions with the logits logit_CBZ [C, B, Z]."""
         return logit_CBZ.softmax(-1) @ self.atom_Z
 
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
@@ -51,14 +51,15 @@ class DistributionalSAC(SoftActorCritic):
         return outputs, logit_CBZ, project(next_BZ, return_B, discount_B, self.spec.v_min, self.spec.v_max)
 
     def _combine_critics(self, p_CBZ: Tensor) -> Tensor:
-        """Combine the distributions of both critics [C, B, Z] to one distribution [B, Z], by the spec key critic_reduction.
+        """Combine the distributions of the two critics, [C, B, Z], to one distribution [B, Z], by the spec key critic_reduction.
 
-        The result is the mixture of both distributions ("mean"), or the distribution with the lower mean ("min").
+        For critic_reduction="mean", the result is the mixture of the two critics' distributions. For critic_reduction="min", the result is
+        the distribution with the lower mean.
         """
         return p_CBZ.mean(0) if self.reduction == "mean" else lowest_mean_distribution(p_CBZ, self.atom_Z)
 
     def critic_loss(self, batch: AnyBatch, logit_CBZ: Tensor, target_BZ: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """Return the distributions' means [C, B], the sum of the critics' cross-entropies, and the gradient of this sum by the logits."""
+        """Return the critics' means [C, B], the sum of the critics' cross-entropies, and the sum's gradient with respect to the logits."""
         critics, rows, number = logit_CBZ.shape
         target = target_BZ.expand(critics, -1, -1).reshape(critics * rows, number)
         weight = None if batch.weight_B is None else batch.weight_B.repeat(critics)

@@ -54,7 +54,7 @@ class ValueLearning(Algorithm):
 class Sarsa(ValueLearning):
     """SARSA, which learns the action values of the acting policy, including its exploration.
 
-    The target contains the value of the next action that the policy took.
+    The temporal-difference target contains the value of the next action that the policy took.
     """
 
     spec: SARSASpec
@@ -102,9 +102,9 @@ function."""
 
 
 class DeepQLearning(ValueLearning):
-    """Base class of the DQN family, which samples batches from a replay buffer and takes gradient steps towards targets.
+    """Base class of the DQN family, which samples batches from a replay buffer and takes gradient steps towards value targets.
 
-    Targets are computed with the target net, or with the net itself for an algorithm without a target net.
+    Value targets are computed with the target net, or with the net itself for an algorithm without a target net.
     """
 
     spec: QLearningSpec
@@ -142,9 +142,9 @@ class DeepQLearning(ValueLearning):
         raise NotImplementedError
 
     def _returns_and_discount(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
-        """Return the rewards [B] and the discount factor γ, for one-step returns.
+        """Return the rewards [B] and the discount factor γ, or their equivalents for n-step returns.
 
-        For n-step returns, return the discounted sums of the rewards [B] of k ≤ n steps, and the discount factors γ^k [B].
+        For n-step returns, the results are the discounted sums [B] of the rewards of k ≤ n steps, and the discount factors γ^k [B].
         """
         if batch.reward_KB is None or batch.steps_B is None:
             return batch.reward_B, self.spec.gamma
@@ -206,13 +206,13 @@ class QLearning(DeepQLearning):
         return q_BA if self.info.action.kind == "discrete" else split_by_component(as_tensor(q_BA), self.info.action.nvec)
 
     def _join_components(self, grad: Any) -> Any:
-        """Convert the gradient with respect to the result of `_split_components` to the gradient with respect to its argument, [..., A]."""
+        """Convert a gradient with the shape of a result of `_split_components` to the shape [..., A] of the net's outputs."""
         return grad if self.info.action.kind == "discrete" else join_component_gradients(grad, self.info.action.nvec)
 
     def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the temporal-difference targets [B], or [B, D] for actions with D components.
 
-        The target of a component is the sum of the full reward and the discounted next value of the component.
+        The target of an action component is the sum of the full reward and the discounted next value of this component.
         """
         reward, discount = self._returns_and_discount(batch)
         terminated = batch.terminated_B
@@ -225,8 +225,8 @@ class QLearning(DeepQLearning):
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[ForwardPass, Tensor]:
         """Return the forward pass over the sequences, which outputs Q(s, ·) [B, A], and the temporal-difference targets [B].
 
-        The net and the target net both start from the stored hidden state, and each runs its own burn-in, as in R2D2 (see
-        replay/sequences.py). Unlike in R2D2, rewards are not rescaled, and n-step returns end at the end of a sequence.
+        The net and the target net start from the same stored hidden states, and process the burn-in steps separately, as in R2D2 (see
+        replay/sequences.py). Unlike in R2D2, values are not rescaled, and n-step returns end at the end of a sequence.
         """
         _, q_SA = batch.unroll(self.net)
         target_net = self.net if self.target is None else self.target.net

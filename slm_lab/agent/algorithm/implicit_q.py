@@ -20,13 +20,14 @@ from slm_lab.lib.records import ActionSpace, Metrics
 from slm_lab.spec.models.algorithm import IQLSpec
 
 MOST_WEIGHT = 100.0
-"""Maximum of exp(β A), the weight of an action in the loss of the policy (appendix B of the paper)."""
+"""Maximum of exp(β A), the weight of an action in the loss of the policy (arXiv:2110.06169, appendix B)."""
 
 
 class IQL(OfflineAlgorithm):
     """Implicit Q-learning, with gradient steps on state values V, critics Q and the policy in each update.
 
-    V is learned as an expectile of Q over the recorded actions, Q from rewards and V, and the policy by advantage-weighted regression.
+    V is learned as an expectile of Q over the recorded actions, Q is learned from rewards and V, and the policy is learned by
+    advantage-weighted regression.
     """
 
     diagnostics = ("critic_loss", "value_loss", "actor_loss", "q_mean")

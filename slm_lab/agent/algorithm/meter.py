@@ -16,16 +16,16 @@ from slm_lab.lib.records import Metrics
 
 
 class GradientMeter:
-    """Take gradient steps with a trainer, and average losses, gradient norms and diagnostics over the steps of an update.
+    """Helper of an algorithm that takes gradient steps with a trainer, and averages losses and diagnostics over the steps of an update.
 
-    Values on a CUDA device are copied to the host together, at the end of the update.
+    Reported values on a CUDA device are copied to the host together, at the end of the update.
     """
 
     def __init__(self, trainer: Trainer, clock: Clock) -> None:
         self.trainer, self.clock = trainer, clock
         self._sums: dict[str, float] = {}
         self._unread: list[tuple[str, float, Tensor | float]] = []
-        """(name, weight, value) of reported values on a CUDA device, which are not part of the sums yet."""
+        """(name, weight, value) of reported values on a CUDA device, which are not yet added to `_sums`."""
         self._steps = 0
 
     def begin(self) -> None:
@@ -45,7 +45,7 @@ class GradientMeter:
         self._report(weight, {"loss": self.trainer.check(loss), **values})
 
     def report(self, **values: Tensor | float) -> None:
-        """Report other scalars of the next gradient step."""
+        """Report scalars of the next gradient step, such as diagnostics."""
         self._report(1.0, values)
 
     def _report(self, weight: float, values: Mapping[str, Tensor | float]) -> None:
@@ -69,8 +69,8 @@ class GradientMeter:
     ) -> Metrics:
         """Take one gradient step on a complete rollout, and return the metrics of this update.
 
-        Args: prepare: computes advantages and targets of the rollout. add_loss: adds the gradient of a microbatch's loss, multiplied by the
-        given weight, to `Parameter.grad`.
+        Args: prepare: computes advantages and targets of the rollout. add_loss: function (microbatch, weight) that adds `weight` times the
+        gradient of the microbatch's loss to `Parameter.grad`.
         """
         self.trainer.begin_update(self.clock.global_frame)
         batch = prepare(rollout)  # with the current shared weights, and with layers in evaluation mode
@@ -81,7 +81,7 @@ class GradientMeter:
         return self.end()
 
     def end(self) -> Metrics:
-        """End an update: switch layers to evaluation mode, and return the means over gradient steps of the reported values."""
+        """End an update: switch layers to evaluation mode, and return the means of the reported values over the gradient steps."""
         self.trainer.set_train_mode(False)
         if self._unread:
             for (name, weight, _), number in zip(self._unread, to_floats([value for *_, value in self._unread]), strict=True):

@@ -66,7 +66,7 @@ class PolicyGradient(Algorithm):
     def _overrides_closed_form(self) -> bool:
         """Return whether a method named in `in_closed_form` is overridden.
 
-        A method counts as overridden if this object has an attribute of that name, or if a subclass of the class that defines
+        A method counts as overridden if this object has an attribute with the method's name, or if a subclass of the class that defines
         `in_closed_form` overrides the method.
         """
         kind = type(self)
@@ -75,7 +75,7 @@ class PolicyGradient(Algorithm):
 
     @property
     def value_std(self) -> float | None:
-        """Number by which values and targets are divided in the value loss, or None if they are not divided."""
+        """Number by which values and targets are divided in the value loss, or None if values and targets are not divided."""
         return None if self.deviation is None else self.deviation.std
 
     def scaled(self, value_B: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ class PolicyGradient(Algorithm):
         """Compute the objective of a minibatch, add `weight` times its gradient to `Parameter.grad`, and return the terms of the objective.
 
         Call this method inside `ignore_float_errors()`.
-        Args: objective: function of distribution parameters [B, P] and values [B], used with autograd. coefs: coefficients of the
-        objective, used by `closed_form`.
+        Args: objective: function that computes the objective from distribution parameters [B, P] and values [B], used if `closed_form` is
+        None. coefs: coefficients of the objective, used if `closed_form` is not None.
         """
         closed_form = self.closed_form
         outputs = batch.forward_pass(self.net, graph=closed_form is None)

@@ -93,7 +93,7 @@ class PPO(PolicyGradient):
         return metrics
 
     def _minibatches(self, rollout: Rollout, batch: RolloutBatch, steps: MinibatchLogProbs) -> Iterator[Minibatch]:
-        """Yield the minibatches of all epochs. With recompute_advantages, advantages are computed again before each later epoch."""
+        """Yield the minibatches of all epochs. With recompute_advantages, the second and later epochs begin with new advantages."""
         for epoch in range(self.spec.training_epoch):
             if epoch and self.spec.recompute_advantages:
                 self.trainer.set_train_mode(False)

@@ -1,4 +1,4 @@
-"""Build an agent from a spec, and choose its device and number of threads."""
+"""Build an agent from a spec, and choose the agent's device and number of threads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
 
 
 def check_matmul_settings(spec: Spec, device: str) -> None:
-    """Raise SpecError if meta.matmul cannot be used on a device.
+    """Raise SpecError if the value of the spec key meta.matmul cannot be used on a device.
 
     If the spec uses bfloat16 on a CPU without instructions for bfloat16, this function prints a notice.
     """
@@ -98,9 +98,9 @@ MOST_THREADS = 8
 def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
     """Return the number of torch threads of an update, which is 1 if the nets are on a CUDA device.
 
-    On the CPU, the number of threads is `asked`, unless `asked` is "auto". With "auto", the number of threads is `cores` (at most 8) if a
-    net has convolutions, else 1. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread. Results with
-    different numbers of threads differ by rounding.
+    On the CPU, the number of threads is `asked`, unless `asked` is "auto". If `asked` is "auto", the number of threads is `cores` (at most
+    8) for nets with convolutions, else 1. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread.
+    Results with different numbers of threads differ by rounding.
 
     Args: asked: value of meta.threads. cores: number of cores reserved for the Session.
     """

@@ -19,7 +19,7 @@ from slm_lab.spec.models.algorithm import PQNSpec
 class PQN(ValueLearning):
     """Q-learning on rollouts, each of which is used for several epochs of minibatches.
 
-    Layer normalisation in the net keeps the values stable, so that no target net is needed (theorem 2).
+    Layer normalisation in the net keeps the values stable, so that no target net is needed (arXiv:2407.04811, theorem 2).
     """
 
     spec: PQNSpec
@@ -41,7 +41,7 @@ class PQN(ValueLearning):
         return self.meter.end()
 
     def _batch_with_targets(self, rollout: Rollout) -> RolloutBatch:
-        """Return the rollout with λ-returns as targets, computed with the parameters of the net before the update."""
+        """Return the rollout with λ-returns as value targets, computed with the parameters of the net before the update."""
         self.noise.draw(self.rng)
         with ignore_float_errors():
             values = compute_critic_outputs(self.net, rollout, self.seq_len)

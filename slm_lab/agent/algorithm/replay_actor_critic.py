@@ -32,7 +32,7 @@ from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
-"""Loss, entropy and gradient norm of an actor step."""
+"""Loss, entropy and gradient norm of a gradient step on the actor."""
 
 
 AnyBatch = Transitions | SequenceBatch
@@ -90,7 +90,7 @@ class ReplayActorCritic(Algorithm, ABC):
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
         self.actor_report: tuple[float, float, float] | None = None
-        """Loss, entropy and gradient norm of the last actor step."""
+        """Loss, entropy and gradient norm of the last gradient step on the actor."""
 
     def build_critics(self, spec: NetSpec) -> QCritics:
         """Build a net that contains all critics."""
@@ -133,10 +133,11 @@ class ReplayActorCritic(Algorithm, ABC):
     def actor_forward_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> ForwardPass:
         """Return the actor's forward pass over the observations of a batch.
 
-        A recurrent actor starts from the stored hidden state of the policy, and runs its own burn-in, as in R2D2 (see replay/sequences.py).
+        A recurrent actor starts from the stored hidden state of the policy, and processes the burn-in steps, as in R2D2 (see
+        replay/sequences.py).
         Args:
             net: the net of another actor, such as the target actor. None selects the net of the trained actor.
-            learn: whether gradients are needed. If False, the pass uses the next observations, and computes no gradients.
+            learn: whether gradients are needed. If `learn` is False, the pass uses the next observations, and computes no gradients.
         """
         net = self.net if net is None else net
         if not isinstance(batch, SequenceBatch):
@@ -145,9 +146,9 @@ class ReplayActorCritic(Algorithm, ABC):
             return GraphPass(*map(batch.current_outputs if learn else batch.next_outputs, batch.unroll(net)))
 
     def critic_inputs(self, critics: QCritics, batch: AnyBatch, after: bool = False, learn: bool = False) -> Tensor:
-        """Return the critics' input for a batch: its observations, or features of the history of observations for recurrent critics.
+        """Return the critics' input for a batch: observations, or features of the history of observations for recurrent critics.
 
-        Recurrent critics start from a zero hidden state, which only the burn-in updates, because critics do not run while the agent acts.
+        Recurrent critics start from a hidden state of zeros before the burn-in steps, because critics do not run while the agent acts.
         Args: after: whether to return the input for the next observations. learn: whether gradients are needed.
         """
         if not isinstance(critics, RecurrentCritics):
@@ -159,7 +160,7 @@ class ReplayActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' forward pass, the critics' outputs for the batch ([C, B] or [C, B, A]), and the targets [B]."""
+        """Return the critics' forward pass, the critics' outputs ([C, B] or [C, B, A]), and the targets [B] of the critics."""
 
     def td_target(self, batch: AnyBatch, next_value_B: Tensor) -> Tensor:
         """Return the targets r + γ (1 − terminated) V(s') [B]. The targets of truncated episodes are bootstrapped."""
@@ -254,7 +255,7 @@ class ReplayActorCritic(Algorithm, ABC):
 
 
 def gradients_per_critic(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
-    """Return, for each critic, a list of its gradients, which are views of `flat.grad`."""
+    """Return a list for each critic, which contains the gradients of the critic's parameters as views of `flat.grad`."""
     if isinstance(critics, SeparateCritics):
         return [[flat.grad[flat.param_slice(list(critic.parameters()))]] for critic in critics.critics]
     stacked = [flat.grad[flat.param_slice([parameter])].view_as(parameter) for parameter in critics.parameters()]

@@ -46,7 +46,7 @@ class SelfImitation(PolicyGradient):
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer contains what this process observed
         metrics = super().learn(rollout)
         self.replay.add_finished_episodes()
-        # if both coefficients are 0, take no step: a step would still move the parameters, because of the optimizer's momentum
+        # if both loss coefficients are 0, take no step: a step would still move the parameters, because of the optimizer's momentum
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
             imitation = self._imitate()
             metrics.extra = {"sil_loss": imitation.loss, **imitation.extra, **metrics.extra}
@@ -63,7 +63,7 @@ class SelfImitation(PolicyGradient):
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
-        """Take one gradient step on a batch, and return (R − V)₊ [B], computed before the gradient step."""
+        """Take one gradient step on a batch, and return max(R − V(s), 0) [B], computed before the gradient step."""
         if isinstance(batch, SequenceBatch):
             params_BP, output_B = (batch.current_outputs(outputs) for outputs in batch.unroll(self.net))
         else:

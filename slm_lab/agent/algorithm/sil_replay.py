@@ -45,20 +45,20 @@ class EpisodeStorageWithStates(OnPolicyReplay):
 class SILReplay:
     """Replay buffer of finished episodes, with discounted returns in place of rewards (arXiv:1806.05635, Algorithm 1).
 
-    Unfinished episodes are collected separately, in a rollout storage. Whenever a transition of a truncated episode is sampled, its return
-    is bootstrapped with the current V of the episode's true last observation. If returns were bootstrapped only once, returns computed
-    while V was too high would be imitated forever. On Acrobot, A2C with self-imitation reached a return of −406 after 40,000 frames if
-    returns were bootstrapped once, and of −137 if returns were bootstrapped whenever they were sampled.
+    Unfinished episodes are collected separately, in a rollout storage. Whenever a transition of a truncated episode is sampled, the
+    transition's return is bootstrapped with the current V of the episode's true last observation. If returns were bootstrapped only once,
+    returns computed while V was too high would be imitated forever. On Acrobot, A2C with self-imitation reached a return of −406 after
+    40,000 frames if returns were bootstrapped once, and of −137 if returns were bootstrapped whenever they were sampled.
 
     For a recurrent net the buffer stores sequences, which may span several episodes, with the hidden states of the behaviour policy.
 
     Args:
         spec: spec of the replay buffer, which is uniform or prioritised.
         gamma: discount factor of the returns.
-        value: function of observations [K, *shape] and the hidden states [K, S] before these observations. The function returns V, float32
-            [K], on the CPU and in reward units.
+        value: function of observations [K, *shape] and the hidden states [K, S] before these observations, which returns V, float32 [K], on
+            the CPU and in reward units.
         state_size: size S of the hidden state.
-        seq_len: number of transitions of a sequence that have a loss.
+        seq_len: number of transitions of a sequence that contribute to the loss.
 
     Raises SpecError if the buffer does not fit into this machine's memory.
     """
@@ -91,7 +91,7 @@ class SILReplay:
         self.last_state: dict[int, np.ndarray] = {}
         """Hidden states [S] before the last observations of truncated episodes, by episode number."""
         self.chunk = 1 if state_size or isinstance(self.ring.store, FrameStore) else self.ring.capacity
-        """Number of transitions that one call adds to the ring buffer: 1 for image frames and sequences, which must be added in order."""
+        """Maximum number of transitions per call of `ring.add`: 1 for image frames and sequences, which must be added in order."""
 
     @property
     def capacity(self) -> int:
@@ -99,7 +99,7 @@ class SILReplay:
         return self.ring.capacity
 
     device = None
-    """None: transitions are in host memory."""
+    """Device of the transitions, where None means host memory."""
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +165,7 @@ class SILReplay:
     def bootstrapped_returns(self, row_B: np.ndarray) -> np.ndarray:
         """Return the returns R of the transitions in rows row_B, float32 [B].
 
-        R is Σ γ^k r, plus γ^n V(s_n) with the current V if the episode was truncated.
+        The return R is Σ γ^k r, plus γ^n V(s_n) with the current V if the episode was truncated after n more steps.
         """
         return_B, bootstrap_B, episode_B = (self.ring.columns[name].take(row_B) for name in ("reward", "bootstrap", "episode"))
         cut_K = np.flatnonzero(bootstrap_B)
@@ -178,7 +178,7 @@ class SILReplay:
     def update_priorities(self, drawn: np.ndarray, error_B: Tensor) -> None:
         """Set the priorities of sampled transitions or sequences from the errors [B] of the transitions.
 
-        Args: drawn: value of the attribute `drawn` of the sampled batch.
+        Args: drawn: value of the attribute `sampled_rows` of the sampled batch.
         """
         self.ring.update_priorities(drawn, error_B)
 

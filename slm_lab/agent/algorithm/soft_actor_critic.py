@@ -35,12 +35,12 @@ statistics."""
 class Temperature:
     """Temperature α of soft actor-critic, which is the weight of the entropy.
 
-    The spec gives α or its schedule, or α is tuned so that the entropy of the policy stays near a target entropy (arXiv:1812.05905, section
-    5). If the net is on a CUDA device, α is computed on this device, so that the host does not wait for the entropies. If several processes
-    share α, α is on the CPU.
+    The spec fixes α or a schedule of α, or α is tuned so that the entropy of the policy stays near a target entropy (arXiv:1812.05905,
+    section 5). If the net is on a CUDA device, α is computed on this device, so that the host does not wait for the entropies. If several
+    processes share α, α is on the CPU.
 
-    Args: actor: parameter group of the actor, whose optimizer and learning rate schedule log α uses. If the spec contains alpha_lr,
-    alpha_lr replaces the initial learning rate.
+    Args: actor: parameter group of the actor, whose optimizer and learning rate schedule log α uses. The spec key alpha_lr replaces the
+    initial learning rate of log α.
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: OptimizerGroup, device: str = "cpu") -> None:
@@ -77,7 +77,7 @@ class Temperature:
         self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
     def value(self, frame: int) -> Tensor | float:
-        """Return the temperature α at a global frame."""
+        """Return the temperature α at `frame`, the number of frames of all processes."""
         if self.spec.fixed_alpha is None:
             if self._deferred:
                 return self.log_alpha[0].exp()
@@ -86,7 +86,7 @@ class Temperature:
         return self.spec.fixed_alpha * max(left, 0.0)
 
     def target_entropy(self, frame: int) -> float:
-        """Return the target entropy at a global frame, in nats."""
+        """Return the target entropy in nats at `frame`, the number of frames of all processes."""
         return self.begin + (self.end - self.begin) * min(frame / self.anneal_frames, 1.0)
 
     def step(self, entropy: Tensor | float, frame: int, scale: Tensor | float = 1.0) -> None:
@@ -118,7 +118,7 @@ class Temperature:
         self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return log α and the state of its optimizer.
+        """Return log α and the state of the optimizer of log α.
 
         If several processes train the net, only the state that the processes do not share is returned.
         """
@@ -166,8 +166,8 @@ class JointCriticPass:
 class SoftActorCritic(ReplayActorCritic):
     """Soft actor-critic, which learns a policy that maximises both reward and entropy (arXiv:1812.05905, Algorithm 1).
 
-    CrossQ differs only in its critics, which process states and next states in one batch, so that batch statistics cover both. The critics
-    of CrossQ need no target net (arXiv:1902.05605, equation 2).
+    CrossQ differs from soft actor-critic only in its critics, which process states and next states in one batch, so that the batch
+    statistics cover states and next states. The critics of CrossQ need no target net (arXiv:1902.05605, equation 2).
     """
 
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
@@ -181,7 +181,7 @@ class SoftActorCritic(ReplayActorCritic):
         self.reduce = REDUCTIONS[self.reduction]
         self.temperature = Temperature(self.spec, self.info, self.actor_trainer.groups[0], self.device)
         self.mean_entropy: Tensor | None = None
-        """Moving average of the policy's entropy, a scalar, or None before the actor's first gradient step. Used only with
+        """Moving average of the policy's entropy, a scalar, or None before the actor's first gradient step. It is used only with
         entropy_penalty_coef."""
 
     def build_critics(self, spec: NetSpec) -> QCritics:
@@ -260,8 +260,8 @@ class SoftActorCritic(ReplayActorCritic):
         """Add the actor's gradient (arXiv:1910.07207, equation 12) to `Parameter.grad`.
 
         Returns the actor's loss and the entropy of the policy.
-        Args: q_CBA: action values before the critics' gradient step. (Another pass of the critics would take a fifth of the time of an
-        update.)
+        Args: q_CBA: action values before the critics' gradient step. (Another pass of the critics, which would compute action values after
+        the gradient step, would take a fifth of the time of an update.)
         """
         actor, penalty = self.actor_forward_pass(batch), self.spec.entropy_penalty_coef
         found = discrete_actor_loss(as_tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
@@ -272,8 +272,8 @@ class SoftActorCritic(ReplayActorCritic):
     def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
         """Return the maximum entropy with action masks, divided by the maximum entropy without masks.
 
-        This ratio is the batch mean of ln(number of valid actions) / ln|A|. The returned ratio is 1 without masks, and for a target entropy
-        that the spec gives in nats (`target_entropy`).
+        The ratio of the maximum entropies is the batch mean of ln(number of valid actions) / ln|A|. The returned ratio is 1 without masks,
+        and for a target entropy that the spec gives in nats (`target_entropy`).
         """
         mask = self.net.mask
         if mask is None or (self.spec.target_entropy != "auto" and not isinstance(self.spec.entropy_anneal, EntropyAnneal)):

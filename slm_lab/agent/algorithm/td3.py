@@ -45,7 +45,7 @@ class TD3(ReplayActorCritic):
         return outputs, outputs.values[0], self.td_target(batch, next_q_CB.amin(0))  # eq. 10
 
     def _target_action(self, batch: AnyBatch) -> Tensor:
-        """Return the actions [B, D] of the target actor in the next states, smoothed by clipped noise (section 5.3)."""
+        """Return the actions [B, D] of the target actor in the next states, smoothed by clipped noise (arXiv:1802.09477, section 5.3)."""
         action_BD: Any = self.distribution.mode(self.actor_forward_pass(batch, self.actor_target.net, learn=False).values[0])
         if self.spec.target_noise:
             noise_BD = self.spec.target_noise * self.sample_action_noise(len(action_BD), action_BD)
@@ -55,7 +55,7 @@ class TD3(ReplayActorCritic):
     def add_actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of the actor's loss −E[Q₁(s, πφ(s))] to `Parameter.grad`, and return this loss, and 0 as the entropy.
 
-        The gradient of the loss is the negative deterministic policy gradient (Algorithm 1).
+        The gradient of the actor's loss is the negative deterministic policy gradient (arXiv:1802.09477, Algorithm 1).
         """
         actor, B = self.actor_forward_pass(batch), len(batch.reward_B)
         action_BD: Any = self.distribution.mode(actor.values[0])

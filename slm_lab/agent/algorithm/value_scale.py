@@ -50,8 +50,8 @@ class SharedStatistic:
 class ValueTargetMoments(SharedStatistic):
     """Running mean and variance of the value targets, updated in batches (Chan, Golub & LeVeque 1979).
 
-    Targets that are not finite are ignored. The array `numbers` contains the number of targets, their mean, and the sum of squared
-    differences from the mean.
+    Batches that contain a target that is not finite are ignored. The array `numbers` contains the number of targets, their mean, and the
+    sum of squared differences from the mean.
     """
 
     def __init__(self) -> None:
@@ -89,10 +89,10 @@ class ValueTargetDeviation(ValueTargetMoments):
 
 
 class ValueNormalizer(ValueTargetMoments):
-    """Convert between values and the critic's outputs.
+    """Normaliser that converts between values and the critic's outputs.
 
     The critic's output is the value minus the mean of all targets so far, divided by the standard deviation of these targets. The targets
-    of each rollout are added to the statistics once. Before the first rollout, values and outputs are equal.
+    of each rollout are added to the statistics once. Before the first rollout, values and critic outputs are equal.
     """
 
     def normalize(self, value: Tensor) -> Tensor:
@@ -111,10 +111,10 @@ class ValueNormalizer(ValueTargetMoments):
 
 
 class PercentileScale(SharedStatistic):
-    """Divide advantages by max(1, S), where S is a moving average of the range from their 5th to their 95th percentile.
+    """Function that divides advantages by max(1, S), where S is a moving average of the range from the 5th to the 95th percentile.
 
-    The method is adapted from arXiv:2301.04104, equations 11 and 12. The moving average S starts at 0. Ranges that are not finite are
-    ignored.
+    The division by a percentile range is adapted from arXiv:2301.04104, equations 11 and 12. The moving average S starts at 0. Percentile
+    ranges that are not finite are ignored.
     """
 
     DECAY = 0.99
@@ -143,7 +143,7 @@ class PercentileScale(SharedStatistic):
 
 
 def standardize_valid(x_TN: A, valid_TN: A) -> A:
-    """Return x_TN with its valid entries standardised, and its other entries set to 0."""
+    """Return x_TN with standardised valid entries, and with invalid entries set to 0."""
     if bool(valid_TN.all()):
         return standardize(x_TN)
     out_TN = full_like(x_TN, 0.0)

@@ -22,7 +22,7 @@ class ActorHead(nn.Module):
     """Output layer of the actor, which maps features to the parameters of the action distribution.
 
     Args: features: number of inputs. params: number of outputs. log_std: learned log standard deviations of the action distribution, if
-    these do not depend on the state. tail: hidden layers of the actor before its output layer.
+    these do not depend on the state. tail: hidden layers of the actor after a body that actor and critic share.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class ActorHead(nn.Module):
 
 
 def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
-    """Return the graph-free pass (GraphFreeSequence) from observations to the outputs of `head`.
+    """Return the pass without autograd graph (GraphFreeSequence) from observations to the outputs of `head`.
 
-    Returns None if the body is recurrent, or if a module is not supported.
+    Returns None if the body is recurrent, or if GraphFreeSequence does not support one of the modules.
     """
     if isinstance(body, RecurrentBody):
         return None
@@ -85,7 +85,7 @@ class ActorCriticNet(GraphFreeNet):
         return [body for body in (self.actor_body, self.critic_body) if body is not None]
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the actor's body and head. A body that the critic shares is included."""
+        """Return the parameters of the actor's body and head. A body that actor and critic share is included."""
         return [*self.actor_body.parameters(), *self.actor_head.parameters()]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -107,8 +107,10 @@ class ActorCriticNet(GraphFreeNet):
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free passes (GraphFreeSequences) of actor and critic, or None if a module is not supported or the body is
-        shared."""
+        """Return the passes without autograd graph of actor and critic, or None if actor or critic has no such pass.
+
+        A net has no pass without autograd graph if actor and critic share a body, or if GraphFreeSequence does not support a module.
+        """
         actor = build_actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]
@@ -119,7 +121,7 @@ class ActorCriticNet(GraphFreeNet):
         return None if critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
-        """Compute a forward pass with the outputs distribution parameters [B, P] and state values [B]. The net must be feed-forward.
+        """Compute a forward pass, which outputs distribution parameters [B, P] and state values [B]. The net must be feed-forward.
 
         Args: learn: whether gradients of the parameters are needed.
         """

@@ -108,7 +108,7 @@ class ArcGraph(nn.Module):
         return values[self.output]
 
     def initialize_lazy_layers(self, net: nn.Module, obs: ObservationSpace) -> int:
-        """Initialise the lazy layers of `net`, which contains this graph, by a forward pass of zeros.
+        """Initialise the lazy layers of `net`, which contains this graph, by a forward pass on zeros.
 
         Returns the number of output features.
         """

@@ -53,7 +53,7 @@ class Body(nn.Module):
         self.layers = layers
         self.features = features
         self.matmul_mode = MatmulMode()
-        """How the matrix products of linear layers are computed."""
+        """Mode in which the matrix products of linear layers are computed."""
         self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
         """Maximum of min(number of inputs, number of outputs) over all linear layers."""
 
@@ -61,7 +61,7 @@ class Body(nn.Module):
         return self.run_layers(obs_B)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers. The matrix products of linear layers are computed by `matmul_mode`."""
+        """Apply the layers of the body. The matrix products of linear layers are computed by `matmul_mode`."""
         matmul_mode = self.matmul_mode
         if not matmul_mode.bfloat16 and (
             not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
@@ -97,7 +97,7 @@ class RecurrentBody(Body):
         return torch.cat(out), state_NS
 
     def run_cell(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the recurrent cell on inputs [T, N, D] without resets. Return features [T, N, F] and the new hidden state [N, S]."""
+        """Run the recurrent cell on [T, N, D] without hidden state resets. Return features [T, N, F] and the new hidden state [N, S]."""
         N = state_NS.shape[0]  # not len(), which torch.export treats as a constant
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
@@ -246,7 +246,7 @@ def _as_tuple(value: int | list[int]) -> int | tuple[int, ...]:
 def _conv_features(layers: list[nn.Module], shape: tuple[int, ...], index: int) -> int:
     """Return the number of output features of `layers`, whose last convolution is number `index` in the spec.
 
-    Raises SpecError if images of `shape` are too small for this convolution.
+    Raises SpecError if images of `shape` are too small for the last convolution.
     """
     net = nn.Sequential(*layers).eval()
     try:
@@ -308,11 +308,11 @@ _FLATTENING = (MLPNetSpec, SimbaNetSpec, SimbaV2NetSpec, HydraMLPNetSpec, Recurr
 
 
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build the body for `role`, which is "actor", "critic", or "shared" for a body that both use.
+    """Build the body for `role`, which is "actor", "critic", or "shared" for a body that actor and critic share.
 
     Raises SpecError if the spec of the net does not fit the observations.
 
-    For a user-defined net, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). The
+    For a user-defined net, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). This
     class must be an nn.Module that maps observations [B, *shape] to features [B, F], and must have the attribute `features` with the value
     F. The observations that the user-defined module receives do not contain the action mask.
     """

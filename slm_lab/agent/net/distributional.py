@@ -26,8 +26,8 @@ class DistributionalHead(ActorHead):
 
     The method `forward` returns the means of the distributions, which are the action values [B, A].
 
-    The method `atoms` returns the parameters of the distributions. A dueling head has Z outputs for the state and A × Z advantages, which
-    are combined separately for each of the Z atoms (as in Rainbow, arXiv:1710.02298).
+    The method `distribution_params` returns the parameters of the distributions. A dueling head has Z outputs for the state and A × Z
+    advantages, which are combined separately for each of the Z atoms (as in Rainbow, arXiv:1710.02298).
 
     Args: number: Z, the number of outputs per action.
     """
@@ -91,10 +91,10 @@ class DistributionalQNet(QNet):
     """Q-network that outputs the parameters of a distribution of returns for each action.
 
     The action values [..., A] are the means of the distributions. An action mask replaces the action values of invalid actions, but does
-    not change their distributions.
+    not change the distributions of invalid actions.
 
     Args: kind: kind of distribution, a key of HEADS. keys: additional arguments of the head. (`AlgorithmSpec.value_distribution` returns
-    both.)
+    `kind` and `keys`.)
     """
 
     actor_head: DistributionalHead
@@ -107,8 +107,7 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free pass (GraphFreeSequence) of the distributions, or None if the net is dueling or a module is not
-        supported."""
+        """Return the pass without autograd graph of the distributions, or None if the net is dueling or has unsupported modules."""
         actor = build_actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from slm_lab.agent.ops.linear import normalize_rows
 
 EXPANSION = 4
-"""Number of hidden units of a UnitBlock, divided by the number of its inputs."""
+"""Number of hidden units of a UnitBlock, divided by the number of inputs of the UnitBlock."""
 SHIFT = 3.0
-"""Constant that is appended to an input vector before it is scaled to norm 1, so that the information about the norm is not lost."""
+"""Constant that is appended to an input vector before the vector is scaled to norm 1, so that information about its norm is kept."""
 
 
 def normalize_vectors(x_BF: Tensor) -> Tensor:
@@ -62,8 +62,8 @@ def _scaler(size: int) -> Scaler:
 class UnitEmbedding(nn.Module):
     """First layer of SimbaV2, which computes ℓ2(s ⊙ W ℓ2([x, 3])) for inputs x [B, D].
 
-    In this formula, 3 is the constant SHIFT that is appended to x, ℓ2 scales a vector to norm 1, W is the weight matrix of a UnitLinear,
-    and s is the learnable vector of a Scaler.
+    In the formula for UnitEmbedding, 3 is the constant SHIFT that is appended to x, ℓ2 scales a vector to norm 1, W is the weight matrix of
+    a UnitLinear, and s is the learnable vector of a Scaler.
     """
 
     def __init__(self, n_in: int, width: int) -> None:
@@ -77,7 +77,7 @@ class UnitEmbedding(nn.Module):
 class UnitBlock(nn.Module):
     """Block of SimbaV2, which computes ℓ2((1 − α) ⊙ h + α ⊙ ℓ2(W₂ ReLU(s ⊙ W₁ h))) for h [B, F].
 
-    The hidden layer has 4 F units. The initial value of α is 1 / (blocks + 1).
+    The hidden layer of the block has 4 F units. The initial value of α is 1 / (blocks + 1).
 
     Args: blocks: number of blocks of the net.
     """

@@ -92,7 +92,7 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 
 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
-    """Initialise an output layer, and mark its weight by the attribute `is_output`. (Muon is used only for unmarked weights.)
+    """Initialise an output layer, and mark its weight by the attribute `is_output`. (Muon is used only for other weights.)
 
     Args: std: gain of an orthogonal initialisation. If `std` is None, the output layer is initialised like hidden layers.
     """
@@ -127,7 +127,7 @@ class CriticDropout(nn.Module):
 
 
 def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int], dropout: float = 0.0) -> list[nn.Module]:
-    """Build linear layers, each followed by dropout if `dropout` > 0, by the normalisation layers of the spec, and by its activation.
+    """Build linear layers, each followed by dropout if `dropout` > 0, by the normalisation layers of the spec, and by an activation.
 
     Args: sizes: number of inputs, followed by the number of outputs of each layer.
     """
@@ -201,7 +201,7 @@ class LeadingColumns(nn.Module):
 
 
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
-    """Split packed observations, uint8 [B, bytes], into their entries. Return a list of entries, float32 [B, *shape] each.
+    """Split observations whose entries are packed as bytes, uint8 [B, bytes]. Return a list of the entries, float32 [B, *shape] each.
 
     With `normalize=True`, images are divided by their upper bound.
     """
@@ -216,10 +216,10 @@ def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = Tr
 
 
 class UnpackObservations(nn.Module):
-    """Layer that converts packed observations [B, bytes] to vectors [B, F].
+    """Layer that converts observations whose entries are packed as bytes, uint8 [B, bytes], to vectors [B, F].
 
-    The vectors are concatenations of all entries of an observation. An encoder maps each image to a vector. If `encoders` is empty, images
-    are flattened.
+    Each vector is the concatenation of all entries of an observation. An encoder maps each image to a vector. If `encoders` is empty,
+    images are flattened.
 
     Args: encoders: one module for each image.
     """

@@ -39,7 +39,7 @@ class NoisyLinear(nn.Linear):
 
 
 class NoiseSource:
-    """Source of the noise of all noisy layers in the given nets. A NoiseSource is falsy if the nets have no noisy layers."""
+    """Source of the noise of all noisy layers in `nets`. A NoiseSource is falsy if `nets` contain no noisy layers."""
 
     def __init__(self, *nets: nn.Module | None) -> None:
         modules = [module for net in nets if net is not None for module in net.modules()]

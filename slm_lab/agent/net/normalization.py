@@ -16,7 +16,7 @@ from slm_lab.agent.ops.device import is_asynchronous
 
 
 class BatchRenorm1d(nn.Module):
-    """Batch renormalisation (arXiv:1702.03275, Algorithm 1): normalisation by batch statistics, corrected towards moving statistics.
+    """Normalisation by batch statistics that are corrected towards moving statistics (batch renormalisation, arXiv:1702.03275).
 
     Args:
         num_features: F, the number of features of inputs [B, F] or [B, F, …].
@@ -124,7 +124,7 @@ class WeightNormLinear(nn.Module):
     """Linear layer with weight normalisation (arXiv:1602.07868, equation 2): the weight vector of each output is w = g v / ‖v‖.
 
     The parameters v [O, I] (`direction`) and g [O, 1] (`length`) are learned. The layer is initialised like nn.Linear: v is the initial
-    weight of nn.Linear, and g contains the norms of its rows.
+    weight of nn.Linear, and g contains the norms of the rows of v.
 
     Args: in_features: I, the number of inputs. out_features: O, the number of outputs. bias: whether to add a bias.
     """

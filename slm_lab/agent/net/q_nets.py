@@ -33,10 +33,10 @@ class QNet(GraphFreeNet):
 
     For multi-discrete actions, the outputs are the concatenated values of all components, with `nvec[i]` values for component i.
 
-    In a dueling net (arXiv:1511.06581, equation 9), one head outputs advantages and another head outputs the state value. Actions are
-    chosen by the advantages alone. The state value is the same for all actions, so that the state value affects neither the greedy action
-    nor a Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the state
-    value (arXiv:1711.08946, equation 1).
+    In a dueling net (arXiv:1511.06581, equation 9), one head outputs advantages and another head outputs the state value. A dueling net
+    chooses actions by the advantages alone. The state value is the same for all actions, so that the state value affects neither the greedy
+    action nor a Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the
+    state value (arXiv:1711.08946, equation 1).
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
@@ -70,8 +70,7 @@ class QNet(GraphFreeNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free pass (GraphFreeSequence) of the action values, or None if the net is dueling or a module is not
-        supported."""
+        """Return the pass without autograd graph of the action values, or None if the net is dueling or has unsupported modules."""
         actor = build_actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
@@ -141,8 +140,8 @@ class QCritic(nn.Module):
 
     For discrete actions, the critic has one output per action, and the action is not an input. For continuous actions, the body receives
     the concatenation of a vector observation and the action. If the observation contains images, or the net is recurrent, the body receives
-    the observation alone. The action is then concatenated with the features of the body, and one more hidden layer follows. In this way,
-    the hidden state of a recurrent critic depends only on observations.
+    the observation alone, and one more hidden layer receives the concatenation of the body's features and the action. Therefore the hidden
+    state of a recurrent critic depends only on observations.
 
     Args: spectral: whether to apply spectral normalisation to the last hidden layer. outputs: number of outputs for a continuous action.
     """
@@ -180,7 +179,7 @@ class QCritic(nn.Module):
         return self.forward_from_features(self.body(obs_B), action_B)
 
     def forward_from_features(self, features_BF: Tensor, action_B: Tensor | None) -> Tensor:
-        """Return the outputs of the critic, given the features that its body returned.
+        """Return the outputs of the critic, given the features that the critic's body returned.
 
         This method does not support critics whose body receives the action.
         """
@@ -189,7 +188,7 @@ class QCritic(nn.Module):
         return self.head(features_BF)
 
     def build_graph_free_sequence(self) -> GraphFreeSequence | None:
-        """Return the graph-free pass (GraphFreeSequence) of this critic, or None if a module is not supported."""
+        """Return the pass of this critic without autograd graph, or None if a module of the critic is not supported."""
         if self.action_after_body or isinstance(self.body, RecurrentBody):
             return None
         return GraphFreeSequence.from_modules([*flatten_sequential(self.body.layers), self.head], self.body.matmul_mode)
@@ -201,7 +200,7 @@ def _concatenate_inputs(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
 
 
 class QCritics(GraphFreeNet):
-    """Base class for C critics.
+    """Base class of nets that contain C critics.
 
     The critics map observations and continuous actions to Q [C, B], or observations to Q [C, B, A] of discrete actions.
 
@@ -218,7 +217,7 @@ class QCritics(GraphFreeNet):
 
         Args: learn: whether gradients of the parameters are needed. for_action_grad: whether the only gradient that is needed is the
         gradient with respect to the actions, which `input_grad` of the returned pass computes. number: number of critics to compute,
-        beginning with the first critic, or None to compute all.
+        beginning with the first critic, or None to compute all critics.
         """
         chains = self.direct.get(learn)
         if chains is not None:
@@ -271,7 +270,7 @@ class SeparateCritics(QCritics):
 class RecurrentCritics(SeparateCritics):
     """C recurrent critics, each of which has its own hidden state.
 
-    The method `unroll` maps sequences of observations to features. The method `forward` maps such features and an action to Q.
+    The method `unroll` maps sequences of observations to features. The method `forward` maps features from `unroll` and an action to Q.
     """
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
@@ -287,8 +286,8 @@ class RecurrentCritics(SeparateCritics):
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run the bodies of the critics over T steps. Return features [T, N, C × F] twice, and the hidden state [N, S] after the last step.
 
-        The features are returned in place of both outputs of ActorCriticNet.unroll. Features and hidden states are concatenated over all
-        critics.
+        The features are returned twice, because ActorCriticNet.unroll also returns two results before the hidden state. Features and hidden
+        states are concatenated over all critics.
         """
         states = state_NS.split(self._sizes, dim=1)
         found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._critic_list, states, strict=True)]
@@ -296,7 +295,7 @@ class RecurrentCritics(SeparateCritics):
         return features, features, torch.cat([state for _, state in found], dim=1)
 
     def forward(self, features_BF: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
-        """Return Q in the shapes that the class QCritics describes.
+        """Return Q [C, B] or [C, B, O] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.
 
         Args: features_BF: concatenated features of all critics [B, C × F], as returned by `unroll`.
         """
@@ -328,8 +327,8 @@ class StackedCritics(QCritics):
         self._largest = max(weight[0].numel() for weight, _ in self.layers)
         """Number of weights of the largest layer of one critic."""
         self.matmul_mode = critics[0].body.matmul_mode
-        """How matrix products of the hidden layers are computed. The output layer always uses float32, because bfloat16 values above 2,048
-        are multiples of 16."""
+        """Mode in which the matrix products of the hidden layers are computed. The output layer always uses float32, because bfloat16
+        values above 2,048 are multiples of 16."""
 
     @property
     def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -337,9 +336,9 @@ class StackedCritics(QCritics):
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return graph-free passes (GraphFreeSequences): one of all critics together, followed by one per critic.
+        """Return passes without autograd graph: one pass of all critics together, followed by one pass for each critic.
 
-        Return None if a module is not supported.
+        Return None if a module of the critics is not supported.
         """
         params, activations = self.layers, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):

@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXPANSION = 4
-"""Number of hidden units of a ResidualBlock, divided by the number of its inputs."""
+"""Number of hidden units of a ResidualBlock, divided by the number of inputs of the ResidualBlock."""
 
 
 class ResidualBlock(nn.Module):
     """Block of SimBa, which computes x + W₂ ReLU(W₁ LayerNorm(x) + b₁) + b₂ for x [B, F] (arXiv:2410.09754, section 4.1).
 
-    The hidden layer has 4 F units. The weights have He initialisation (arXiv:1502.01852), and the initial biases are 0.
+    The hidden layer of the block has 4 F units. The weights have He initialisation (arXiv:1502.01852), and the initial biases are 0.
     """
 
     def __init__(self, width: int) -> None:

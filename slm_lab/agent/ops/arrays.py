@@ -1,4 +1,4 @@
-"""Functions that accept either tensors or numpy arrays, for formulas that support both.
+"""Functions that accept either tensors or numpy arrays, for formulas that support tensors and arrays.
 
 Small nets learn in numpy, because a numpy call has less overhead than a torch call. In an update on a batch of 32, torch's dispatch takes
 longer than the arithmetic.

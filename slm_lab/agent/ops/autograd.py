@@ -19,7 +19,7 @@ class ForwardPass(Protocol):
     """Outputs of the net without an autograd graph. Either all outputs are tensors, or all are arrays."""
 
     def select(self, rows: Any, /) -> ForwardPass:
-        """Return a pass whose outputs are the given rows of this pass's outputs. The gradients of other rows are 0.
+        """Return a pass whose outputs are the rows `rows` of this pass's outputs. In `backward`, the gradients of other rows are 0.
 
         Args: rows: rows to select, as a slice or as indices [K].
         """

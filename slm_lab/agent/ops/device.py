@@ -14,7 +14,7 @@ ON_CPU = False
 def is_asynchronous(on: Tensor | torch.device) -> bool:
     """Return whether a device, or the device of a tensor, runs asynchronously, as CUDA devices do.
 
-    On such a device, the results of an update stay on the device until the update ends.
+    On an asynchronous device, the results of an update stay on the device until the update ends.
     """
     return ON_CPU or (on.is_cuda if isinstance(on, Tensor) else on.type == "cuda")
 

@@ -211,7 +211,7 @@ def _clip_log_std(log_std: A) -> A:
 
 
 class Normal(_LocationScale):
-    """Independent Gaussian distributions, one per action component. The env clips actions to its bounds.
+    """Independent Gaussian distributions, one per action component. The env clips actions to the action bounds.
 
     Args: log_std: learned log standard deviations that do not depend on the state, float32 [D]. With `log_std`, the actor outputs only
     means. If `log_std` is None, the actor outputs means and log standard deviations. (If a learned `log_std` were concatenated with the
@@ -243,7 +243,7 @@ class Normal(_LocationScale):
         return log_std_1D
 
     def loc_and_log_scale(self, params_BP: A) -> tuple[A, A]:
-        """Return the means [B, D] and the clipped log standard deviations [B, D], or [1, D] if these do not depend on the state."""
+        """Return the means [B, D] and the clipped log standard deviations [B, D], or [1, D] for a parameter `log_std`."""
         if self.log_std is None:
             return super().loc_and_log_scale(params_BP)
         if isinstance(params_BP, np.ndarray):
@@ -543,12 +543,12 @@ class MultivariateNormal(ActionDistribution):
 
 
 class Product(ActionDistribution):
-    """Product of independent distributions, one for each part of a hybrid action.
+    """Product of independent distributions (its factors), one for each action space that a hybrid action space combines.
 
-    The log-probabilities and entropies of the parts are added.
+    The log-probabilities and entropies of the factors are added.
 
-    The parameters of the distribution are the concatenated parameters of the parts. The components of an action are the concatenated
-    components of the parts.
+    The parameters of the product are the concatenated parameters of the factors. The components of a hybrid action are the concatenated
+    action components of the factors.
     """
 
     kinds = ("hybrid",)
@@ -573,11 +573,11 @@ class Product(ActionDistribution):
         return Product(self.action, [part if part.gaussian_part is None else part.with_log_std(log_std) for part in self.parts])
 
     def split_params(self, params_BP: A) -> list[tuple[Any, A]]:
-        """Return a list of (distribution of a part, parameters of this distribution)."""
+        """Return a list of pairs (factor of the product, parameters of the factor)."""
         return [(part, params_BP[:, at]) for part, at in zip(self.parts, self._params, strict=True)]
 
     def split_actions(self, action_BD: A) -> list[A]:
-        """Return a list of the actions of each part, each in the dtype of the part."""
+        """Return the actions of each factor of the product, in the dtype of the factor's action space."""
         columns = [action_BD[:, at] for at in self._actions]
         return [own if part.action.dtype is np.float32 else _integers(own) for part, own in zip(self.parts, columns, strict=True)]
 
@@ -611,7 +611,7 @@ def _integers(x: A) -> A:
 
 
 def _concatenate_actions(parts: Sequence[A]) -> A:
-    """Concatenate the actions of the parts of a hybrid action along the last axis, as float32."""
+    """Concatenate the actions of all factors of a hybrid action along the last axis, as float32."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, axis=1, dtype=np.float32)
     return torch.cat([part.to(torch.float32) for part in parts], 1)

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _NARROW = 4
-"""Minimum ratio of the number of rows to the number of columns of a weight for which the gradient of the input is computed as its
-transpose."""
+"""Minimum ratio of the number of rows to the number of columns of a weight for which the gradient of the input is computed in transposed
+form."""
 
 
 @dataclass
 class MatmulMode:
-    """How a linear layer computes the matrix products of its forward and backward pass. All results are float32.
+    """Mode in which a linear layer computes the matrix products of its forward and backward pass. All results are float32.
 
     With `bfloat16=False`, the results for all values of `onednn` are equal up to rounding.
 

@@ -178,7 +178,7 @@ class ValueLoss:
         return LossAndGradient(each.sum() / count, slope / count)
 
     def symlog_with_gradient(self, prediction: Tensor, target: Tensor, count: int, weight: Tensor | None = None) -> LossAndGradient:
-        """Return the loss between symlog(prediction) and symlog(target), and its gradient with respect to `prediction`.
+        """Return the loss between symlog(prediction) and symlog(target), and the gradient of this loss with respect to `prediction`.
 
         See `with_gradient` for the arguments.
         """

@@ -24,7 +24,7 @@ temperature, MASKED remains finite and far below every other value."""
 class ActionMask:
     """Action mask in the columns [begin, end) of observations.
 
-    There is one column for each choice of each discrete action component. A choice is valid if its column is not 0.
+    The mask has one column for each choice of each discrete action component. A choice is valid if the choice's column is not 0.
     """
 
     def __init__(self, begin: int, end: int) -> None:

@@ -37,7 +37,7 @@ DIRECT = True
 
 
 def flatten_sequential(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that a Sequential or ArcGraph runs in sequence. For any other module, return a list of the module itself."""
+    """Return the modules that a Sequential or ArcGraph runs in sequence, or [module] if `module` is of any other class."""
     if isinstance(module, ArcGraph) and module.is_chain:
         return [part for name, _ in module.order for part in flatten_sequential(module.nodes[name])]
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
@@ -46,9 +46,9 @@ def flatten_sequential(module: nn.Module) -> list[nn.Module]:
 
 
 class GraphFreeSequence:
-    """Graph-free forward and backward pass of linear and normalisation layers in sequence, each optionally followed by an activation.
+    """Forward and backward pass of linear and normalisation layers in sequence, each optionally followed by an activation.
 
-    Graph-free passes compute gradients without autograd. Call the methods of a GraphFreeSequence inside `ignore_float_errors()`.
+    The gradients are computed without autograd. Call the methods of a GraphFreeSequence inside `ignore_float_errors()`.
     Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use, or None to use
     all columns.
     """
@@ -65,10 +65,9 @@ class GraphFreeSequence:
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> GraphFreeSequence | None:
-        """Build a GraphFreeSequence from modules that run in sequence. Return None if GraphFreeSequence does not support one of the
-        modules.
+        """Build a GraphFreeSequence from modules that run in sequence. Return None if one of the modules is not supported.
 
-        Args: matmul_mode: how the matrix products of the hidden layers are computed. The output layer always uses float32.
+        Args: matmul_mode: mode in which the hidden layers compute matrix products. The output layer always computes in float32.
         """
         inputs = modules[0].size if modules and isinstance(modules[0], LeadingColumns) else None
         found: list[tuple[nn.Module, Activation | None]] = []
@@ -132,7 +131,7 @@ class GraphFreeSequence:
     ) -> np.ndarray | None:
         """Backpropagate `grad`, the gradient with respect to the outputs [B, O].
 
-        Return the gradient with respect to the columns of x that `columns` selects.
+        Return the gradient with respect to those columns of the inputs x [B, I] that `columns` selects.
 
         `grad` is modified in place.
 
@@ -149,7 +148,7 @@ class GraphFreeSequence:
 
 
 class DirectPass:
-    """Forward pass of several GraphFreeSequences on the same inputs, with one output per chain.
+    """Forward pass of several GraphFreeSequences on the same inputs, with one output for each GraphFreeSequence.
 
     This class implements `ops.autograd.ForwardPass` with numpy arrays.
     """
@@ -193,11 +192,11 @@ class GraphFreeNet(nn.Module):
         self.direct: FastPass[Sequence[GraphFreeSequence]] = FastPass()
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the graph-free passes (GraphFreeSequences) of the net's outputs, or None if a module of the net is not supported."""
+        """Return a pass without autograd graph for each output of the net, or None if a module of the net is not supported."""
         return None
 
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Use the graph-free passes that `chains` returns from now on, as long as the user does not modify the modules.
+        """Compute the net from now on by the passes of `build_graph_free_sequences`, unless a user modifies its modules.
 
         Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the GraphFreeSequences replace and that
         `modules()` does not list.

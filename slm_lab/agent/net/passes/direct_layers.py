@@ -1,5 +1,4 @@
-"""Layers that GraphFreeSequence runs, with forward and backward passes on numpy arrays: linear layers, normalisation layers,
-activations."""
+"""Linear layers, normalisation layers and activations of GraphFreeSequence, with forward and backward passes on numpy arrays."""
 
 from __future__ import annotations
 
@@ -152,7 +151,7 @@ class GraphFreeLinear:
         """Maximum number of rows for which numpy instead of torch computes gradients (`numpy_rows`) and outputs (`numpy_forward_rows`)."""
 
     def critic_layer(self, index: int) -> GraphFreeLinear:
-        """Return the layer of critic `index` in a stack of critics, as views of the same arrays."""
+        """Return the layer of critic `index` in a stack of critics, whose arrays are views of the stack's arrays."""
         params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
         return GraphFreeLinear(params, grads, self.matmul_mode)
 
@@ -168,7 +167,7 @@ class GraphFreeLinear:
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         """Backpropagate `grad`, the gradient with respect to the outputs.
 
-        Return the gradient with respect to the columns of x that `columns` selects.
+        Return the gradient with respect to those columns of the input x that `columns` selects.
 
         `grad` may be modified in place.
 
@@ -254,7 +253,7 @@ class DirectRenorm:
         self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
         self._batch: BatchPass | None = None
-        """Values of the last forward pass in training mode, or None before the first such pass."""
+        """Values of the last forward pass in training mode, or None before the first forward pass in training mode."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         module, inputs = self.module, torch.from_numpy(x)
@@ -311,7 +310,7 @@ class DirectBlock:
         self.norm, self.expand, self.contract = norm, expand, contract
         self.grads = [*norm.grads, *expand.grads, *contract.grads]
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        """Input of the block in the last forward pass, and inputs of `expand` and `contract` in the same pass."""
+        """Input of the block in the last forward pass, and inputs of `expand` and `contract` in the last forward pass."""
 
     def _hidden_inputs(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs of the layers `expand` and `contract`, given the input x of the block."""

@@ -3,7 +3,8 @@
 There are two fast passes: passes without an autograd graph (direct.py), and actions computed in numpy (policy/policy.py). A fast pass is
 built once from the modules of a net, and reproduces what these modules computed at that time. A user may add hooks, freeze parameters, or
 tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a fast pass
-still gives the same results as the net's modules. If the results may differ, the modules are called, and autograd computes the gradients.
+still gives the same results as the net's modules. If the results of a fast pass may differ, the modules are called, and autograd computes
+the gradients.
 """
 
 from __future__ import annotations
@@ -123,13 +124,13 @@ class ParameterVector(Protocol):
     """Indices of the frozen parameters, which do not require a gradient."""
 
     def sync_parameters(self) -> None:
-        """Set `frozen`. If the `data` attribute of a parameter was replaced, copy the new data to the vector and restore the view."""
+        """Set `frozen`, copy the data of parameters whose `data` attribute was replaced to the vector, and restore their views."""
 
 
 class FastPass(Generic[F]):
     """Holder of a fast pass, which computes a net without calling its modules, as long as the results are the same as those of the modules.
 
-    The method `get` checks the modules for changes once for each value of `Vector.update`, and at each call between updates.
+    The method `get` checks the modules for changes once for each value of `ParameterVector.update`, and at each call between updates.
 
     Args: fast: the fast pass, or None if the net has none. vector: the parameters of the net. modules, data: see ModuleMonitor.
     """

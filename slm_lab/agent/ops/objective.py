@@ -34,11 +34,12 @@ from slm_lab.agent.ops.distributions import (
 from slm_lab.agent.ops.losses import SOFT_BOUND
 
 CLOSED_FORM = True
-"""Whether to compute gradients of objectives in closed form where this is supported. If CLOSED_FORM is False, autograd is always used."""
+"""Whether to compute gradients in closed form for objectives that have closed-form gradients. If CLOSED_FORM is False, autograd is always
+used."""
 
 
 class Terms(NamedTuple):
-    """An objective, which is a loss to minimise, and the terms of its sum."""
+    """Value of an objective, which is a loss to minimise, and values of the terms that the objective adds."""
 
     loss: Tensor | float
     """Value of the objective, which is to be minimised. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""
@@ -103,7 +104,7 @@ def _evaluate_categorical(
 
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
-    # transposed, as in _categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
+    # transposed, as in _evaluate_categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
     loc_BD, log_std_BD = distribution.loc_and_log_scale(params_BP)  # [1, D] if it does not depend on the state
     is_free, dim = distribution.log_std is not None, distribution.action.dim
     unclipped_BD = distribution.log_std_array() if is_free else params_BP[:, dim:]
@@ -136,7 +137,7 @@ def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) 
 def _multi_categorical(
     distribution: MultiCategorical, params_BP: np.ndarray, action_BD: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, Gradient]:
-    # as _categorical; the logits of component d are the rows from first_D[d] on
+    # as in _evaluate_categorical; the logits of component d are the rows from first_D[d] on
     nvec = distribution.action.nvec
     first_D = np.cumsum((0, *nvec[:-1]))
     logp_PB = params_BP.T - np.repeat(np.maximum.reduceat(params_BP.T, first_D, axis=0), nvec, axis=0)
@@ -173,7 +174,7 @@ def _bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_BD: np.nda
 
 
 def _product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
-    # log π and H are sums over the parts, so each part has its own gradient
+    # log π and H are sums over the factors of the product, so each factor has its own gradient
     rows = zip(distribution.split_params(params_BP), distribution.split_actions(action_BD), strict=True)
     logps, entropies, gradients = zip(*(EVALUATE[type(part)](part, params, own) for (part, params), own in rows), strict=True)
 
@@ -341,7 +342,7 @@ REDUCTION_GRADIENTS: dict[str, Reduction] = {
     "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
     "quantiles": lambda q_CXM: torch.full_like(q_CXM, 1.0 / (len(q_CXM) * q_CXM.shape[-1])),
 }
-"""Functions that return the derivative of each function in REDUCTIONS with respect to its argument."""
+"""Functions that return the derivative of each function in REDUCTIONS with respect to the function's argument."""
 
 
 def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
@@ -370,7 +371,7 @@ class DiscreteActorLoss(NamedTuple):
     """Mean entropy of the policy over the batch."""
     grad_params_BA: Tensor
     mean_entropy: Tensor | None
-    """Moving average of the policy's entropy over updates. If the penalty is 0, the previous average is returned."""
+    """Moving average of the policy's entropy over updates. If the penalty is 0, the previous moving average is returned."""
 
 
 def discrete_actor_loss(

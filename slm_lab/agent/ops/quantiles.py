@@ -20,7 +20,7 @@ def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None)
     """Return the quantile Huber loss, the mean of Σ_i E_j[ρ_τ̂i(target_j − θ_i)] over the batch (arXiv:1710.10044, equation 10).
 
     ρ_τ(u) = |τ − 1{u < 0}| L(u) with the Huber loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ otherwise (equations 9 and 10 with κ = 1). The
-    sum runs over the N quantiles θ. The expectation is the mean over M samples of the target distribution, in any order.
+    sum over i runs over the N quantiles θ_i. The expectation E_j is the mean over M samples of the target distribution, in any order.
 
     The targets are sorted once, and sums over all targets in an interval are computed as differences of prefix sums. This computation takes
     N log M instead of N × M operations per sample of the batch. The loss is NaN if a target is not finite.

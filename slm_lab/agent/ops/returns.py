@@ -163,12 +163,12 @@ def vtrace(
         Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, which has λ = 1
 
     where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both vs_{t+1} and V(s_{t+1}) are 0 at a
-    termination. If π = μ and
-    ρ̄, c̄ ≥ 1, then Â equals the result of `gae`. If also λ = 1, then vs equals the result of `discounted_returns`.
+    termination. If π = μ and ρ̄, c̄ ≥ 1, then Â equals the result of `gae`. If π = μ, ρ̄, c̄ ≥ 1 and λ = 1, then vs equals the result of
+    `discounted_returns`.
 
     Args: arrays [T, N], of which `terminated_TN` and `done_TN` are bool and the others are float32. `log_ratio_TN` is log π(a|s) − log
     μ(a|s), `next_value_TN` is V of the true next observation, and `rho_bar` and `c_bar` are ρ̄ and c̄. A log ratio of +inf is clipped like
-    any great ratio. NaN in an argument makes the results of earlier steps NaN too.
+    any large ratio. NaN in an argument makes the results of earlier steps NaN too.
     """
     _check_shapes(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     ratio, reward, value, next_value = as_tensor(log_ratio_TN).exp(), as_tensor(reward_TN), as_tensor(value_TN), as_tensor(next_value_TN)

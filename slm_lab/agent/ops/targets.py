@@ -15,8 +15,8 @@ from slm_lab.agent.ops.arrays import A, clip
 def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -> A:
     """Return the one-step target r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped, terminated steps are not.
 
-    If `reward` and `gamma` are the results of `n_step_return`, this function returns the n-step target. Raises ValueError if the shapes
-    differ.
+    If `reward` and `gamma` are the results of `n_step_return`, this function returns the n-step target. Raises ValueError if the shapes of
+    `reward`, `next_value` and `terminated` differ.
     Args: terminated: 1 for terminated steps, otherwise 0.
     """
     if not reward.shape == next_value.shape == terminated.shape:
@@ -108,8 +108,7 @@ def split_by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def join_component_gradients(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the gradient of a loss with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of
-    `split_by_component`."""
+    """Convert a gradient with the shape of a result of `split_by_component` to the shape [..., Σ nvec] of that function's argument."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 

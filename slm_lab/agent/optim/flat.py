@@ -1,9 +1,9 @@
 """Flat parameters: all parameters of a module are views of one contiguous vector, and all gradients are views of another vector.
 
-The optimizer then steps a single tensor, a gradient norm is a single reduction, and weights are published or shared by a single copy.
-Calling deepcopy or `load_state_dict(assign=True)` on the module breaks the views, so this package uses neither. Assigning `parameter.data =
-…` and calling `zero_grad()` of the net also break the views, but the beginning of the next update restores the views with the current
-values of the parameters.
+With flat vectors, the optimizer steps a single tensor, a gradient norm is a single reduction, and weights are published by a single copy.
+Calling deepcopy or `load_state_dict(assign=True)` on the module breaks the views, so this package calls neither function. Assigning
+`parameter.data = …` and calling `zero_grad()` of the net also break the views, but the beginning of the next update restores the views with
+the current values of the parameters.
 
 On a CUDA device, every parameter begins at a multiple of 16 bytes, as required by the vectorised loads of matrix products. The zeros
 between parameters, called padding, exist only in the vectors that the module uses. Vectors that are saved, shared or published have no
@@ -35,22 +35,23 @@ _requires_grad = attrgetter("requires_grad")
 
 
 class FlatParams:
-    """Flat vectors of the parameters and float buffers of a module. The module's tensors become views of these vectors.
+    """Flat vectors of the parameters and float buffers of a module. The module's tensors become views of the flat vectors.
 
     Args:
         module: any module whose parameters are float32 and initialised (not lazy).
-        groups: parameters of each optimizer group. The vector contains the groups in this order, each as a contiguous slice. A parameter
-            that is in several groups belongs to the first of these groups. By default, all parameters form a single group.
+        groups: parameters of each optimizer group. The flat vector contains the groups in the order of `groups`, each group as a contiguous
+            slice. A parameter that several groups list belongs to the first group that lists the parameter. By default, all parameters form
+            a single group.
         device: device to which the module is moved.
 
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module, which are never reallocated, so
-    that numpy views of these vectors stay valid. `slices` contains the slice of each optimizer group. Optimizers step the vector `master`
+    that numpy views of the vectors stay valid. `slices` contains the slice of each optimizer group. Optimizers step the vector `master`
     with the gradient `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. If several
     Sessions train the net, `master` is the shared array on the CPU (see `use_shared_arrays`), `param` is a copy of `master`, and `buffer`
-    is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices of these
+    is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices of the
     parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide the
     vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of the
-    last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, this is the number of the
+    last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, `update` is the number of the
     current update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the
     parameters that did not require a gradient at the last call of `sync_parameters`.
     """
@@ -96,7 +97,8 @@ class FlatParams:
     def begin_update(self) -> None:
         """Begin an update, and check whether a user changed parameters since the last check.
 
-        If `check_rarely` is true, the check takes place only after UPDATES_BETWEEN_CHECKS updates, or if hooks were added.
+        If `check_rarely` is true, the check for changed parameters takes place only after UPDATES_BETWEEN_CHECKS updates, or if hooks were
+        added.
         """
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
@@ -105,10 +107,10 @@ class FlatParams:
         self.update = self._checked
 
     def sync_parameters(self) -> None:
-        """Set `frozen`. If the `data` attribute of a tensor was replaced, make the tensor a view of its flat vector again.
+        """Set `frozen`, and make each tensor whose `data` attribute was replaced a view of its flat vector again.
 
-        The new data of such tensors are copied to the flat vectors. Raises ValueError if the new data of a tensor have another size, type
-        or device.
+        The new data of tensors whose `data` attribute was replaced are copied to the flat vectors. Raises ValueError if the new data of a
+        tensor have another size, type or device.
         """
         if list(map(Tensor.data_ptr, self._tensors)) != self._addresses or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
@@ -138,7 +140,7 @@ class FlatParams:
         )
 
     def without_padding(self, vector: Tensor) -> Tensor:
-        """Return a vector with the layout of `param` without its padding. If `param` has no padding, return `vector` itself."""
+        """Return `vector`, which has the layout of `param`, without padding. If `param` has no padding, return `vector` itself."""
         return vector if self.param_indices is None else vector[self.param_indices]
 
     def copy_to_param(self, packed: Tensor) -> None:
@@ -171,7 +173,7 @@ class FlatParams:
         return inside if len(inside) < part.stop - part.start else None
 
     def param_slice(self, params: Sequence[nn.Parameter]) -> slice:
-        """Return the slice of `param` that the given consecutive parameters occupy."""
+        """Return the slice of `param` that the consecutive parameters `params` occupy."""
         indices = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
         return _spanning_slice(self._parts[indices[0] : indices[-1] + 1])
 
@@ -189,12 +191,12 @@ class FlatParams:
         return named | ({"buffers": SharedArray(_to_numpy(self.buffer), "step")} if self.buffer.numel() else {})
 
     def use_shared_arrays(self, arrays: Arrays, serves: int | None = None) -> None:
-        """Let optimizers step the given shared arrays from now on. The module computes on a copy of these arrays.
+        """Let optimizers step the shared arrays `arrays` from now on. The module computes on a copy of the shared arrays.
 
         Call this method only once.
 
-        Args: serves: index of this process among the processes of a parameter server, or None if this process is not one of them. A process
-        of a parameter server stores only its range of the vector, and does not run the module.
+        Args: serves: index of this process among the processes of a parameter server, or None for all other processes. A process of a
+        parameter server stores only its range of the parameter vector, and does not run the module.
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
@@ -221,7 +223,7 @@ class FlatParams:
         self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
     def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
-        """Return the slices of the given parameters relative to the start of a group's slice of `master`. Empty slices are omitted.
+        """Return the slices of parameters in an optimizer group, relative to the start of the group in `master`, without empty slices.
 
         Args: index: index of the optimizer group. params: indices of the parameters in `self.params`.
         """
@@ -237,7 +239,7 @@ class FlatParams:
     def group_params(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of an optimizer group in their original shapes.
 
-        The parameters are views of `master`, and their gradients are views of `master_grad`.
+        The returned parameters are views of `master`, and their gradients are views of `master_grad`.
         """
         out = []
         for number in self.group_param_indices(index):
@@ -276,7 +278,7 @@ class FlatParams:
             counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """Restore the buffers that `save_buffers` saved if `bad` is true. Save the current buffers if `bad` is false.
+        """If `bad` is true, restore the buffers that `save_buffers` saved. If `bad` is false, save the current buffers.
 
         This method does not wait for the device.
 
@@ -372,7 +374,7 @@ def _flatten(tensors: list[Tensor], parts: list[slice], device: torch.device) ->
 
 
 def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a nested state in which `change` is applied to every tensor of shape [length]."""
+    """Return a copy of a nested dict or list `state`, in which `change` is applied to every tensor of shape [length]."""
     if isinstance(state, dict):
         return {key: map_vectors(value, length, change) for key, value in state.items()}
     if isinstance(state, list | tuple):

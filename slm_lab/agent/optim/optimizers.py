@@ -1,8 +1,8 @@
 """Optimizers, selected by their names in a spec.
 
-This module's Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. The statistics of these
-three optimizers are vectors that processes can share. Unlike torch.optim, the three classes do not load torch's compiler, which takes one
-second. All other optimizers, except Lookahead, use torch.optim.
+FlatAdam, FlatAdamW and FlatRMSprop step one flat vector with one or two kernels, in half the time of torch.optim. The statistics of a
+FlatOptimizer are vectors that processes can share. Unlike torch.optim, FlatAdam, FlatAdamW and FlatRMSprop do not load torch's compiler,
+which takes one second. All other optimizers except Lookahead use torch.optim.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class FlatOptimizer(ABC):
         """
 
     def step_with_gradient(self, grad: Tensor) -> None:
-        """Take one optimizer step with the given gradient [P] instead of the accumulated gradient."""
+        """Take one optimizer step with the gradient `grad` [P] instead of the accumulated gradient."""
         self.grad.copy_(grad)
         self.step()
 
     def step_unless(self, bad: Tensor) -> None:
         """Take one optimizer step unless `bad`, a bool tensor [] on the device, is true.
 
-        Optimizers other than FlatAdam and FlatRMSprop wait for the device.
+        Optimizers other than FlatAdam and FlatRMSprop wait until the device has computed `bad`.
         """
         if not bad.item():
             self.step()
@@ -66,7 +66,7 @@ class FlatOptimizer(ABC):
         return one
 
     def use_statistics(self, arrays: Arrays) -> None:
-        """Use the given arrays, which have the names from `shared_statistics`, as the memory of the statistics from now on."""
+        """Store the statistics in `arrays`, whose names are those of `shared_statistics`, from now on."""
         self.statistics = {name: torch.from_numpy(arrays[name]) for name in self.statistics}
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class FlatOptimizer(ABC):
 
 
 class _NoCopyOptimizer(FlatOptimizer):
-    """Base class of optimizers whose `step_with_gradient` does not copy the given gradient."""
+    """Base class of optimizers whose `step_with_gradient` does not copy its argument."""
 
     def step_with_gradient(self, grad: Tensor) -> None:
         own, self.grad = self.grad, grad
@@ -265,9 +265,9 @@ class ShapedOptimizer(FlatOptimizer):
     """Pairs (tensor to step, gradient), one for each parameter. The sequence is empty if the optimizer steps the flat vector."""
 
     def freeze(self, indices: Collection[int]) -> None:
-        """Exclude the parameters with the given indices in `shaped` from steps from now on, and include all other parameters.
+        """Exclude the parameters with the indices `indices` in `shaped` from steps from now on, and include all other parameters.
 
-        (The gradient of an excluded parameter is set to None, because torch's optimizers skip such parameters.)
+        (The gradient of an excluded parameter is set to None, because torch's optimizers skip parameters without a gradient.)
         """
         for index, (p, grad) in enumerate(self.shaped):
             p.grad = None if index in indices else grad
@@ -277,8 +277,8 @@ class Muon(ShapedOptimizer):
     """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, and AdamW for biases, gains and output layers.
 
     Muon treats the weights of convolutions as matrices with one row per output channel. By default, Muon's updates are scaled to the size
-    of AdamW's updates (torch's adjust_lr_fn="match_rms_adamw"), so that both optimizers can use the same learning rate. If `weight_decay`
-    is given, both optimizers use the same value.
+    of AdamW's updates (torch's adjust_lr_fn="match_rms_adamw"), so that Muon and AdamW can use the same learning rate. The argument
+    `weight_decay` applies to Muon and to AdamW.
     """
 
     def __init__(self, params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
@@ -357,9 +357,9 @@ class TorchOptimizer(ShapedOptimizer):
 class PartitionedOptimizer(FlatOptimizer):
     """Optimizer that consists of one optimizer for each part of the parameter vector, so that parts can be frozen.
 
-    While a part is frozen, neither its parameters nor its statistics change.
+    While a part of the parameter vector is frozen, neither the parameters nor the statistics of this part change.
 
-    As in torch, each part counts its own steps. If processes share the statistics, all parts have a common step count instead.
+    As in torch, each of the optimizers counts its own steps. If processes share the statistics, all parts have a common step count.
     Args: whole: optimizer of the complete vector. shared: whether processes share the statistics of `whole`.
     """
 
@@ -371,7 +371,7 @@ class PartitionedOptimizer(FlatOptimizer):
         self._active = [optimizer for _, optimizer in self.parts]
 
     def split_at(self, index: int) -> None:
-        """Split the part that contains element `index` of the vector in two, so that a part begins at this element."""
+        """Split a part of the parameter vector in two, so that a part begins at element `index` of the vector."""
         for number, (part, optimizer) in enumerate(self.parts):
             if part.start < index < part.stop:
                 halves = slice(0, index - part.start), slice(index - part.start, part.stop - part.start)
@@ -380,7 +380,7 @@ class PartitionedOptimizer(FlatOptimizer):
                 return
 
     def freeze(self, frozen: Sequence[slice]) -> None:
-        """Freeze the given slices of the vector, and no others, from now on."""
+        """Freeze the slices `frozen` of the parameter vector, and unfreeze all other elements, from now on."""
         for one in frozen:
             self.split_at(one.start)
             self.split_at(one.stop)
@@ -421,7 +421,8 @@ FLAT: dict[str, Callable[..., FlatOptimizer]] = {
     "RMSprop": FlatRMSprop,
     "GlobalRMSprop": FlatRMSprop,
 }
-"""Mapping from name to FlatOptimizer class. If this class does not support an argument, the optimizer of torch.optim is used instead."""
+"""Mapping from name to FlatOptimizer class. If the FlatOptimizer class does not support an argument in the spec, the optimizer of
+torch.optim is used."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]

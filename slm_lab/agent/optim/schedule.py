@@ -34,8 +34,9 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
     """Return the learning rate of a torch scheduler as a function of the number of steps.
 
-    OneCycleLR raises an error if it is stepped beyond `total_steps`. For such steps, the returned function gives the learning rate of the
-    last step. At `total_steps`, the learning rate of OneCycleLR can be negative. A negative learning rate is replaced by 0.
+    OneCycleLR raises an error if it is stepped beyond `total_steps`. For steps beyond `total_steps`, the returned function gives the
+    learning rate of the last step. At `total_steps`, the learning rate of OneCycleLR can be negative. A negative learning rate is replaced
+    by 0.
     """
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # suppresses a warning meant for training loops
@@ -56,7 +57,7 @@ def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSch
 
     The schedule is a function of the frame, or of the number of training calls (see LRSchedulerSpec.counts_training_calls).
 
-    Raises SpecError if the scheduler does not accept its arguments.
+    Raises SpecError if the scheduler does not accept the arguments in the spec.
     """
     try:
         schedule = _build(spec, base_lr)

@@ -20,18 +20,18 @@ class SharedParams:
     """Synchronisation of this process's copy of the parameters with the parameters that several processes share.
 
     A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls (copies the
-    newest shared parameters). In "shared" mode (meta.distributed), a process also pulls before each gradient and each action. If processes
-    computed directly on the shared parameters, other processes would change the parameters between forward and backward pass, and the
-    gradient would not belong to any version of the parameters. In an experiment in which processes computed on the shared parameters, async
-    SAC learned HalfCheetah more slowly (see docs/hogwild.md). Processes do not wait for each other, unless meta.hogwild_lock allows only
-    one update at a time.
+    newest shared parameters). In "shared" mode (meta.distributed), a process also pulls the parameters before each gradient and each
+    action. If processes computed directly on the shared parameters, other processes would change the parameters between forward and
+    backward pass, and the gradient would not belong to any version of the parameters. In an experiment in which processes computed on the
+    shared parameters, async SAC learned HalfCheetah more slowly (see docs/hogwild.md). Processes do not wait for each other, unless
+    meta.hogwild_lock allows only one update at a time.
 
-    Buffers (batch statistics) are pulled like parameters. An update adds its change of the buffers to the shared buffers, divided by the
-    number of updates that began from the same buffers. The resulting shared buffers are the mean over all processes, and change as fast as
-    with one process. Without this division, several stale changes of a variance could make the variance negative.
+    Buffers (batch statistics) are pulled like parameters. An update adds the change of its process's buffers to the shared buffers, divided
+    by the number of updates that began from the same buffers. The resulting shared buffers are the mean over all processes, and change as
+    fast as with one process. Without a division, several stale changes of a variance could make the variance negative.
 
-    If the store is in another process, `push` sends gradients to that process, where `receive` applies them. The answer of that process
-    contains the newest parameters.
+    If the store of the shared parameters is in another process, `push` sends gradients to that process, where `receive` applies the
+    gradients. The process of the store answers with the newest parameters.
 
     Args: updates_W: shared array with the number of updates by each process.
     """
@@ -76,7 +76,7 @@ class SharedParams:
     def updating(self, *, copy: bool = True) -> Iterator[None]:
         """Return the context for one update of the shared parameters. The block of the with statement must step `flat.master`.
 
-        After the block, the buffers are combined and the update is counted.
+        After the block, the changes of buffers are added to the shared buffers, and the update is counted.
 
         Args: copy: whether to copy the newest parameters to this process after the update.
         """
@@ -97,7 +97,7 @@ class SharedParams:
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
         """Send the gradient to the process of the store, which calls `section` to apply the gradient.
 
-        Copy the new parameters to this process afterwards.
+        Afterwards, copy the new shared parameters to this process.
 
         Args: section: method of the Trainer that calls `SharedParams.receive`. lr_G: learning rate of each optimizer group. frozen: indices
         of the parameters that are not stepped.

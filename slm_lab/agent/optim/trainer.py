@@ -52,7 +52,7 @@ class OptimizerGroup:
         self._store: Store | None = None
 
     def schedule(self, lr: float) -> LRSchedule:
-        """Return the learning rate schedule of this group for another initial learning rate."""
+        """Return the learning rate schedule of this optimizer group, with the initial learning rate `lr`."""
         return (lambda now: lr) if self._scheduler is None else build_lr_schedule(self._scheduler, lr, self._scheduler_path)
 
     def build_optimizer(self) -> None:
@@ -65,7 +65,7 @@ class OptimizerGroup:
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
     def set_frozen(self, frozen: Sequence[int]) -> None:
-        """Exclude the parameters with the given indices from optimizer steps from now on, and include all others."""
+        """Exclude the parameters with the indices `frozen` from optimizer steps from now on, and include all other parameters."""
         if frozen == self.frozen:
             return
         self.frozen, optimizer = frozen, self.optimizer
@@ -180,8 +180,9 @@ class Trainer:
         flat: flat parameters of the net.
         spec: spec of the net, which contains the keys of optimizers, schedules and clipping.
         parts: names of the parameter groups of `flat` ("actor", "critic"), for which the spec may have separate optimizer keys. If `parts`
-        is empty, the net has a single group. nets: gradients of each net in `flat`, as views of `flat.grad`. The gradient of each net is
-        clipped by its own norm. By default, all parameters form one net.
+            is empty, the net has a single group.
+        nets: gradients of each net in `flat`, as views of `flat.grad`. The gradient of each net is clipped separately. By default, all
+            parameters form one net.
     """
 
     def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[Tensor]] | None = None) -> None:
@@ -237,7 +238,7 @@ class Trainer:
         self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
     def set_train_mode(self, on: bool) -> None:
-        """Set training or evaluation mode of the modules in `mode_layers`. Between updates, these modules are in evaluation mode.
+        """Set training or evaluation mode of the modules in `mode_layers`. Between updates, they are in evaluation mode.
 
         `net.train` would visit all modules of the net, which takes 3 % of the training time of A2C.
         """
@@ -253,7 +254,7 @@ class Trainer:
         return self.groups[0].optimizer.lr
 
     def restart_optimizers(self) -> None:
-        """Replace copies of the parameters that optimizers store by the current parameters.
+        """Replace the copies of parameters that some optimizers store by the current parameters.
 
         Call this method if the parameters were changed by anything other than a gradient step or `load_state_dict`.
         """
@@ -288,7 +289,7 @@ class Trainer:
             self.shared.refresh()
 
     def count_training_call(self) -> None:
-        """Count a completed training call, for schedules that depend on the number of calls."""
+        """Count a completed training call, for learning rate schedules that depend on the number of training calls."""
         self._calls_W[self._index] += 1
 
     def refresh(self) -> None:
@@ -297,14 +298,14 @@ class Trainer:
             self.shared.refresh()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
-        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return the loss as `check` does."""
+        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return `check(loss)`."""
         # no gradient argument: torch would import sympy (0.5 s) to check it
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:
-        """Make the next gradient step be skipped if `loss`, whose gradient was accumulated, is not finite.
+        """Cause the next gradient step to be skipped if `loss`, whose gradient was accumulated, is not finite.
 
         Returns the loss as a float, or as a tensor if the attribute `deferred` is true.
         """
@@ -326,7 +327,7 @@ class Trainer:
             self.flat.restore_buffers()
 
     def step(self) -> Tensor | float:
-        """Take a gradient step with the accumulated gradient. Return the L2 norm of this gradient over all parameters, before clipping."""
+        """Take a gradient step with the accumulated gradient. Return the L2 norm of the gradient of all parameters, before clipping."""
         if self.deferred:
             return self._step_on_device()
         square_of_each = [sum([float(grad.dot(grad)) for grad in grads]) for grads in self._net_arrays]
@@ -428,7 +429,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters, the states of the optimizers and the learning rates.
 
-        If several processes train the net, return only the states of the optimizers that these processes do not share.
+        If several processes train the net, return only those optimizer states that the processes do not share.
         """
         if (store := self._remote_optimizer_store) is not None:
             return store.run("update", self._pull_and_return_state)

@@ -1,4 +1,4 @@
-"""The policy: a net, an action distribution and an action rule. Rollout workers and evaluations choose actions with a policy alone.
+"""The policy: a net, an action distribution and an action rule. Rollout workers and evaluations need only a policy.
 
 Small feed-forward nets act in numpy (NumpyActor). The numpy code reads the weights through views of the net's flat vectors (see
 FlatParams), so that the current weights are always used. For 8 envs and two hidden layers, the numpy code takes about a fifth of the time
@@ -66,7 +66,7 @@ class NumpyActor:
         self._body, self._head, self.layers, self._mask = body, head, chain.outputs, mask
         if isinstance(head, DistributionalHead):
             self.layers = lambda obs_N: head.distribution_means(chain.outputs(obs_N))
-        """layers: the computation in numpy, without a check for changes of the modules."""
+        """`layers` is the function that computes the outputs in numpy, without a check for changes of the modules."""
         self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
 
@@ -150,7 +150,7 @@ class Policy:
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
             (lambda action_N: action_N) if distribution is None else distribution.env_action
         )
-        """Converts the actions of ActOut to the form that the env takes."""
+        """Function that converts the actions of ActOut to the form that the env accepts."""
         self._choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
             "default": self._sample if logp else self._sample_without_logp,
             "boltzmann": self._boltzmann,
@@ -202,10 +202,10 @@ class Policy:
         return None if self.mask is None else valid_actions(params_NP[:, : self._nvec.sum()])
 
     def action_function(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
-        """Return a function (obs_N, first_N, acts_N=None) that chooses actions with this policy and returns them in the env's form.
+        """Return a function (obs_N, first_N, acts_N=None) that returns the actions of this policy in the form that the env accepts.
 
-        The function keeps the hidden state of the policy between its calls. The argument acts_N, bool [N], of the function says which envs
-        act in this step. The hidden states of envs that do not act are not changed.
+        The returned function keeps the hidden state of the policy between its calls. The argument acts_N, bool [N], of the returned
+        function says which envs act in this step. The hidden states of envs that do not act are not changed.
         Args: rng: random stream of the function. deterministic: whether to take the mode of the distribution.
         """
         policy = self.clone(rng)
@@ -350,7 +350,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
 
 
 def _distribution_class(name: str, part: ActionSpace) -> type[ActionDistribution] | None:
-    """Return the distribution class with the given name, or None if the class does not support the action space `part`.
+    """Return the distribution class with the name `name`, or None if the class does not support the action space `part`.
 
     Args: part: an action space in which all actions are of one kind.
     """
@@ -373,7 +373,7 @@ def _describe_actions(action: ActionSpace) -> str:
 def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
     """Raise SpecError with a problem for each key of soft actor-critic that does not fit the env's actions.
 
-    For each key that has no effect with these actions, this function prints a notice.
+    For each key of soft actor-critic that has no effect with the env's actions, this function prints a notice.
     """
     discrete = action.kind == "discrete"
     problems = []
@@ -456,7 +456,7 @@ def actor_critic_gradients(net: nn.Module | None, flat: FlatParams) -> list[list
 
 
 def _build_actor_distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the action distribution and its learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
+    """Return the action distribution and the learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
     own = agent.algorithm.actor_distribution(action.kind)
     distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
     if net.log_std_init is None:

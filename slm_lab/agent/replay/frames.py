@@ -32,11 +32,11 @@ class DeviceArray:
         self.tensor[rows if isinstance(rows, slice) else self._device_index(rows)] = values_K
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return a copy of the given rows, in host memory."""
+        """Return a copy of the rows `rows` of the array, in host memory."""
         return self.tensor[rows].to("cpu", copy=True).numpy()
 
     def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:
-        """Return the given rows, [B, …], as a new tensor on the device."""
+        """Return the rows `rows` of the array, [B, …], as a new tensor on the device."""
         return self.tensor.index_select(axis, self._device_index(rows))
 
     def _device_index(self, rows: np.ndarray) -> Tensor:
@@ -47,7 +47,7 @@ Rows = np.ndarray | DeviceArray
 
 
 def allocate_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
-    """Return an array of zeros with the given shape, in the memory of a CUDA device, or in host memory if `device` is None."""
+    """Return an array of zeros of shape `shape`, in the memory of a CUDA device, or in host memory if `device` is None."""
     return np.zeros(shape, dtype) if device is None else DeviceArray(shape, dtype, device)
 
 
@@ -81,7 +81,7 @@ class ObservationStore(ABC):
         return False
 
     def used_entries(self, rows: int) -> dict[str, int]:
-        """Return the number of used entries of each array, by array name, if the first `rows` rows are used."""
+        """Return how many entries of each array the transitions in the first `rows` rows use, by array name."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class ObservationStore(ABC):
 
 
 def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
-    """Copy saved rows to the first rows of an array. Raises ValueError if there are too many saved rows, or if they have another shape."""
+    """Copy saved rows to the first rows of an array. Raises ValueError if the saved rows are too many or have another shape."""
     if len(saved) > len(array) or saved.shape[1:] != array.shape[1:]:
         raise ValueError(f"incompatible replay buffer: {name} has shape {saved.shape}; expected {array.shape}")
     array[: len(saved)] = saved
@@ -214,7 +214,7 @@ class FrameStore(ObservationStore):
         return self._stack_frames(self.slot[row_B, 1])
 
     def _stack_frames(self, slot_BS: np.ndarray) -> np.ndarray | Tensor:
-        """Return observations [B, *shape], each of which consists of the frames in S slots, given these slots [B, S]."""
+        """Return observations [B, *shape], each of which consists of the frames in the S slots of a row of slot_BS [B, S]."""
         return self.frames.take(slot_BS.reshape(-1), axis=0).reshape(len(slot_BS), *self.space.shape)
 
     def has_lost_frames(self, row: int) -> bool:

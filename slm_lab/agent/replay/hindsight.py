@@ -16,10 +16,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class HindsightReplay(Replay):
-    """Replay buffer of complete episodes, in which some of the sampled transitions get a new desired goal (Algorithm 1).
+    """Replay buffer of complete episodes, in which some sampled transitions get a new desired goal (arXiv:1707.01495).
 
     On average, k of k + 1 transitions of a batch get a new goal, where k is the spec key `goals`. The new goal was achieved in the same
-    episode: after the transition (goal_strategy "future"), at the end ("final"), or at any time ("episode"). If the env has
+    episode: after the transition (goal_strategy "future"), at the end of the episode ("final"), or at any time ("episode"). If the env has
     `compute_terminated`, the termination is recomputed for the new goal. If the env has no `compute_terminated`, the recorded termination
     is kept. All rewards of a batch, including rewards for original goals, are computed by one function of the achieved and the desired
     goal, so that all rewards have the same scale. An episode is stored when the episode ends, because only then all achieved goals are
@@ -35,8 +35,8 @@ class HindsightReplay(Replay):
         self.strategy, self.share, self.threshold = spec.goal_strategy, spec.goals / (spec.goals + 1.0), spec.goal_threshold
         self.columns |= {name: np.zeros(self.capacity, np.int64) for name in ("begin", "end")}
         self.goal_reward: Callable[[np.ndarray, np.ndarray], Any] | None = None
-        """Function (achieved goals [K, G], desired goals [K, G]) → (reward_K, terminated_K), see env.goals. This function is set before the
-        first batch is sampled."""
+        """Function (achieved goals [K, G], desired goals [K, G]) → (reward_K, terminated_K), see slm_lab/env/goals.py. This function is set
+        before the first batch is sampled."""
         self.observed = 0
         """Number of transitions so far, including transitions of unfinished episodes."""
         self._open: list[list[RecordedStep]] = [[] for _ in range(info.num_envs)]
@@ -75,7 +75,7 @@ class HindsightReplay(Replay):
         return self._relabel_goals(batch, changed_K, self._draw_goal_rows(batch.row_B[changed_K]))
 
     def _draw_goal_rows(self, row_K: np.ndarray) -> np.ndarray:
-        """For each of the rows row_K [K], draw a row of the same episode.
+        """For each transition in the rows row_K [K], draw the row of a transition of the same episode.
 
         The new goal is the goal that was achieved after the transition in the drawn row.
         """

@@ -28,8 +28,8 @@ FULL_WIDTH = 26
 def prefers_onednn(processor: str, capability: str) -> bool:
     """Return whether oneDNN computes large matrix products faster than MKL, which does not use AVX-512 on AMD processors.
 
-    Measured with 256 × 256 × 256 on EPYC processors: with AVX-512 at full width, oneDNN reaches 197 GFLOP/s and MKL 94, and with AVX2,
-    oneDNN reaches 67 GFLOP/s and MKL 70 to 77.
+    In products of 256 × 256 × 256 on EPYC processors with AVX-512 at full width, oneDNN reaches 197 GFLOP/s and MKL 94. With AVX2 instead
+    of AVX-512, oneDNN reaches 67 GFLOP/s and MKL 70 to 77.
 
     Args: processor: text returned by `lib.limits.processor_description`. capability: instruction set that torch uses, such as "AVX2" or
     "AVX512".
@@ -38,7 +38,7 @@ def prefers_onednn(processor: str, capability: str) -> bool:
 
 
 def onednn_min_size(processor: str, capability: str) -> int:
-    """Return the minimum size of each dimension of a matrix product for which oneDNN, if it is used, computes the product.
+    """Return the minimum size of each dimension of the matrix products that oneDNN computes if the library is "onednn".
 
     Args: processor, capability: see `prefers_onednn`.
     """

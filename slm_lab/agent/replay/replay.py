@@ -54,7 +54,7 @@ class SumTree:
     def set(self, index_B: np.ndarray, weight_B: np.ndarray | float) -> None:
         """Set the weights of the indices index_B [B].
 
-        If an index occurs twice in index_B, its last weight is used. Weights that are not finite are ignored.
+        If an index occurs twice in index_B, the last weight for the index is used. Weights that are not finite are ignored.
         """
         finite_B = np.isfinite(weight_B)
         if not finite_B.all():
@@ -67,7 +67,7 @@ class SumTree:
             above.reshape(-1)[index_B] = below.take(index_B, axis=0).sum(axis=1)
 
     def find_by_cumulative_weight(self, mass_B: np.ndarray) -> np.ndarray:
-        """Return, for each mass in [0, total), the first index i at which the cumulative sum of the weights (including i) exceeds the mass.
+        """Return, for each number m of mass_B in [0, total), the first index i at which the sum of the weights 0 to i exceeds m.
 
         An index of weight 0 is never returned, provided that at least one weight is above 0.
         """
@@ -103,9 +103,9 @@ class Transitions(NamedTuple):
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
-    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, and 0 for steps that do not exist. In
-    this case, `next_obs_B` and `terminated_B` belong to the last step that exists, and `reward_B` is the first reward. None with one-step
-    returns."""
+    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, and 0 for steps that do not exist. With
+    n-step returns, `next_obs_B` and `terminated_B` belong to the last step that exists, and `reward_B` is the first reward. The field is
+    None with one-step returns."""
     steps_B: Tensor | None = None
     """With n-step returns, float32 [B]: the number of steps that exist, from 1 to n."""
 
@@ -141,8 +141,8 @@ class Replay:
         rng: random generator that draws the batches.
         frequency: number of transitions between two updates.
         start: number of transitions before the first update.
-        device: CUDA device that stores the transitions, or None to store the transitions in host memory. The host draws the rows of a
-            batch, also with a CUDA device.
+        device: CUDA device that stores the transitions, or None to store the transitions in host memory. The rows of a batch are always
+            drawn on the host.
         num_steps: number n of steps of n-step returns.
 
     Raises SpecError if the buffer does not fit into memory.
@@ -244,7 +244,7 @@ class Replay:
         columns["terminated"][row_K] = step.terminated_N[env_K]
 
     def use_demonstrations(self, recorded: Replay) -> None:
-        """Draw recorded.batch_size transitions of each further batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
+        """Draw recorded.batch_size transitions of each batch from the buffer `recorded` from now on (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
 
     def sample(self) -> Transitions:
@@ -289,7 +289,7 @@ class Replay:
         return (self.seen - age_B) % self.capacity
 
     def _include_new_transitions(self, row_B: np.ndarray) -> None:
-        """Replace the last rows of a batch by the oldest transitions that were not yet included in a batch as new transitions."""
+        """Replace the last rows of a batch by the oldest transitions that were not yet replayed as new transitions (arXiv:1712.01275)."""
         oldest = max(self.replayed, self.seen - self.size)
         self.fresh = min(self.seen - oldest, self.batch_size)
         row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity
@@ -328,7 +328,7 @@ class Replay:
         return min(self.seen, self.capacity)
 
     def _items_in_use(self) -> int:
-        """Return the smallest n such that only the first n items (see `items`) have been written."""
+        """Return the smallest n such that only the first n items (see `max_items`) have been written."""
         return self._rows_in_use()
 
     def require_full_batch(self) -> None:
@@ -362,8 +362,8 @@ class PrioritizedReplay(Replay):
     """Replay buffer whose transitions are sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
     A transition's priority is (|error| + epsilon)^alpha. A new transition gets either the error initial_error or the greatest priority so
-    far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1). If beta is given, importance
-    weights are (N · P)^−beta, divided by the maximum weight of the batch.
+    far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1 of the paper). If the spec key beta
+    is set, importance weights are (N · P)^−beta, divided by the maximum weight of the batch.
     """
 
     prioritized = True
@@ -457,7 +457,7 @@ def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:
-    """Return a numpy array as a tensor that shares its memory. Return a tensor unchanged."""
+    """Return a numpy array as a tensor that shares the array's memory. Return a tensor unchanged."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 

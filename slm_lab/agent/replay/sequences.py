@@ -27,9 +27,9 @@ class SequenceBatch(NamedTuple):
     """A batch of M sequences, each of which consists of burn_in steps without a loss and L transitions with a loss.
 
     In total, the batch contains B = L × M transitions, ordered by step. The transitions are divided into C segments. A segment ends where
-    its episode or its sequence ends, and is followed by the true next observation of its last transition. Thus, the next observation of a
-    transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the sequence. The hidden
-    state before the next observation is the same as when acting. Segments are padded to the same length, which is P transitions.
+    its episode or its sequence ends, and is followed by the true next observation of the segment's last transition. Thus, the next
+    observation of a transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the
+    sequence. The hidden state before the next observation is the same as when acting. All segments are padded to a length of P transitions.
     """
 
     burn_in_obs_TM: Tensor
@@ -60,7 +60,7 @@ class SequenceBatch(NamedTuple):
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
     """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, and 0 for steps after the end of the
-    segment. In this case, `terminated_B` belongs to the last step within the segment. None with one-step returns."""
+    segment. With n-step returns, `terminated_B` belongs to the last step within the segment. The field is None with one-step returns."""
     steps_B: Tensor | None = None
     """With n-step returns, float32 [B]: the number of steps within the segment, from 1 to n."""
 
@@ -81,7 +81,7 @@ class SequenceBatch(NamedTuple):
     def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Run a net over all steps of all segments, and return its action outputs and its values, both [(P + 1) × C, …].
 
-        The methods `current_outputs` and `next_outputs` select rows of these outputs. The steps of the burn-in have no gradient.
+        The methods `current_outputs` and `next_outputs` select rows of the returned tensors. The steps of the burn-in have no gradient.
         Args: state_MS: hidden state before the first step of each sequence, or None for the stored hidden state of the acting policy.
         """
         state_MS = self.state_MS if state_MS is None else state_MS
@@ -116,7 +116,7 @@ class SequenceReplay(Replay):
     Args:
         spec, info, arguments, keywords: see Replay.
         state_size: size S of the hidden state.
-        seq_len: number of transitions of a sequence that have a loss.
+        seq_len: number of transitions of a sequence that contribute to the loss.
 
     Raises SpecError if the capacity is less than one sequence of each env.
     """
@@ -196,7 +196,7 @@ class SequenceReplay(Replay):
         self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
     def _sequence_indices(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
-        """Return the indices of sequences in the buffer (see `items`).
+        """Return the indices of sequences in the buffer (see `max_items`).
 
         Args: start_K: number of each sequence's first transition, counted for each env. env_K: env of each sequence.
         """
@@ -230,7 +230,7 @@ class SequenceReplay(Replay):
     def _newest_sequence(self) -> int:
         """Return the index of the sequence that was completed last.
 
-        If several envs completed a sequence in the same step, the sequence of the first of these envs is returned.
+        If several envs completed a sequence in the same step, the sequence of the env with the lowest index is returned.
         """
         start_N = (self.count_N - self.window) // self.stride * self.stride
         n = int(np.argmin(np.where(self._sequence_counts_N() > 0, self.count_N - self.window - start_N, self.steps)))

@@ -13,8 +13,8 @@ from slm_lab.lib.records import VecStep
 class StepLinks:
     """Array that contains, for each transition of a replay buffer, the row of the next transition of the same episode.
 
-    The link is −1 if the next transition is not stored yet, or if the episode has ended. If a transition can be sampled, all later
-    transitions of its episode are in the ring buffer too, because a ring buffer overwrites its oldest rows first.
+    The link of a transition is −1 if the next transition is not stored yet, or if the episode has ended. If a transition can be sampled,
+    all later transitions of its episode are in the ring buffer too, because a ring buffer overwrites its oldest rows first.
     """
 
     def __init__(self, capacity: int, num_envs: int) -> None:
@@ -34,7 +34,7 @@ class StepLinks:
         self.last_row_N[env_K] = np.where((step.terminated_N | step.truncated_N)[env_K], -1, row_K)
 
     def follow(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of up to `steps` successive transitions [steps, B], and whether each transition exists, bool [steps, B].
+        """Return the rows [steps, B] of `steps` successive transitions from row_B on, and whether each transition exists, bool [steps, B].
 
         If a transition does not exist, the row of the last existing transition is repeated.
         """

@@ -39,8 +39,7 @@ class RolloutNet(Protocol):
         """Return distribution parameters [B, P] and values [B]. Only feed-forward nets support this method."""
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> ForwardPass:
-        """Return a ForwardPass with the same outputs as `__call__`. If the net supports a graph-free pass, the ForwardPass has no autograd
-        graph."""
+        """Return a ForwardPass with the outputs of `__call__`. If possible, the ForwardPass has no autograd graph."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
         """Return values [B], without gradients. Only feed-forward nets support this method."""
@@ -55,7 +54,7 @@ class RolloutNet(Protocol):
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
     """Return the number of items in a microbatch: as many items as fit into MICROBATCH_BYTES, but at least 1.
 
-    Without gradients, the limit is VALUE_BYTES.
+    If `gradients` is False, the limit is VALUE_BYTES instead of MICROBATCH_BYTES.
     Args: batch_dims: number of leading batch axes of `obs`. Items are counted along the last batch axis.
     """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
@@ -114,7 +113,7 @@ def _is_finite(x: Tensor | np.ndarray) -> bool:
 def compute_critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> RolloutOutputs:
     """Run the critic over the observations of a rollout and over the last observations of truncated episodes.
 
-    Args: actor: whether to run the actor in the same pass.
+    Args: actor: whether to run the actor together with the critic.
     """
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
@@ -241,7 +240,7 @@ class RolloutBatch:
         """Yield (microbatch, fraction of all transitions). Together, the microbatches contain all transitions, in order.
 
         There is a single microbatch, unless the observations are many images. If the gradient of the mean loss of each microbatch is
-        multiplied by its fraction, the sum is the gradient of the mean loss over all transitions.
+        multiplied by the fraction of the microbatch, the sum of these products is the gradient of the mean loss over all transitions.
         """
         if self.outputs is not None:
             yield Minibatch(*self.columns, outputs=self.outputs), 1.0

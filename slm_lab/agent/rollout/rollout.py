@@ -40,8 +40,8 @@ class Rollout(Generic[A]):
     obs_TN: A
     """[T + 1, N, *shape]: observations. The last row contains the observations for the next actions."""
     first_TN: A
-    """bool [T + 1, N]: whether the observation begins an episode. The tensor is always on the CPU, because the control flow of recurrent
-    nets depends on it."""
+    """bool [T + 1, N]: whether the observation begins an episode. This tensor is always on the CPU, because it determines the control flow
+    of recurrent nets."""
     action_TN: A
     """[T, N] or [T, N, D]."""
     logp_TN: A
@@ -52,9 +52,9 @@ class Rollout(Generic[A]):
     reward_TN: A
     """float32 [T, N]."""
     terminated_TN: A
-    """bool [T, N]: whether the episode terminated. If so, the return is not bootstrapped."""
+    """bool [T, N]: whether the episode terminated, so that the return is not bootstrapped."""
     truncated_TN: A
-    """bool [T, N]: whether the episode was truncated. If so, the return is bootstrapped."""
+    """bool [T, N]: whether the episode was truncated, so that the return is bootstrapped."""
     valid_TN: A
     """bool [T, N]: whether the entry is a transition. Entries that are not transitions are not used in a loss."""
     state_NS: A
@@ -88,7 +88,7 @@ ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
 
 
 def storage_bytes(info: EnvInfo, rows: int) -> int:
-    """Return the size in bytes of the arrays of a rollout storage with the given number of rows."""
+    """Return the size in bytes of the arrays of a rollout storage with `rows` rows."""
     obs, action = info.observation, info.action
     per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * np.dtype(action.dtype).itemsize + 20
     return rows * info.num_envs * per_env
@@ -150,7 +150,7 @@ class RolloutStorage(ABC):
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one vector step.
 
-        Args: first_N: bool [N], whether obs_N begins an episode. state_N: hidden state [N, S] before obs_N.
+        Args: first_N: bool [N], whether each observation is the first of its episode. state_N: hidden state [N, S] before obs_N.
         """
 
     @property
@@ -166,7 +166,7 @@ class RolloutStorage(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps collected so far. These steps are useful only if the envs continue after the last step."""
+        """Return the steps collected so far. These steps are useful only if the envs continue their current episodes."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
         return {
             "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
@@ -210,7 +210,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         return {**self.slabs, "state": self.state_NS}
 
     def use_arrays(self, arrays: Arrays) -> None:
-        """Replace the arrays of the storage by the given arrays, for example to read or write a rollout in shared memory.
+        """Replace the arrays of the storage by `arrays`, for example to read or write a rollout in shared memory.
 
         Args: arrays: arrays with the names that the method `arrays` returns.
         """
@@ -259,7 +259,7 @@ class MultiAgentBatchReplay(OnPolicyBatchReplay):
 
     The transitions of different agents may end in different steps (see TurnTransitionBuilder). Each column contains the transitions of one
     agent of an env without gaps, so that a rollout is processed in the same way as for an env with one agent. A column with fewer
-    transitions than others ends with invalid rows, and its return is bootstrapped before these rows.
+    transitions than other columns ends with invalid rows, and the return of the column is bootstrapped before the invalid rows.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
@@ -477,8 +477,8 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
 
     The best episodes are the elite samples of the cross-entropy method (Rubinstein 1999).
 
-    Args: quantile: a rollout contains the episodes whose sum of training rewards is at or above this quantile (linear interpolation). With
-    quantile=1, a rollout contains all episodes.
+    Args: quantile: a rollout contains the episodes whose sum of training rewards is at or above the quantile `quantile` of all sums (linear
+    interpolation). With quantile=1, a rollout contains all episodes.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:

@@ -55,7 +55,7 @@ class Agent:
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
         """Choose actions for the observations obs_N [N, *shape].
 
-        Args: state_N: hidden state [N, S] before these observations, or None for a feed-forward policy.
+        Args: state_N: hidden state [N, S] before obs_N, or None for a feed-forward policy.
         """
         if self._shared is not None:
             self._shared.refresh()
@@ -89,7 +89,7 @@ class Agent:
     def set_rare_checks(self, rarely: bool) -> None:
         """Set whether checks for nets and parameters that user code changed take place rarely, instead of in each update (see validity.py).
 
-        Rare checks for such changes are sufficient as long as no user code has access to the agent. Even with rare checks, each update
+        Rare checks for changed nets are sufficient as long as no user code has access to the agent. Even with rare checks, each update
         notices new hooks of modules and parameters.
         """
         for trainer in self._trainers:
@@ -210,7 +210,7 @@ class Agent:
         self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update. These steps are useful only if the envs continue their current episodes."""
+        """Return the steps collected since the last update, which are useful only if the envs continue their current episodes."""
         return {name: storage.state_dict() for name, storage in self.algorithm.rollout_storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:

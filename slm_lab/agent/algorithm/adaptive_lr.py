@@ -1,4 +1,4 @@
-"""Adaptive learning rate, which keeps the change of the policy in each update near a target."""
+"""Adaptive learning rate, which keeps the change of the policy in each update near a target divergence."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ section 4.1)."""
 def add_log_std_gradient(distribution: ActionDistribution, grad_D: np.ndarray | None) -> None:
     """Add grad_D [D], the gradient of a state-independent log standard deviation, to `Parameter.grad`.
 
-    Args: grad_D: None if the distribution has no state-independent log standard deviation.
+    Args: grad_D: the gradient, or None if the distribution has no state-independent log standard deviation.
     """
     if grad_D is not None:
         assert distribution.gaussian_part is not None
@@ -106,7 +106,7 @@ class TunedHyperparameters(NamedTuple):
 class TrainablePart(Shareable, Protocol):
     """Interface of the parts of an algorithm that have learned state, such as trainers and target networks.
 
-    Several processes can train one such part of an algorithm together. Checkpoints contain the state of each trainable part.
+    Several processes can train a trainable part together. Checkpoints contain the state of each trainable part.
     """
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Algorithms that learn action values: SARSA (Rummery & Niranjan 1994), DQN (Mnih et al. 2015) and its variants."""
+"""Algorithms that learn action values: SARSA (Rummery & Niranjan 1994), DQN (Mnih et al., 2015) and its variants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from slm_lab.spec.models.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec,
 
 
 class ValueLearning(Algorithm):
-    """Base class of algorithms that choose actions by learned action values. This class defines the value loss and the diagnostics."""
+    """Base class of algorithms that choose actions by learned action values. ValueLearning defines the value loss and the diagnostics."""
 
     diagnostics = ("td_error", "q_mean")
 
@@ -123,7 +123,7 @@ class DeepQLearning(ValueLearning):
             self.rng = np.random.default_rng([self.seeds.update, 1])
 
     @ignore_float_errors()
-    def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
+    def update(self) -> Metrics:  # Mnih et al., 2015, Algorithm 1
         self.meter.begin()
         for _ in range(self.spec.training_iter):
             batch = self.memory.sample().to(self.device)  # sequences if the net is recurrent
@@ -142,9 +142,9 @@ class DeepQLearning(ValueLearning):
         raise NotImplementedError
 
     def _returns_and_discount(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
-        """Return the rewards [B] and the discount factor γ, or their equivalents for n-step returns.
+        """Return the rewards [B] and the discount factor γ for one-step returns.
 
-        For n-step returns, the results are the discounted sums [B] of the rewards of k ≤ n steps, and the discount factors γ^k [B].
+        For n-step returns, return the discounted sums [B] of the rewards of k ≤ n steps, and the discount factors γ^k [B].
         """
         if batch.reward_KB is None or batch.steps_B is None:
             return batch.reward_B, self.spec.gamma

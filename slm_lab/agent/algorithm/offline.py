@@ -61,7 +61,7 @@ class OfflineAlgorithm(Algorithm):
     def add_imitation_gradient(self, actor: ForwardPass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
         """Add the gradient of −E[w log π(a|s)] − c H with respect to the actor's parameters to `Parameter.grad`.
 
-        E is the mean over the actions of the batch. Returns the terms of the objective −E[w log π(a|s)] − c H.
+        The expectation E is the mean over the actions of the batch. Returns the terms of the objective −E[w log π(a|s)] − c H.
         Args:
             actor: the actor's forward pass over the observations of the batch.
             weight_B: w, the weight of each action, float32 [B].

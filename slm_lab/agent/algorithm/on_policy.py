@@ -40,8 +40,8 @@ class PolicyGradient(Algorithm):
     """Names of methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one
     of these methods, the override is used, and autograd computes the gradients."""
     deviation: ValueTargetDeviation | None
-    """Running standard deviation of the value targets, by which values and targets are divided in the value loss, or None to use them
-    unchanged."""
+    """Running standard deviation of the value targets, by which values and targets are divided in the value loss, or None to use values and
+    targets unchanged."""
 
     def build(self) -> None:
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)

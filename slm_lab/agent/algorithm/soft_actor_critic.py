@@ -50,7 +50,7 @@ class Temperature:
         self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.learning_rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames
         self.anneal_frames = own or info.max_frame
-        """Number of global frames until the target entropy reaches its last value. By default, this is the number of frames of the run."""
+        """Number of global frames until the target entropy reaches its last value. The default is the number of frames of the run."""
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
@@ -181,8 +181,8 @@ class SoftActorCritic(ReplayActorCritic):
         self.reduce = REDUCTIONS[self.reduction]
         self.temperature = Temperature(self.spec, self.info, self.actor_trainer.groups[0], self.device)
         self.mean_entropy: Tensor | None = None
-        """Moving average of the policy's entropy, a scalar, or None before the actor's first gradient step. It is used only with
-        entropy_penalty_coef."""
+        """Moving average of the policy's entropy, a scalar, or None before the actor's first gradient step. The moving average is used only
+        with the spec key entropy_penalty_coef."""
 
     def build_critics(self, spec: NetSpec) -> QCritics:
         return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm)
@@ -192,7 +192,7 @@ class SoftActorCritic(ReplayActorCritic):
         return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
     def _current_and_next_values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' forward pass, and the critics' outputs for s and for s'.
+        """Return the critics' forward pass, and the critics' outputs for the states s and the next states s'.
 
         The critics' outputs are [C, B] for continuous actions, and [C, B, A] for discrete actions.
         """

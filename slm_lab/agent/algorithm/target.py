@@ -16,7 +16,7 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class TargetNet(Generic[Net]):
-    """A target network: a periodic copy of the source net (Mnih et al. 2015), or its moving average (arXiv:1509.02971, Algorithm 1).
+    """A target network: a periodic copy of the source net (Mnih et al., 2015), or its moving average (arXiv:1509.02971, Algorithm 1).
 
     Args:
         net: a module built like the source net.

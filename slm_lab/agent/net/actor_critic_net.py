@@ -42,7 +42,7 @@ class ActorHead(nn.Module):
 
 
 def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
-    """Return the pass without autograd graph (GraphFreeSequence) from observations to the outputs of `head`.
+    """Return the GraphFreeSequence that maps observations to the outputs of `head` without an autograd graph.
 
     Returns None if the body is recurrent, or if GraphFreeSequence does not support one of the modules.
     """
@@ -107,9 +107,9 @@ class ActorCriticNet(GraphFreeNet):
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the passes without autograd graph of actor and critic, or None if actor or critic has no such pass.
+        """Return the GraphFreeSequences of actor and critic, which compute outputs without an autograd graph.
 
-        A net has no pass without autograd graph if actor and critic share a body, or if GraphFreeSequence does not support a module.
+        Returns None if actor and critic share a body, or if GraphFreeSequence does not support a module of the net.
         """
         actor = build_actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:

@@ -5,7 +5,7 @@
 
 The key `modules` defines modules by name. The key `graph` lists the inputs of each module, and names the module whose output is the net's
 output. The inputs of a module are the net's input or outputs of other modules, without cycles. If `modules` contains a single module,
-`graph` is not needed. The names and the structure of such a graph are checked when the spec is loaded (spec/rules/torch_check.py).
+`graph` is not needed. The names and the structure of a graph are checked when the spec is loaded (spec/rules/torch_check.py).
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
 def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build the SimBa net of arXiv:2410.09754, section 4.1.
 
-    The normalisation of observations that the paper describes is a separate option, env.normalize_obs.
+    The normalisation of observations in arXiv:2410.09754 is a separate option, env.normalize_obs.
     """
     flatten, size = _flattening_modules(obs)
     embedding = nn.Linear(size, spec.width)
@@ -129,7 +129,7 @@ def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
 def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build the SimbaV2 net of arXiv:2502.15280, section 4, without its output layer.
 
-    The normalisation of observations that the paper describes is a separate option, env.normalize_obs.
+    The normalisation of observations in arXiv:2502.15280 is a separate option, env.normalize_obs.
     """
     flatten, size = _flattening_modules(obs)
     blocks = [UnitBlock(spec.width, spec.blocks) for _ in range(spec.blocks)]
@@ -296,7 +296,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
-    """Raise SpecError if the observation space contradicts `spec.input`, or has ambiguities that affect the net."""
+    """Raise SpecError if observations contradict `spec.input`, or have ambiguities that affect the net, such as an unclear channel axis."""
     if spec.input == "image" and not obs.has_images:
         raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
     if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):

@@ -107,7 +107,7 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the pass without autograd graph of the distributions, or None if the net is dueling or has unsupported modules."""
+        """Return the GraphFreeSequence of the distribution parameters, or None if the net is dueling or has unsupported modules."""
         actor = build_actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 

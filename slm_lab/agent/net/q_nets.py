@@ -70,7 +70,7 @@ class QNet(GraphFreeNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the pass without autograd graph of the action values, or None if the net is dueling or has unsupported modules."""
+        """Return the GraphFreeSequence of the action values, or None if the net is dueling or has unsupported modules."""
         actor = build_actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
@@ -99,14 +99,14 @@ class QNet(GraphFreeNet):
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the action values [B, A], both as the actor's outputs and as the critic's values. The net must be feed-forward."""
+        """Return the action values [B, A] twice, as the actor's outputs and as the critic's values. The net must be feed-forward."""
         q_BA = self.critic(obs_B)
         return q_BA, q_BA
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Run a recurrent net over T steps.
 
-        Return the action values [T, N, A], both as the actor's outputs and as the critic's values, and the final hidden state [N, S].
+        Return the action values [T, N, A] twice, as the actor's outputs and as the critic's values, and the final hidden state [N, S].
         """
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
@@ -165,7 +165,7 @@ class QCritic(nn.Module):
                 init_layer(self.joint[0], init_fn, type(act).__name__.lower())
         self.head = nn.Linear(features, outputs if actions else action.nvec[0])
         init_output(self.head, spec, spec.critic_init_std)
-        if spectral:  # only the last hidden layer: optimal values are not smooth (Gogianu et al. 2021)
+        if spectral:  # only the last hidden layer: optimal values are not smooth (Gogianu et al., 2021)
             hidden = [layer for layer in [*self.body.modules(), *self.joint.modules()] if isinstance(layer, nn.Linear)]
             if not hidden:
                 message = "true needs a fully connected hidden layer in the critics; add one, or remove spectral_norm"
@@ -188,7 +188,7 @@ class QCritic(nn.Module):
         return self.head(features_BF)
 
     def build_graph_free_sequence(self) -> GraphFreeSequence | None:
-        """Return the pass of this critic without autograd graph, or None if a module of the critic is not supported."""
+        """Return the GraphFreeSequence of this critic, or None if a module of the critic is not supported."""
         if self.action_after_body or isinstance(self.body, RecurrentBody):
             return None
         return GraphFreeSequence.from_modules([*flatten_sequential(self.body.layers), self.head], self.body.matmul_mode)
@@ -204,7 +204,7 @@ class QCritics(GraphFreeNet):
 
     The critics map observations and continuous actions to Q [C, B], or observations to Q [C, B, A] of discrete actions.
 
-    If critics have O > 1 outputs for a continuous action, such as quantiles of the return, the result has shape [C, B, O].
+    If critics have O > 1 outputs for a continuous action, such as quantiles of the return, the critics' outputs have shape [C, B, O].
     """
 
     outputs = 1
@@ -336,7 +336,7 @@ class StackedCritics(QCritics):
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return passes without autograd graph: one pass of all critics together, followed by one pass for each critic.
+        """Return one GraphFreeSequence of all critics together, followed by one GraphFreeSequence for each critic.
 
         Return None if a module of the critics is not supported.
         """

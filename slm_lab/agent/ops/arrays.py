@@ -1,4 +1,4 @@
-"""Functions that accept either tensors or numpy arrays, for formulas that support tensors and arrays.
+"""Functions that accept either tensors or numpy arrays, for formulas that are computed in torch or in numpy.
 
 Small nets learn in numpy, because a numpy call has less overhead than a torch call. In an update on a batch of 32, torch's dispatch takes
 longer than the arithmetic.

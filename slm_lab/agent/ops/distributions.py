@@ -243,7 +243,7 @@ class Normal(_LocationScale):
         return log_std_1D
 
     def loc_and_log_scale(self, params_BP: A) -> tuple[A, A]:
-        """Return the means [B, D] and the clipped log standard deviations [B, D], or [1, D] for a parameter `log_std`."""
+        """Return the means [B, D] and the clipped log standard deviations [B, D], or [1, D] if `log_std` is not None."""
         if self.log_std is None:
             return super().loc_and_log_scale(params_BP)
         if isinstance(params_BP, np.ndarray):

@@ -36,9 +36,9 @@ def clipped_surrogate_loss(
     With `dual_clip` = c, the minimum is at least c Â where Â < 0, so that a large ratio r has no gradient (arXiv:1912.09729, dual-clip
     PPO).
 
-    The minimum is computed as min(r Â, Â + ε|Â|), which needs half as many kernels forward and backward. Both formulas are equal, because
-    the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. The log ratio is clamped to ±20, because exp of greater values
-    can overflow, which would make the gradient NaN.
+    The minimum is computed as min(r Â, Â + ε|Â|), which needs half as many kernels forward and backward. The two formulas for the minimum
+    are equal, because the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. The log ratio is clamped to ±20, because exp
+    of greater values can overflow, which would make the gradient NaN.
     """
     _check_shapes(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)

@@ -239,7 +239,7 @@ class Objective:
 
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
-        """Return whether Objective supports this distribution and this device. Of the devices, only the CPU is supported."""
+        """Return whether Objective supports `distribution` and `device`. The CPU is the only supported device."""
         parts = distribution.parts if isinstance(distribution, Product) else (distribution,)
         closed = all(type(part) in EVALUATE for part in (distribution, *parts))
         return CLOSED_FORM and closed and not is_asynchronous(torch.device(device))

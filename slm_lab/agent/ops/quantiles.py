@@ -22,8 +22,8 @@ def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None)
     ρ_τ(u) = |τ − 1{u < 0}| L(u) with the Huber loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ otherwise (equations 9 and 10 with κ = 1). The
     sum over i runs over the N quantiles θ_i. The expectation E_j is the mean over M samples of the target distribution, in any order.
 
-    The targets are sorted once, and sums over all targets in an interval are computed as differences of prefix sums. This computation takes
-    N log M instead of N × M operations per sample of the batch. The loss is NaN if a target is not finite.
+    The targets are sorted once, and sums over all targets in an interval are computed as differences of prefix sums. The computation with
+    prefix sums takes N log M instead of N × M operations per sample of the batch. The loss is NaN if a target is not finite.
 
     Args: quantile_BN: quantiles θ, float32. target_BM: targets, float32. weight_B: weight of each sample in the mean, or None for equal
     weights of 1. The arguments must not have an autograd graph. Returns the loss, and the gradient of the loss with respect to quantile_BN.

@@ -108,7 +108,7 @@ def split_by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def join_component_gradients(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Convert a gradient with the shape of a result of `split_by_component` to the shape [..., Σ nvec] of that function's argument."""
+    """Convert a gradient with the shape of a result of `split_by_component` to the shape [..., Σ nvec] of the action values."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 
@@ -120,6 +120,6 @@ def max_value(q_BA: A) -> A:
 def double_q_value(selector_q_BA: A, evaluator_q_BA: A) -> A:
     """Return Q_evaluator(s, argmax_a Q_selector(s, a)) [...], as in double Q-learning (arXiv:1509.06461, equation 4).
 
-    Args: values of all actions, both [..., A].
+    Args: selector_q_BA, evaluator_q_BA: values of all actions [..., A].
     """
     return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

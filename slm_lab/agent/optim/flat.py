@@ -45,14 +45,14 @@ class FlatParams:
         device: device to which the module is moved.
 
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module, which are never reallocated, so
-    that numpy views of the vectors stay valid. `slices` contains the slice of each optimizer group. Optimizers step the vector `master`
-    with the gradient `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. If several
-    Sessions train the net, `master` is the shared array on the CPU (see `use_shared_arrays`), `param` is a copy of `master`, and `buffer`
-    is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices of the
-    parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide the
-    vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of the
-    last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, `update` is the number of the
-    current update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the
+    that numpy views of the vectors stay valid. `slices` contains the slice of each optimizer group in `param`. Optimizers step the vector
+    `master` with the gradient `master_grad`. If a single Session trains the net, `master` is `param` and `master_grad` is `grad`. If
+    several Sessions train the net, `master` is the shared array on the CPU (see `use_shared_arrays`), `param` is a copy of `master`, and
+    `buffer` is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices
+    of the parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide
+    the vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of
+    the last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, `update` is the number of
+    the current update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the
     parameters that did not require a gradient at the last call of `sync_parameters`.
     """
 
@@ -210,7 +210,7 @@ class FlatParams:
         self.pull()
 
     def _serve_part(self, master: Tensor, part: slice) -> None:
-        """Store only the elements `part` of the vector, in `master`, and free the memory of the module's parameters."""
+        """Store only the elements `part` of the parameter vector, in `master`, and free the memory of the module's parameters."""
         assert self.param_indices is None
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written

@@ -359,7 +359,7 @@ class PartitionedOptimizer(FlatOptimizer):
 
     While a part of the parameter vector is frozen, neither the parameters nor the statistics of this part change.
 
-    As in torch, each of the optimizers counts its own steps. If processes share the statistics, all parts have a common step count.
+    As in torch, the optimizer of each part counts its own steps. If processes share the statistics, all parts have a common step count.
     Args: whole: optimizer of the complete vector. shared: whether processes share the statistics of `whole`.
     """
 

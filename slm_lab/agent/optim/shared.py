@@ -28,7 +28,7 @@ class SharedParams:
 
     Buffers (batch statistics) are pulled like parameters. An update adds the change of its process's buffers to the shared buffers, divided
     by the number of updates that began from the same buffers. The resulting shared buffers are the mean over all processes, and change as
-    fast as with one process. Without a division, several stale changes of a variance could make the variance negative.
+    fast as with one process. Without the division, several stale changes of a variance could make the variance negative.
 
     If the store of the shared parameters is in another process, `push` sends gradients to that process, where `receive` applies the
     gradients. The process of the store answers with the newest parameters.
@@ -116,7 +116,7 @@ class SharedParams:
 
         Args:
             pulled: version of the parameters for which the gradient was computed.
-            buffers: the sender's buffers after its forward pass, and the buffers that the sender had pulled. The sequence is empty for nets
+            buffers: the sender's buffers after its forward pass, and the buffers that the sender had pulled. `buffers` is empty for nets
                 without buffers.
         """
         flat = self.flat

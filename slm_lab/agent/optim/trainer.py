@@ -127,7 +127,8 @@ class OptimizerGroup:
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of the optimizer.
 
-        If parameters were ever frozen, the result is {"parts": list of {"begin": first index, "state": statistics} of each part}.
+        If parameters were ever frozen, the result is {"parts": list of {"begin": first index, "state": statistics} of each part of the
+        vector}.
         """
         if self._store is not None and self._store.remote:
             self._store.pull()
@@ -389,7 +390,7 @@ class Trainer:
     def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
         """Take a gradient step with the gradient that another process computed.
 
-        Return the staleness of this gradient, as a number of updates.
+        Return the staleness of the received gradient: the number of updates since the parameters of the gradient were pulled.
 
         Args: grad: gradient of the other process, a read-only array. frozen: indices of the parameters that are frozen in the other
         process. pulled, buffers: see SharedParams.receive.

@@ -45,11 +45,11 @@ from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
 
 NUMPY_ACTING = True
-"""Whether small nets act in numpy. If False, all nets act in torch."""
+"""Whether small nets act in numpy. If NUMPY_ACTING is False, all nets act in torch."""
 
 CHECK_EVERY = 16
-"""Number of acting steps between complete checks whether the modules of the net were changed. One check takes a quarter of the time of a
-step with one env."""
+"""Number of acting steps between complete checks whether the modules of the net were changed. One check takes a quarter of the time of an
+acting step with one env."""
 
 RARELY = 1024
 """Number of acting steps between complete checks after `Agent.set_rare_checks(True)`."""

@@ -14,7 +14,7 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
 
 _BLOCK = 10_000
-"""Number of frames that are copied at once. With 84 × 84 pixels, these frames take 70 MB."""
+"""Number of frames that are copied at once. 10,000 frames of 84 × 84 pixels take 70 MB."""
 
 
 class DeviceArray:

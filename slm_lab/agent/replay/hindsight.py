@@ -80,7 +80,7 @@ class HindsightReplay(Replay):
         The new goal is the goal that was achieved after the transition in the drawn row.
         """
         own_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
-        """Numbers of the transitions: row = number mod capacity."""
+        """Numbers of the transitions in order of addition, where row = number mod capacity."""
         end_K = self.columns["end"][row_K]
         if self.strategy == "final":
             return (end_K - 1) % self.capacity

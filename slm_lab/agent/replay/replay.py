@@ -362,8 +362,8 @@ class PrioritizedReplay(Replay):
     """Replay buffer whose transitions are sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
     A transition's priority is (|error| + epsilon)^alpha. A new transition gets either the error initial_error or the greatest priority so
-    far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1 of the paper). If the spec key beta
-    is set, importance weights are (N · P)^−beta, divided by the maximum weight of the batch.
+    far. One transition is drawn from each of batch_size strata of equal total priority (arXiv:1511.05952, section B.2.1). If the spec key
+    beta is set, importance weights are (N · P)^−beta, divided by the maximum weight of the batch.
     """
 
     prioritized = True
@@ -457,7 +457,7 @@ def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:
-    """Return a numpy array as a tensor that shares the array's memory. Return a tensor unchanged."""
+    """Return a numpy array as a tensor that shares the array's memory, or return a tensor unchanged."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 

@@ -1,4 +1,4 @@
-"""Replay buffers of sequences, for recurrent nets (R2D2, Kapturowski et al. 2019, "Recurrent experience replay in distributed RL")."""
+"""Replay buffers of sequences, for recurrent nets (R2D2, Kapturowski et al., 2019, "Recurrent experience replay in distributed RL")."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class SequenceBatch(NamedTuple):
     """A batch of M sequences, each of which consists of burn_in steps without a loss and L transitions with a loss.
 
     In total, the batch contains B = L × M transitions, ordered by step. The transitions are divided into C segments. A segment ends where
-    its episode or its sequence ends, and is followed by the true next observation of the segment's last transition. Thus, the next
-    observation of a transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the
-    sequence. The hidden state before the next observation is the same as when acting. All segments are padded to a length of P transitions.
+    its episode or its sequence ends, and is followed by the true next observation of the segment's last transition. The next observation of
+    a transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the sequence. The hidden
+    state before the next observation is the same as during acting. All segments are padded to a length of P transitions.
     """
 
     burn_in_obs_TM: Tensor

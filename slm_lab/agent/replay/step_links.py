@@ -46,11 +46,11 @@ class StepLinks:
         return np.stack(rows), np.stack(exists)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
-        """Return the links of the first `rows` rows."""
+        """Return the links of the transitions in the first `rows` rows."""
         return {"next_row": torch.from_numpy(self.next_row[:rows].copy()), "last_row_N": torch.from_numpy(self.last_row_N.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load links that `state_dict` returned. If the number of envs differs, unfinished episodes get no further links."""
+        """Load links that `state_dict` returned. If the state has another number of envs, unfinished episodes get no further links."""
         saved = state["next_row"].numpy()
         self.next_row[: len(saved)] = saved
         last_row_N = state["last_row_N"].numpy()

@@ -52,10 +52,10 @@ class RolloutNet(Protocol):
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
-    """Return the number of items in a microbatch: as many items as fit into MICROBATCH_BYTES, but at least 1.
+    """Return the number of items (transitions or sequences) in a microbatch: as many as fit into MICROBATCH_BYTES, but at least 1.
 
     If `gradients` is False, the limit is VALUE_BYTES instead of MICROBATCH_BYTES.
-    Args: batch_dims: number of leading batch axes of `obs`. Items are counted along the last batch axis.
+    Args: batch_dims: number of leading batch axes of `obs`. Items are counted along the last batch axis of `obs`.
     """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
     return max(1, (MICROBATCH_BYTES if gradients else VALUE_BYTES) // max(item, 1))
@@ -78,7 +78,7 @@ class RolloutOutputs(Generic[A]):
 
 
 def single_pass_outputs(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], RolloutOutputs[Any]] | None:
-    """Run actor and critic over a rollout once. The gradient step on the rollout uses the same forward pass as the values.
+    """Run actor and critic over a rollout once. The values and the gradient step on the rollout use the same forward pass.
 
     Returns the rollout and the outputs of the pass, as numpy arrays if the pass has no autograd graph. Returns None if a single pass is not
     possible: for recurrent nets, which learn from sequences, for many images, which are split into microbatches, and for observations that
@@ -184,7 +184,7 @@ class Minibatch(Generic[A]):
     value_B: A
     """The critic's output, computed before the update."""
     outputs: ForwardPass | None = field(default=None, kw_only=True)
-    """Forward pass over these transitions if it was already computed, else None."""
+    """Forward pass over the transitions if the pass was already computed, else None."""
 
     def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> ForwardPass:
         """Return the net's forward pass, which outputs distribution parameters [B, P] and values [B].

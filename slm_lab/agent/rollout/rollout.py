@@ -102,8 +102,8 @@ class RolloutStorage(ABC):
     """Base class of rollout storages: preallocated arrays [T, N], into which vector steps are written row by row.
 
     Each step belongs to at most one rollout.
-    Args: length: training_frequency, in vector steps or episodes, depending on the class. rows: initial number T of rows. state_size: size
-    S of the hidden state.
+    Args: length: spec key training_frequency, in vector steps or episodes, depending on the storage class. rows: initial number T of rows.
+    state_size: size S of the hidden state.
     """
 
     def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
@@ -166,7 +166,7 @@ class RolloutStorage(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps collected so far. These steps are useful only if the envs continue their current episodes."""
+        """Return the steps collected so far, which are useful only if the envs continue their current episodes."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
         return {
             "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
@@ -505,7 +505,8 @@ def build_rollout_storage(spec: Component, info: EnvInfo, length: int, state_siz
     The class of the storage is `type(spec).implementation()`, except that envs with several agents use MultiAgentBatchReplay instead of
     OnPolicyBatchReplay.
 
-    Args: length: training_frequency, in vector steps or episodes, depending on the class. state_size: size S of the hidden state.
+    Args: length: spec key training_frequency, in vector steps or episodes, depending on the storage class. state_size: size S of the hidden
+    state.
     """
     arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
     kind = type(spec).implementation()

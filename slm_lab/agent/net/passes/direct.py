@@ -192,11 +192,11 @@ class GraphFreeNet(nn.Module):
         self.direct: FastPass[Sequence[GraphFreeSequence]] = FastPass()
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return a pass without autograd graph for each output of the net, or None if a module of the net is not supported."""
+        """Return a GraphFreeSequence for each output of the net, or None if a module of the net is not supported."""
         return None
 
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Compute the net from now on by the passes of `build_graph_free_sequences`, unless a user modifies its modules.
+        """Compute the net by `build_graph_free_sequences` from now on, as long as the user does not modify the net's modules.
 
         Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the GraphFreeSequences replace and that
         `modules()` does not list.

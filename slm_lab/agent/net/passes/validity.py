@@ -3,8 +3,8 @@
 There are two fast passes: passes without an autograd graph (direct.py), and actions computed in numpy (policy/policy.py). A fast pass is
 built once from the modules of a net, and reproduces what these modules computed at that time. A user may add hooks, freeze parameters, or
 tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a fast pass
-still gives the same results as the net's modules. If the results of a fast pass may differ, the modules are called, and autograd computes
-the gradients.
+still gives the same results as the net's modules. If the results of the fast pass and of the modules may differ, the modules are called,
+and autograd computes the gradients.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModuleMonitor:
         self._data = self._tensors if data else []
         self._addresses = [one.data_ptr() for one in self._data]
         self.handles = -1
-        """Id that torch would have given to the next new hook, at the last check that found no hooks; -1 if hooks may exist."""
+        """Id that torch would have given to the next new hook, at the last check that found no hooks, or -1 if hooks may exist."""
 
     def is_unchanged(self) -> bool:
         """Return whether the monitored modules are unchanged since construction and have no hooks."""
@@ -124,7 +124,7 @@ class ParameterVector(Protocol):
     """Indices of the frozen parameters, which do not require a gradient."""
 
     def sync_parameters(self) -> None:
-        """Set `frozen`, copy the data of parameters whose `data` attribute was replaced to the vector, and restore their views."""
+        """Set `frozen`, and copy the data of parameters whose `data` attribute was replaced to the vector, so that they are views again."""
 
 
 class FastPass(Generic[F]):

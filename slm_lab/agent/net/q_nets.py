@@ -228,7 +228,7 @@ class QCritics(GraphFreeNet):
         assert action_B is not None
         leaf_B = action_B.detach().requires_grad_()
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        for parameter in trained:  # so that autograd does not compute their gradients
+        for parameter in trained:  # so that autograd does not compute gradients of parameters
             parameter.requires_grad_(False)
         values = self(obs_B, leaf_B, number)
         for parameter in trained:

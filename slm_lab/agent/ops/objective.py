@@ -105,7 +105,7 @@ def _evaluate_categorical(
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # transposed, as in _evaluate_categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
-    loc_BD, log_std_BD = distribution.loc_and_log_scale(params_BP)  # [1, D] if it does not depend on the state
+    loc_BD, log_std_BD = distribution.loc_and_log_scale(params_BP)  # log_std_BD is [1, D] if log σ does not depend on the state
     is_free, dim = distribution.log_std is not None, distribution.action.dim
     unclipped_BD = distribution.log_std_array() if is_free else params_BP[:, dim:]
     inside_DB = ((unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)).T
@@ -221,7 +221,7 @@ def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], we
     loss = terms.loss
     assert isinstance(loss, Tensor)
     if loss.requires_grad:
-        # no gradient argument: torch would import sympy (0.5 s) to check it
+        # no gradient argument: torch would import sympy (0.5 s) to check the argument
         (loss if weight == 1.0 else weight * loss).backward()
     detached: list[Any] = [term.detach() if isinstance(term, Tensor) else term for term in terms]
     return TermsAndGradients(Terms(*detached), tuple(leaf.grad for leaf in leaves))

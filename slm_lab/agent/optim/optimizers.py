@@ -192,7 +192,7 @@ class FlatRMSprop(_NoCopyOptimizer):
         mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
         if mean is not None:
             mean.lerp_(grad, 1.0 - self.alpha)
-            # negative only if another process steps at the same time
+            # the difference is negative only if another process steps at the same time
             denominator = square.addcmul(mean, mean, value=-1.0).clamp_(min=0.0).sqrt_().add_(self.eps)
         else:
             denominator = square.sqrt().add_(self.eps)

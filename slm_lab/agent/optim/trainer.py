@@ -300,7 +300,7 @@ class Trainer:
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
         """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return `check(loss)`."""
-        # no gradient argument: torch would import sympy (0.5 s) to check it
+        # no gradient argument: torch would import sympy (0.5 s) to check the argument
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())

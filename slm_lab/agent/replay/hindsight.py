@@ -46,7 +46,7 @@ class HindsightReplay(Replay):
         before, ended_N = self.observed, step.terminated_N | step.truncated_N
         for n in np.flatnonzero(step.valid_N).tolist():
             if first_N[n]:
-                self._store_episode(n)  # the env was reset before the end
+                self._store_episode(n)  # the env was reset before the end of the episode
             flags = bool(step.terminated_N[n]), bool(step.truncated_N[n])
             row = RecordedStep(obs_N[n].copy(), out.action_N[n].copy(), float(step.reward_N[n]), *flags, step.last_obs_N[n].copy())
             self._open[n].append(row)

@@ -74,7 +74,7 @@ class SumTree:
         index_B = np.zeros(len(mass_B), np.int64)
         for level in reversed(self.levels):
             sums_BF = level.take(index_B, axis=0).cumsum(axis=1)
-            # rounding can move a mass to the end of the group: clip it to the group
+            # rounding can move a mass to the end of the group: clip the mass to the group
             mass_B = np.minimum(mass_B, np.nextafter(sums_BF[:, -1], 0.0))
             child_B = (sums_BF <= mass_B[:, None]).sum(axis=1)
             before_B = np.where(child_B > 0, sums_BF[np.arange(len(child_B)), child_B - 1], 0.0)

@@ -28,7 +28,7 @@ class PolicyGradient(Algorithm):
     """Base class of algorithms that learn a policy, and usually a critic, from rollouts. Subclasses define the objective.
 
     If the property `closed_form` is not None, the gradient of the objective is computed in closed form. If `closed_form` is None, a method
-    of the subclass computes the objective, and autograd computes its gradient.
+    of the subclass computes the objective, and autograd computes the gradient of the objective.
     """
 
     net: ActorCriticNet

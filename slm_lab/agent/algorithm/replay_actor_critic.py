@@ -136,7 +136,7 @@ class ReplayActorCritic(Algorithm, ABC):
         A recurrent actor starts from the stored hidden state of the policy, and processes the burn-in steps, as in R2D2 (see
         replay/sequences.py).
         Args:
-            net: the net of another actor, such as the target actor. None selects the net of the trained actor.
+            net: the net of another actor, such as the target actor, or None for the trained actor.
             learn: whether gradients are needed. If `learn` is False, the pass uses the next observations, and computes no gradients.
         """
         net = self.net if net is None else net

@@ -218,7 +218,7 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
 
 
 def _build_conv_layers(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """Return the convolutional layers for images of `shape`, and their number of output features.
+    """Return the convolutional layers for images of `shape`, and the number of output features.
 
     Raises SpecError if the images are too small for the kernels.
     """
@@ -312,9 +312,9 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
 
     Raises SpecError if the spec of the net does not fit the observations.
 
-    For a user-defined net, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). This
-    class must be an nn.Module that maps observations [B, *shape] to features [B, F], and must have the attribute `features` with the value
-    F. The observations that the user-defined module receives do not contain the action mask.
+    For a user-defined net, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). The
+    class of a user-defined net must be an nn.Module that maps observations [B, *shape] to features [B, F], and must have the attribute
+    `features` with the value F. The observations that the user-defined module receives do not contain the action mask.
     """
     _check_input(spec, obs)
     if role == "shared" and obs.has_critic_only_entries:

@@ -140,8 +140,8 @@ class QCritic(nn.Module):
 
     For discrete actions, the critic has one output per action, and the action is not an input. For continuous actions, the body receives
     the concatenation of a vector observation and the action. If the observation contains images, or the net is recurrent, the body receives
-    the observation alone, and one more hidden layer receives the concatenation of the body's features and the action. Therefore the hidden
-    state of a recurrent critic depends only on observations.
+    the observation alone, and one more hidden layer receives the concatenation of the body's features and the action. The hidden state of a
+    recurrent critic depends only on observations.
 
     Args: spectral: whether to apply spectral normalisation to the last hidden layer. outputs: number of outputs for a continuous action.
     """

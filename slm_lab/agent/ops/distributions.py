@@ -432,7 +432,7 @@ class Deterministic(ActionDistribution):
 
 
 class LogNormal(_LocationScale):
-    """Distribution of exp(u) for independent Gaussian variables u. All actions are positive."""
+    """Distribution of exp(u) for independent Gaussian variables u, whose actions are positive."""
 
     def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         loc_ND, log_std_ND = self.loc_and_log_scale(params_NP)

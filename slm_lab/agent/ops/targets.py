@@ -68,7 +68,7 @@ def action_value(q_BA: A, action_B: A) -> A:
     """Return the values Q(s, a) of the actions taken.
 
     Args: q_BA: values of all actions [..., A]. action_B: indices of the actions taken, int64 [...]. numpy arrays must have the shapes [B,
-    A] and [B]. Returns values [...].
+    A] and [B]. Returns the values of the actions taken, [...].
     """
     if isinstance(q_BA, np.ndarray):
         return q_BA[np.arange(len(q_BA)), action_B]

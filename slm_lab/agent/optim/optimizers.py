@@ -158,8 +158,8 @@ class FlatAdamW(FlatAdam):
 class FlatRMSprop(_NoCopyOptimizer):
     """RMSprop (Tieleman & Hinton 2012), with the same results as torch.optim.RMSprop.
 
-    Args: alpha: decay rate of the moving averages. For other arguments, see torch.optim.RMSprop. Raises ValueError if an argument is
-    negative.
+    Args: alpha: decay rate of the moving averages. For the other arguments of FlatRMSprop, see torch.optim.RMSprop. Raises ValueError if an
+    argument is negative.
     """
 
     def __init__(

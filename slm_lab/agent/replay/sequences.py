@@ -79,7 +79,7 @@ class SequenceBatch(NamedTuple):
         return self.next_outputs(self.obs_PC.flatten(0, 1))
 
     def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Run a net over all steps of all segments, and return its action outputs and its values, both [(P + 1) × C, …].
+        """Run a net over all steps of all segments, and return the net's action outputs and values, both [(P + 1) × C, …].
 
         The methods `current_outputs` and `next_outputs` select rows of the returned tensors. The steps of the burn-in have no gradient.
         Args: state_MS: hidden state before the first step of each sequence, or None for the stored hidden state of the acting policy.

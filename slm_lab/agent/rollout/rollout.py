@@ -360,7 +360,7 @@ class MultiAgentBatchReplay(OnPolicyBatchReplay):
     def _clear_invalid(self) -> None:
         """Set invalid rows, which contain data of earlier rollouts, to zero.
 
-        Without this method, the array `first` of an earlier rollout would split the sequences of recurrent nets.
+        Without `_clear_invalid`, the array `first` of an earlier rollout would split the sequences of recurrent nets.
         """
         after_TN = np.arange(self.t + 1)[:, None] > self.count_N
         for name, slab in self.slabs.items():

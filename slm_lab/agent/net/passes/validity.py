@@ -124,7 +124,7 @@ class ParameterVector(Protocol):
     """Indices of the frozen parameters, which do not require a gradient."""
 
     def sync_parameters(self) -> None:
-        """Set `frozen`, and copy the data of parameters whose `data` attribute was replaced to the vector, so that they are views again."""
+        """Set `frozen`, and make each parameter whose `data` attribute was replaced a view of the vector with the new data."""
 
 
 class FastPass(Generic[F]):

@@ -93,7 +93,10 @@ class PPO(PolicyGradient):
         return metrics
 
     def _minibatches(self, rollout: Rollout, batch: RolloutBatch, steps: MinibatchLogProbs) -> Iterator[Minibatch]:
-        """Yield the minibatches of all epochs. With recompute_advantages, the second and later epochs begin with new advantages."""
+        """Yield the minibatches of all epochs.
+
+        If the spec key recompute_advantages is true, advantages are recomputed before each epoch except the first.
+        """
         for epoch in range(self.spec.training_epoch):
             if epoch and self.spec.recompute_advantages:
                 self.trainer.set_train_mode(False)

@@ -149,7 +149,7 @@ class ReplayActorCritic(Algorithm, ABC):
         """Return the critics' input for a batch: observations, or features of the history of observations for recurrent critics.
 
         Recurrent critics start from a hidden state of zeros before the burn-in steps, because critics do not run while the agent acts.
-        Args: after: whether to return the input for the next observations. learn: whether gradients are needed.
+        Args: after: whether to return the input for the next instead of the current observations. learn: whether gradients are needed.
         """
         if not isinstance(critics, RecurrentCritics):
             return batch.next_obs_B if after else batch.obs_B

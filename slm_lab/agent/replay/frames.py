@@ -90,7 +90,7 @@ class ObservationStore(ABC):
         return {name: array[: used[name]] for name, array in self.arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned. Raises ValueError if this state does not fit into the store."""
+        """Load a state that `state_dict` returned. Raises ValueError if the state does not fit into the store."""
         for name, array in self.arrays.items():
             load_rows(name, array, np.asarray(state[name]))
 

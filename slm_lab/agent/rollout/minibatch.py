@@ -28,7 +28,7 @@ four, because memory for tensors of more than 32 MiB is newly allocated each tim
 class RolloutNet(Protocol):
     """Interface of a net that learns from rollouts, and whose outputs are distribution parameters and values.
 
-    Both outputs of a Q-net are action values [..., A].
+    A Q-net returns its action values [..., A] as distribution parameters and as values.
     """
 
     @property
@@ -200,7 +200,7 @@ class Minibatch(Generic[A]):
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B], both with an autograd graph.
 
-        Both outputs of a Q-net are action values [B, A].
+        A Q-net returns its action values [B, A] as distribution parameters and as values.
         """
         if isinstance(self.outputs, GraphPass):
             params_BP, value_B = self.outputs.outputs

@@ -12,7 +12,7 @@ from typing import Literal
 
 Mode = Literal["train", "eval"]
 RowValues = dict[str, float | int | None]
-"""Values of one table row: column → value; None if the column has no value in the row."""
+"""Values of one table row: column name → value, or None if the column has no value in the row."""
 Status = Literal["done", "stopped", "failed"]
 """How a Session ended. The status "stopped" means that the Session saved its state and ended early because a stop was requested."""
 
@@ -21,14 +21,15 @@ Status = Literal["done", "stopped", "failed"]
 class Row:
     """A new row for a table (CSV file) with the training values or the evaluation values of one policy.
 
-    If each Session has P policies, table s · P + p belongs to policy p of Session s.
+    If each Session has P policies, the table with index s · P + p belongs to policy p of Session s.
     """
 
     table: int
     mode: Mode
     values: RowValues
     scalars: RowValues = field(default_factory=dict)
-    """Means of further values over the updates since the previous row. Only trackers (such as TensorBoard) receive these means."""
+    """Means, over the updates since the previous row, of metrics that have no column in the table. `scalars` is sent only to trackers (such
+    as TensorBoard)."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Progress:
     frame: int
     fps: float
     row: RowValues | None = None
-    """The row that was just added to the table; None if no row was added."""
+    """Row that was just added to the table, or None if no row was added."""
     seconds_left: float = math.inf
     """Seconds until meta.max_seconds is reached."""
 

@@ -1,4 +1,4 @@
-"""The options with which a spec is run (`Plan`), and the exceptions of a run."""
+"""Options for running a spec (`Plan`), and exceptions that a run raises."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def check_spec(spec: object) -> None:
 
 
 class TrialFailed(Exception):
-    """At least one Session of a trial failed.
+    """Exception that is raised if at least one Session of a trial failed.
 
-    Args: metrics: metrics of the trial, computed from the Sessions that did not fail; {} if all Sessions failed.
+    Args: metrics: metrics of the trial, computed from the Sessions that did not fail, or {} if all Sessions failed.
     """
 
     def __init__(self, message: str, metrics: dict[str, Any]) -> None:
@@ -35,7 +35,8 @@ class TrialFailed(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run early. The exit code of the process is `code`: 128 + number of the signal (130 for Ctrl-C)."""
+    """Exception that is raised if a signal ends the run early. `code` is the exit code of the process: 128 + signal number (130 for
+    Ctrl-C)."""
 
     def __init__(self, message: str, number: int | None) -> None:
         super().__init__(message)
@@ -53,7 +54,7 @@ class Stop:
     def __init__(self) -> None:
         self.requested = False
         self.number: int | None = None
-        """Number of the signal that requested the stop; None if no signal did."""
+        """Number of the signal that requested the stop, or None if the stop was not requested by a signal."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,18 @@ class Plan:
     data_dir: Path = Path("data")
     """Folder in which the run folder is created."""
     device: str | None = None
-    """cpu, cuda or cuda:N; None: agent.net.gpu determines the device."""
+    """Torch device ("cpu", "cuda" or "cuda:N"), or None if agent.net.gpu determines the device."""
     first_gpu: int = 0
     """Session s uses GPU first_gpu + s, modulo the number of GPUs, if neither `device` nor agent.net.cuda_id selects a GPU."""
     jobs: int | None = None
-    """Maximum number of concurrent Sessions; None: the number of cores limits the number of Sessions."""
+    """Maximum number of concurrent Sessions, or None to let the number of cores limit the number of Sessions."""
     engine: str | None = None
-    """Name of the engine that runs the Sessions, a key of run.engine.ENGINES; None: `choose_engine` selects the engine."""
+    """Name of the engine that runs the Sessions (a key of run.engine.ENGINES), or None to let `choose_engine` select the engine."""
     cluster: str | None = None
     """Address of the Ray cluster on which to run the spec: HOST:PORT, "auto" (the cluster to which this machine belongs), or "local" (a
-    cluster that is started on this machine). None: run on this machine without Ray."""
+    cluster that is started on this machine). If `cluster` is None, the spec is run on this machine without Ray."""
     storage: str | None = None
-    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder; None: checkpoints are written to the run
+    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder, or None to write checkpoints to the run
     folder. A continued run keeps the location of its checkpoints."""
     common_seeds: bool = False
     """Whether all trials of a search use the seeds of the first trial."""

@@ -1,6 +1,7 @@
 """Model cards: Markdown files that describe a policy, how it was trained, and how to use it.
 
-The YAML header has the format of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards) and includes results ("model-index").
+The YAML header of a model card has the format of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards) and includes results
+("model-index").
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def model_card(name: str, known: PolicyFacts, agent: LoadedAgent, exported: Expo
 
 
 def write_card(path: Path, text: str) -> bool:
-    """Write a model card, and return whether the card was written. If the card cannot be written, log a notice.
+    """Write a model card, and return whether the card was written. If writing fails, log a notice.
 
     An existing file is replaced only if it is a model card that has not been edited.
     """

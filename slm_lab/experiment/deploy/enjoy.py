@@ -141,7 +141,7 @@ class EnjoyOptions:
     """Options of mode enjoy."""
 
     episodes: int | None = None
-    """Number of episodes. None: GAMES episodes against an opponent without rendering, otherwise EPISODES episodes."""
+    """Number of episodes, or None for the default: GAMES against an opponent without rendering, and EPISODES in all other cases."""
     deterministic: bool = False
     """Whether to use the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
     show: Literal["screen", "video"] | None = None
@@ -154,7 +154,8 @@ class EnjoyOptions:
     replace: bool = False
     """Whether an existing file `record` may be replaced."""
     against: str | None = None
-    """Name of the opponent that plays for the other agents of the env (see `find_opponent`). None: the policies play for all agents."""
+    """Name of the opponent that plays for the other agents of the env (see `find_opponent`), or None if the policies play for all
+    agents."""
     sets: Sequence[str] = ()
     """`--set` arguments, which may change only keys that are used to build the env."""
 
@@ -163,13 +164,13 @@ class GameResults(NamedTuple):
     """Results of the games that were played in an env with several agents."""
 
     policy_of: dict[str, str]
-    """Name of an agent → name of the policy that plays for the agent ("" if there is only one policy). Empty in games against an
-    opponent."""
+    """Name of an agent → name of the policy that plays for the agent ("" if there is only one policy). `policy_of` is empty in games
+    against an opponent."""
     returns: list[np.ndarray]
     """Array [A] of the returns of the A agents, for each game."""
     scores: list[float]
-    """Mean score of the policy's agents in each game against an opponent, from 0 (worse than all other agents) to 1 (better). Empty without
-    an opponent."""
+    """Mean score of the policy's agents in each game against an opponent, from 0 (worse than all other agents) to 1 (better than all other
+    agents). `scores` is empty if there is no opponent."""
     opponent: str | None = None
 
 
@@ -270,7 +271,7 @@ def _play(
 
 
 def make_play_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
-    """Return a vector env for playing, which does not normalise observations, because each policy has its own statistics."""
+    """Return a vector env for playing, which does not normalise observations, because each policy has separate normalisation statistics."""
     raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None})
     return make_env(raw, seed, num_envs=num_envs, gamma=spec.agent.algorithm.gamma, training=False, threads=cores(), input=spec.agent.input)
 
@@ -319,7 +320,7 @@ def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: st
     """Raise UserError if the observation or action space of the env differs from that of a policy in more than the bounds.
 
     Args:
-        agents: the policies.
+        agents: loaded agents, whose policies act in the env.
         played: name of the env for messages.
         names: names of the agents for which the policies act, or None if the policies act for all agents.
     """

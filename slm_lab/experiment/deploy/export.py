@@ -64,8 +64,8 @@ def export_training(
 ) -> tuple[ExportResult, LoadedAgent]:
     """Export the policy of a checkpoint to a file, as a function from observations to deterministic actions.
 
-    The function includes the observation normaliser and the conversion of network outputs to actions. Returns the exported file and the
-    loaded agent.
+    The exported function includes the observation normaliser and the conversion of network outputs to actions. Returns (information about
+    the exported file, loaded agent).
 
     Args:
         format: "onnx" or "torch" (torch.export), or None to choose the format by the suffix of `out` ("onnx" without `out`).
@@ -113,7 +113,8 @@ def check_packages(format: Format) -> None:
 
 
 def choose_format(out: Path | None, format: Format | None) -> Format:
-    """Return the format of the output file `out`: the given format, the format of the suffix of `out`, or "onnx".
+    """Return the format of the output file `out`: `format` or, if `format` is None, the format of the suffix of `out`, or "onnx" if `out`
+    is None.
 
     Raises UserError if `out` cannot be written, or if its suffix does not fit the format.
     """
@@ -128,7 +129,8 @@ def choose_format(out: Path | None, format: Format | None) -> Format:
 
 
 def format_summary(done: ExportResult) -> str:
-    """Return a text with the checkpoint, the exported file, its inputs and outputs, and the differences of its outputs from the agent's."""
+    """Return a text with the checkpoint, the exported file, its inputs and outputs, and the differences between outputs of the file and of
+    the agent."""
     lines = [done.description, str(done.path)]
     lines += [
         f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
@@ -158,9 +160,10 @@ class _ExampleInputs(NamedTuple):
 def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Ports, tuple[float, float]]:
     """Write the exported policy to `path` and check the file. Raises UserError if no exporter succeeds.
 
-    Returns the inputs and outputs of the file, and the differences of its actions and of its other outputs from those of the agent. For
-    ONNX, tracing is tried first, which takes 0.3 s (torch.export with translation to ONNX takes 9 s). A trace cannot contain control flow
-    that depends on values. torch.export is therefore used if tracing fails or warns, or if the traced policy gives different actions.
+    Returns a description of the inputs and outputs of the file, and the largest differences of actions and of other outputs between the
+    file and the agent. For ONNX, tracing is tried first, which takes 0.3 s (torch.export with translation to ONNX takes 9 s). A trace
+    cannot contain control flow that depends on values. torch.export is therefore used if tracing fails or warns, or if the traced policy
+    gives different actions.
     """
     policy = ExportedPolicy(agent)
     example = _make_example_inputs(policy)
@@ -267,7 +270,8 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
     """Compare the exported policy with agent.act(deterministic=True), and return the largest differences of actions and of parameters.
 
     An integer action of the file may differ from the agent's action only because of slightly different distribution parameters. The action
-    of the file must therefore be the mode of the distribution that the file's own parameters define. Raises UserError for a mismatch.
+    of the file must therefore be the mode of the distribution that the file's own parameters define. Raises UserError if the outputs of the
+    file do not match those of the agent.
     """
     rng = np.random.default_rng(0)
     inputs = [_sample_observations(entry, policy, rng) for entry in policy.entries]
@@ -308,7 +312,7 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
 def _relative_difference(found: np.ndarray, known: np.ndarray) -> float:
     """Return the largest difference between two arrays, relative to the largest absolute value of `known` (at least 1).
 
-    If a value is not finite, return infinity.
+    If an array contains a value that is not finite, return infinity.
     """
     difference = float(np.abs(found.astype(np.float64) - known).max() / max(1.0, float(np.abs(known).max())))
     return difference if np.isfinite(difference) else float("inf")

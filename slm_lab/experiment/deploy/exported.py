@@ -34,18 +34,19 @@ class InputEntry(NamedTuple):
     encode: Callable[[Tensor], Tensor]
     """Function that converts a batch of observations from the form of the env to the form of the policy, without normalisation."""
     floats: slice
-    """Slice of the normaliser's statistics for this entry. The slice is empty if the entry is not normalised."""
+    """Slice of the normaliser's statistics for this entry. `floats` is an empty slice if the entry is not normalised."""
     is_image: bool
     use: Use
 
 
 class ExportedPolicy(nn.Module):
-    """Module that computes the actions of a policy. Raises UserError if the policy cannot be exported.
+    """Module that computes the actions of a policy. The constructor raises UserError if the policy cannot be exported.
 
-    The inputs are observations in the form of the env, one batch [B, …] for each entry of a Dict or Tuple observation, and, for a recurrent
-    policy, a hidden state [B, S]. `forward` returns (action, params) and, for a recurrent policy, the next hidden state. The action [B, …]
-    is the mode of the action distribution in the form of the env. For a Dict or Tuple action space, there is one action output for each
-    entry (`action_names`). The output params [B, P] contains the parameters of the action distribution.
+    The inputs of `forward` are observations in the form of the env, one batch [B, …] for each entry of a Dict or Tuple observation, and,
+    for a recurrent policy, a hidden state [B, S]. `forward` returns (action, params) and, for a recurrent policy, the next hidden state.
+    The action [B, …] is the mode of the action distribution, in the form in which the env receives actions. For a Dict or Tuple action
+    space, there is one action output for each entry (`action_names`). The output params [B, P] contains the parameters of the action
+    distribution.
     """
 
     mean: Tensor | None
@@ -113,7 +114,7 @@ class ExportedPolicy(nn.Module):
 def append_log_std(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
     """Return the parameters [B, P] of the action distribution.
 
-    These are the outputs of the actor, and the log standard deviation if it does not depend on the observation.
+    The parameters are the outputs of the actor, followed by the log standard deviation if it does not depend on the observation.
     """
     if distribution.gaussian_part is None or distribution.gaussian_part.log_std is None:
         return params_BP

@@ -80,8 +80,8 @@ def spec_digest(name: str, body: Mapping[str, Any]) -> str:
 def list_models(data_dir: Path) -> list[dict[str, Any]]:
     """Return one dict for each registered model, followed by one dict for each pretrained agent.
 
-    A dict contains name, pretrained, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest and
-    folder. If a model cannot be read, its dict contains only name, pretrained, problem and folder.
+    Each dict has the keys name, pretrained, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest and
+    folder. If a model cannot be read, its dict has only the keys name, pretrained, problem and folder.
     """
     own, shipped = [models_dir(data_dir) / name for name in model_names(data_dir)], [PRETRAINED / name for name in pretrained_names()]
     return [{"name": folder.name, "pretrained": folder in shipped, **_model_row(folder), "folder": str(folder)} for folder in own + shipped]
@@ -113,7 +113,8 @@ def _facts_row(known: PolicyFacts, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
-    """Return a text table of the registered models, followed by a text table of the pretrained agents. Args: rows: as from list_models."""
+    """Return a text table of the registered models, followed by a text table of the pretrained agents. Args: rows: dicts returned by
+    `list_models`."""
     own = [row for row in rows if not row["pretrained"]]
     lines = _format_table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
     if shipped := _format_table([row for row in rows if row["pretrained"]], columns=5):

@@ -32,7 +32,7 @@ Write = Callable[[str], None]
 
 
 class _PlayerQuit(Exception):
-    """Raised if the person ends the game."""
+    """Exception that is raised if the person at the terminal ends the game."""
 
 
 def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str, read: Read, write: Write) -> None:
@@ -77,7 +77,7 @@ def make_joint_act(players: list[PolicyPlayer], env: Env, deterministic: bool) -
 class _HumanGames:
     """Plays games of a person against policies in one env.
 
-    Args: act: function that computes the actions of both players, of which the person's action is replaced.
+    Args: act: function that computes the actions of both players. The action for the person's player is replaced by the person's move.
     """
 
     def __init__(self, env: Env, game: BoardGame, act: Act, read: Read, write: Write) -> None:

@@ -121,8 +121,8 @@ def load_agent(
         session: index of the Session (training with one seed) of the run, or None for the Session with the best weights. If
             meta.sampler.num_policies is above 1, `session` is the index of the log of a Session and policy (see RunPaths.session_df).
         trial: index of a trial of a search, or None for the best confirmed trial or, if no trial was confirmed, the best trial.
-        entry, env, seed: labels of entry and env and seed of a run of a study, or None for the best run. If the study has several envs,
-            `env` is required.
+        entry, env, seed: label of the entry, label of the env, and seed of a run of a study, or None for the best run. If the study has
+            several envs, `env` is required.
         policy: name of the policy in agent.policies, which is required if there are several policies.
 
     Raises UserError if the folder, model, trial, run or policy does not exist, or if there is no usable checkpoint.
@@ -136,7 +136,7 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
     If the best checkpoint cannot be used but another checkpoint can, log a notice and load the other checkpoint. Raises UserError if no
     checkpoint can be used, or if the training has several policies and training.policy is None.
 
-    Args: session: index of the Session, or None for the Session with the best weights (see bundle.rank).
+    Args: session: index of the Session, or None for the Session with the best weights (see bundle.weights_sort_key).
     """
     if training.policy is None and len(names := training.policies) > 1:
         raise UserError(f"{training.paths.root} has several policies; choose one of {', '.join(names)} (--policy, or policy=…)")
@@ -197,7 +197,7 @@ def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: st
 
 
 def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
-    """Return a text with the reasons why no checkpoint can be used, and the name of a readable checkpoint, or "" without problems."""
+    """Return a text with the reasons why no checkpoint can be used, and the name of a readable checkpoint, or "" if `problems` is empty."""
     index = None if session is None else _log_indices(training, session)[0]
     other = readable_checkpoint(training.paths, index, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])

@@ -42,7 +42,7 @@ def load_players(
 ) -> list[PolicyPlayer]:
     """Load all policies of one Session of a training or, if training.policy is given, only this policy.
 
-    Args: session: index of the Session, or None for the Session whose worst policy ranks highest (see bundle.rank).
+    Args: session: index of the Session, or None for the Session whose worst policy ranks highest (see bundle.weights_sort_key).
 
     Raises UserError if there is no usable checkpoint.
     """
@@ -102,7 +102,8 @@ def make_random_act(env: Env, rows: np.ndarray) -> Act:
 
 
 Parts = list[tuple[np.ndarray, Act]]
-"""Pairs (rows, function) for each player. The rows, int64 [K], are indices of agents of parallel envs, for which the function acts."""
+"""A pair (rows, function) for each player. `rows`, int64 [K], are the indices of the agents of parallel envs for which the function
+acts."""
 
 
 def assign_policies(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
@@ -158,7 +159,7 @@ class Opponent:
 
 
 def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
-    """Return the opponent of the given name. Raises UserError if there is no such opponent.
+    """Return the opponent with the name `name`. Raises UserError if there is no such opponent.
 
     Args: name: "random", the name of a class in slm_lab.env.board_players, "package.module:Class", or the name of a run or model.
     """
@@ -183,8 +184,8 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
 def own_rows(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
     """Return for which rows (agents of parallel envs) the policies of a training play in games against an opponent, bool [N].
 
-    A policy that has agents of its own plays for these agents. A single policy for all agents plays for one agent of each env: the first
-    agent in the first env, the second agent in the second env, and so on.
+    A policy that acts only for certain agents (PolicyPlayer.agents) plays for these agents. A single policy for all agents plays for one
+    agent of each env: the first agent in the first env, the second agent in the second env, and so on.
     """
     num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
     for player in players:
@@ -207,7 +208,7 @@ class GameReturns:
         self._returns: list[list[float]] = [[] for _ in range(num_rows)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, counts_N: np.ndarray) -> None:
-        """Add the returns of the episodes that end in a vector step. The arguments are those of evaluate.Record."""
+        """Add the returns of the episodes that end in a vector step. The arguments are those of a function of the type evaluate.Record."""
         for episode in step.episodes:
             if counts_N[episode.env]:
                 self._returns[episode.env].append(episode.total_reward)

@@ -70,7 +70,7 @@ def export_with_card(
 ) -> ExportResult:
     """Export a policy as `export_training` does, and write a model card beside the exported file, with the same name and the suffix .md.
 
-    If the path of the model card is that of an edited card or of another file, the existing file is kept, and a notice is logged.
+    If the path of the model card belongs to an edited card or to another file, the existing file is kept, and a notice is logged.
     """
     done, agent = export_training(training, format, out, which, session)
     if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
@@ -93,8 +93,8 @@ def register(
     """Register a policy as a named model: write weights, spec, exported policy and model card to the folder `data_dir`/models/`name`.
 
     If `format` is None and the policy cannot be exported, the policy is registered without an exported file, a notice is logged, and the
-    result contains the path of the weights. Raises UserError, without writing anything, if the name cannot be used, if there is no usable
-    checkpoint, or if an export to the given `format` fails.
+    returned ExportResult contains the path of the weights. Raises UserError, without writing anything, if the name cannot be used, if there
+    is no usable checkpoint, or if an export to the given `format` fails.
     """
     check_name_available(name, data_dir, replace)
     agent = load_trained(training, which, session)

@@ -52,7 +52,7 @@ weights."""
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
 _HEADER_END = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})")
-"""Matches the last bytes of a header, which contain the size and the CRC-32 of the header."""
+"""Regular expression for the last bytes of a header, which contain the size and the CRC-32 of the header."""
 _HEADER_END_BYTES = len("01234567 01234567")
 _HEADER_BYTES = 60_000
 """Maximum size of a header in bytes. A larger header is omitted, since programs that read ZIP archives search for the end of the archive
@@ -63,11 +63,11 @@ _IN_MEMORY = 2**28
 
 
 class BundleError(UserError):
-    """Raised if a checkpoint cannot be used. The error message contains the path of the checkpoint and the reason."""
+    """Exception that is raised if a checkpoint cannot be used. The error message contains the path of the checkpoint and the reason."""
 
 
 class DamagedError(BundleError):
-    """Raised if a checkpoint file is damaged, or if a file is not a checkpoint."""
+    """Exception that is raised if a checkpoint file is damaged, or if a file is not a checkpoint."""
 
 
 class _ChecksumWriter:
@@ -92,7 +92,7 @@ class _ChecksumWriter:
 
 
 def save(path: Location, bundle: dict[str, Any]) -> None:
-    """Write `bundle` (tensors and plain Python values) to the file `path` atomically. Raises OSError if this fails.
+    """Write `bundle` (tensors and plain Python values) to the file `path` atomically. Raises OSError if writing fails.
 
     The bundle is first written to a hidden temporary file in the same folder, whose name is not that of a checkpoint. If writing fails, the
     file `path` is left unchanged. A process that is killed while writing leaves the temporary file behind. The next call with the same
@@ -134,11 +134,11 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
     """Return the bundle that a checkpoint file contains, with all tensors on the CPU.
 
     Raises BundleError if the file is missing or damaged, or if another program or another version of slm_lab wrote the file. All bytes are
-    verified before torch reads the file, so that corrupted data is never used. The second reading is fast, since the file is then in the
-    operating system's file cache.
+    verified before torch reads the file, so that corrupted data is never used. After the verification, torch reads the file quickly, since
+    the file is in the operating system's file cache.
 
     Args: mapped: whether tensors are memory-mapped, which means that a tensor is read from the file only when it is used. A memory-mapped
-        file must not be overwritten in place (`save` replaces the file instead). The argument has no effect on a StoredPath.
+        file must not be overwritten in place (`save` replaces the file instead). `mapped` has no effect on a StoredPath.
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
@@ -234,12 +234,12 @@ def _open_for_reading(path: Location) -> Iterator[IO[bytes]]:
 
 
 def _check_integrity(file: IO[bytes], path: Location) -> None:
-    """Raise DamagedError if a checkpoint file has changed since `save` wrote the file. The file position is then set to the beginning of
-    the file.
+    """Raise DamagedError if a checkpoint file has changed since `save` wrote the file. If the file is intact, the file position is set to
+    the beginning of the file.
 
     If the seal is missing or does not match the content, the checksums inside the ZIP archive are verified, to name the damaged member of
-    the archive. Files of old versions have no seal. A file without a seal passes this check if the archive is intact, and is rejected later
-    because of its version.
+    the archive. Checkpoint files of old versions have no seal. A file without a seal passes this check if the archive is intact, and is
+    rejected later because of its version.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)
@@ -326,10 +326,9 @@ def _torch() -> Any:
 def weights_sort_key(weights: Mapping[str, Any] | None) -> tuple[int, float]:
     """Return a sort key for saved weights. Better weights have a greater key.
 
-    The first element of the key is the group of the weights. The groups, from best to worst, are weights with an Elo rating (in self-play,
-    the rating of the newest snapshot), weights whose current return was measured by evaluation, weights whose current return was measured
-    over at least ENOUGH_EPISODES training episodes, and weights whose current return was measured over fewer training episodes. The second
-    element of the key is the rating or the current return, since within a group a higher value is better.
+    The first element of the key is 3 for weights with an Elo rating (in self-play, the rating of the newest snapshot), 2 for weights whose
+    current return was measured by evaluation, 1 for weights whose current return was measured over at least ENOUGH_EPISODES training
+    episodes, and 0 for all other weights. The second element of the key is the Elo rating or the current return of the weights.
 
     Args: weights: a bundle or the header of a bundle. None, and weights that were saved before the end of the first episode, have the
         lowest key.

@@ -229,7 +229,7 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     """Return the training to which `where` and `choice` refer.
 
     If `where` is a search and `choice` names no trial, the best confirmed trial is returned or, if no trial was confirmed, the best trial.
-    If `where` is a study, the run with the best weights (see bundle.rank) is returned among the runs that fit `choice`.
+    If `where` is a study, the run with the best weights (see bundle.weights_sort_key) is returned among the runs that fit `choice`.
 
     Args: where: the folder of a run, search or study, "latest" (the latest run of mode train), or the name or the folder of a named model.
         The folder of a run, search or study takes precedence over a named model of the same name.
@@ -278,7 +278,8 @@ def _training_of_run(paths: RunPaths, trial: int | None) -> Training:
 
 
 def _training_of_search(paths: RunPaths, trial: int | None) -> Training:
-    """Return the Training for a trial of a search. If the trial was confirmed (trained again with new seeds), the confirmation is returned.
+    """Return the Training for a trial of a search. If the trial was confirmed (trained again with new seeds), the Training of the
+    confirmation is returned.
 
     Args: trial: index of the trial, or None for the best trial.
     """
@@ -343,7 +344,7 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
 
 
 def _best_weights_key(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
-    """Return the highest rank (see bundle.rank) among the "best" checkpoints of all Sessions of a training."""
+    """Return the highest sort key (see bundle.weights_sort_key) among the "best" checkpoints of all Sessions of a training."""
     ranks = [state.weights_sort_key(None)]
     for index in paths.sessions(t=trial):
         with suppress(state.BundleError, OSError):

@@ -74,8 +74,8 @@ class _FileLock:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the file descriptor `fd` still refers to the lock file. If an env has closed `fd`, its number may now belong to another
-        file."""
+        """Whether the file descriptor `fd` still refers to the lock file. If the code of an env has closed `fd`, the number of `fd` may now
+        belong to another file."""
         try:
             return os.path.samestat(os.fstat(self.fd), self._file)
         except OSError:
@@ -124,7 +124,7 @@ class RunLock(_FileLock):
 class SessionLock(_FileLock):
     """The lock that the process of a Session, of a trial in a search, or of a run in a study holds while the process runs.
 
-    This process may continue to run for a short time after its parent process was killed.
+    The process that holds a SessionLock may continue to run for a short time after its parent process was killed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -134,8 +134,8 @@ class SessionLock(_FileLock):
 
 @contextmanager
 def mark_in_use(folder: Path) -> Iterator[None]:
-    """Lock a folder while the with-block runs, so that `in_use(folder)` returns True. On systems that cannot lock folders, this has no
-    effect."""
+    """Lock a folder while the with-block runs, so that `in_use(folder)` returns True. On systems that cannot lock folders, `mark_in_use`
+    has no effect."""
     try:
         fd = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open folders

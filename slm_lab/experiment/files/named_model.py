@@ -92,8 +92,8 @@ def models_dir(data_dir: Path) -> Path:
 
 
 def model_in(folder: Path) -> ModelPaths | None:
-    """Return the paths of the named model in a folder, or None if the folder contains no named model. Raises SpecError if its saved spec is
-    damaged."""
+    """Return the paths of the named model in a folder, or None if the folder contains no named model. Raises SpecError if the saved spec of
+    the model is damaged."""
     if not all((folder / name).is_file() for name in (WEIGHTS, SPEC)):
         return None
     return ModelPaths(folder, spec_names(folder / SPEC)[0])
@@ -227,7 +227,7 @@ def _remove_old_temporaries(models: Path) -> None:
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Replace the folder of a model by the folder `new`. If this fails, the old folder of the model is restored."""
+    """Replace the folder of a model by the folder `new`. If the replacement fails, the old folder of the model is restored."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)

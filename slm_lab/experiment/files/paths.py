@@ -49,7 +49,7 @@ class PathDescriptor:
 
 
 def number_of_policies(body: Mapping[str, Any]) -> int:
-    """Return the number of policies that each Session of a saved spec trains. The spec may be damaged, in which case 1 is returned."""
+    """Return the number of policies that each Session of a saved spec trains. If the spec is damaged, 1 is returned."""
     try:
         return len(body["agent"]["policies"])
     except (KeyError, TypeError):
@@ -76,8 +76,8 @@ class RunPaths:
     """The paths of the files of one run, or of one search.
 
     In the arguments of all methods, t is the index of a trial, and s is the index of a Session. If each Session trains P > 1 policies
-    (agent.policies, or num_policies of meta.sampler), each policy has separate tables, graphs and checkpoints. For policy p of Session i,
-    the argument s is then i · P + p, and the file names contain s{i}_p{p}.
+    (agent.policies, or num_policies of meta.sampler), each policy has separate tables, graphs and checkpoints. With P > 1 policies, the
+    argument s for policy p of Session i is i · P + p, and the file names contain s{i}_p{p}.
 
     Attributes:
         root: the run folder.
@@ -100,7 +100,7 @@ class RunPaths:
 
     # ---- of a search
     search_state = PathDescriptor("{stem}_search_state.json")
-    """State of a search: its trials, the metrics that they have reported, and the state of the proposer of values."""
+    """State of a search: the trials, the metrics that the trials have reported, and the state of the proposer of hyperparameter values."""
     experiment_df = PathDescriptor("{stem}_experiment_df.csv")
     """Table (CSV) of a search, with one row per trial."""
     importance = PathDescriptor("{stem}_importance.json")
@@ -154,7 +154,7 @@ class RunPaths:
     def _table_part(self, index: int) -> str:
         """Return the part of file names that identifies a table.
 
-        The part is "s0" for Session 0 with a single policy, and "s0_p1" for policy 1 of Session 0 with several policies.
+        The returned text is "s0" for Session 0 with a single policy, and "s0_p1" for policy 1 of Session 0 with several policies.
 
         Args: index: number of the table, see events.Row.
         """
@@ -162,7 +162,7 @@ class RunPaths:
         return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
 
     def make_dirs(self) -> None:
-        """Create the subfolders of the run folder. The run folder itself must exist. Raises OSError."""
+        """Create the subfolders of the run folder. The run folder itself must exist. Raises OSError if a folder cannot be created."""
         for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             folder.mkdir(exist_ok=True)
 
@@ -191,8 +191,8 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:
-        """Return the path of a figure of a search. `what` names the content of the figure; "" stands for metrics over the values of
-        searched keys."""
+        """Return the path of a figure of a search. `what` names the content of the figure, or is "" for the figure of metrics over the
+        values of searched keys."""
         return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
 
     def multi_trial_graph(self, what: str, ext: str) -> Path:
@@ -211,9 +211,9 @@ class RunPaths:
         return self.graph_dir / f"{self.stem}_t{t}_{self._table_part(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
-        """Return the path of the table (CSV) of what the processes of a Session do during a few iterations of meta.sampler.
+        """Return the path of the table (CSV) with the activities of the processes of a Session during a few updates with rollout workers.
 
-        The columns are process, kind (of work), and begin and end in seconds.
+        The columns of the timeline are process, kind (of work), and begin and end in seconds.
         """
         return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
 
@@ -328,7 +328,7 @@ class ComparisonPaths:
 
 
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:
-    """Create the folder of a new run, and return the paths of the run. Raises OSError."""
+    """Create the folder of a new run, and return the paths of the run. Raises OSError if a folder cannot be created."""
     paths = RunPaths(new_folder(data_dir, spec_name), spec_name)
     try:
         paths.make_dirs()
@@ -339,7 +339,7 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 
 
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
-    """Create the folder of a new comparison, and return the paths of the comparison. Raises OSError.
+    """Create the folder of a new comparison, and return the paths of the comparison. Raises OSError if the folder cannot be created.
 
     Args: out: the folder to use, which may exist already, or None for a new folder in `data_dir`.
     """
@@ -350,9 +350,9 @@ def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
 
 
 def new_folder(data_dir: Path, name: str) -> Path:
-    """Create and return a new folder whose name ends with the current time. Raises OSError.
+    """Create and return a new folder whose name ends with the current time. Raises OSError if the folder cannot be created.
 
-    If a folder with this time exists, the next free second is used.
+    If a folder with the current time in its name exists, the name contains the next free second.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     begin = datetime.now()
@@ -406,14 +406,14 @@ def runs_of_spec(data_dir: Path, spec_name: str) -> list[Path]:
 
 
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
-    """Return the names, as in file names, of the runs whose spec name consists of `spec_name` and the values of variables (`${…}`)."""
+    """Return the file stems of all specs that have runs and whose names consist of `spec_name` and the values of variables (`${…}`)."""
     pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
     found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
     return sorted({match[1] for match in found if match})
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Return whether a run folder belongs to a spec that is not `spec_name`, but whose name has the same form in file names.
+    """Return whether a run folder belongs to a spec that is not `spec_name`, but whose name has the same file stem.
 
     For example, the names "a b" and "a+b" both become "a_b".
     """
@@ -485,8 +485,8 @@ class StudyRunFolder:
     """Log file with the output of the process that trains the run."""
 
     def run_folders(self) -> list[RunPaths]:
-        """Return the paths of the run folders inside this folder, oldest first. Several run folders exist if an earlier start of the run
-        failed."""
+        """Return the paths of the run folders inside this folder, oldest first. A run of a study has several run folders if an earlier
+        start of the run failed."""
         found = (run_paths_in(folder) for folder in sorted(self.root.iterdir()) if folder.is_dir())
         return [paths for paths in found if paths is not None]
 

@@ -64,9 +64,9 @@ def changed_versions(start: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the packages whose installed version differs from the version at a start of a run, as a dict: package → (version then, version
     now).
 
-    The version now is None if the package is not installed.
+    The second version of a pair is None if the package is not installed now.
 
-    Args: start: the entry of meta.run for this start.
+    Args: start: the entry of meta.run that describes the start of the run.
     """
     then, now = start.get("versions", {}), package_versions()
     return diff(then, {package: now.get(package) for package in then})

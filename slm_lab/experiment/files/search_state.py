@@ -65,10 +65,10 @@ class SearchState:
     exploits: list[dict[str, Any]] = field(default_factory=list)
     """Steps of population-based training in which a trial copied the state of another trial.
 
-    Each step is a dict with the trial, the frame, the trial whose state was copied (source), and the new values.
+    Each entry is a dict with the trial, the frame, the trial whose state was copied (source), and the new hyperparameter values.
     """
     exhausted: bool = False
-    """Whether the proposer has no values left to propose."""
+    """Whether the proposer has no more hyperparameter values to propose for new trials."""
     proposer: dict[str, Any] = field(default_factory=dict)
     confirm: int = 0
     """Number of best trials that are trained again with new seeds."""
@@ -77,7 +77,7 @@ class SearchState:
     confirmations: list[TrialState] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Write the state of the search to a JSON file atomically. Raises OSError."""
+        """Write the state of the search to a JSON file atomically. Raises OSError if writing fails."""
         content = with_checksum(_encoded({"version": VERSION, **asdict(self)}))
         replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
 

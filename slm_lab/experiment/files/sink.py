@@ -24,9 +24,9 @@ CheckpointKind = Literal["last", "best"] | int
 """Kind of a checkpoint: "last" (state of a Session), "best" (best weights of a policy), or an integer (weights of a policy at this
 frame)."""
 Spans = list[tuple[str, str, float, float]]
-"""Activities of processes: (process, kind of work, begin, end), with the times in seconds."""
+"""Activities of processes, each as a tuple (name of the process, kind of work, begin in seconds, end in seconds)."""
 Position = dict[str, tuple[int, int]]
-"""Ends of tables: name of a table → (size in bytes, CRC-32 of the content)."""
+"""File name of each table of a Session → (size of the file in bytes, CRC-32 of the content)."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 _KEPT_BYTES = 2**28
 """Maximum size in bytes of a replaced "last" checkpoint that is kept as "previous"."""
@@ -42,19 +42,20 @@ class RunSink:
         """Prepare to receive the rows of a table, for example by starting the experiment trackers of the table."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
-        """Save a bundle (a dict of tensors and plain Python values) as a checkpoint, atomically. Raises OSError."""
+        """Save a bundle (a dict of tensors and plain Python values) as a checkpoint, atomically. Raises OSError if writing fails."""
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
-        """Save the arrays that several Sessions share, atomically. Raises OSError."""
+        """Save the arrays that several Sessions share, atomically. Raises OSError if writing fails."""
 
     def position(self, session: int) -> Position:
-        """Write the tables of a Session to disk, and return the end of each table as an argument for `rewind`. Raises OSError."""
+        """Write the tables of a Session to disk, and return the end of each table as an argument for `rewind`. Raises OSError if writing
+        fails."""
         return {}
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
-        """Truncate the tables of a Session to `position` or, if `position` is None, to the rows up to `frame`. Raises OSError.
+        """Truncate the tables of a Session to `position` or, if `position` is None, to the rows up to `frame`.
 
-        The tables must not be open.
+        Raises OSError if a table cannot be changed. The files of the tables must not be open.
         """
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
@@ -65,7 +66,7 @@ class RunSink:
         """Append a row to the table "pbt" (population-based training) or "elo" (snapshots of self-play) of a Session."""
 
     def timeline(self, session: int, spans: Spans) -> None:
-        """Save what each process of a Session did during a short period of time. Raises OSError."""
+        """Save what each process of a Session did during a short period of time. Raises OSError if writing fails."""
 
     def close(self, status: Status = "done") -> None:
         """Close all files.
@@ -210,7 +211,7 @@ class CsvTable:
             self.append(columns)
 
     def append(self, cells: Sequence[str]) -> None:
-        """Append a row to the file. Raises OSError."""
+        """Append a row to the file. Raises OSError if writing fails."""
         text = StringIO()
         csv.writer(text, lineterminator="\n").writerow(cells)
         line = text.getvalue().encode()
@@ -219,7 +220,7 @@ class CsvTable:
         self.size, self.crc = self.size + len(line), zlib.crc32(line, self.crc)
 
     def sync(self) -> None:
-        """Wait until all appended rows are on disk. Raises OSError."""
+        """Wait until all appended rows are on disk. Raises OSError if writing fails."""
         try:
             os.fsync(self.file.fileno())
         except OSError as error:
@@ -230,7 +231,7 @@ class CsvTable:
 def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) -> None:
     """Keep the checkpoint `last`, which `bundle` will replace, as `previous`.
 
-    The command `verify` can then train the end of a run again, from the state in `previous`. The checkpoint is kept as a hard link, without
+    The command `verify` uses the checkpoint `previous` to train the end of a run again. The old checkpoint is kept as a hard link, without
     copying. A checkpoint is not kept if training cannot continue exactly from its state, or if it is larger than 256 MiB.
     """
     temporary = last.with_name(f".{last.name}.previous.tmp")
@@ -258,7 +259,7 @@ def _convert_write_errors(path: _L) -> Iterator[_L]:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV table as dicts, or [] if the file is missing. Raises OSError.
+    """Return the rows of a CSV table as dicts, or [] if the file is missing. Raises OSError if the file cannot be read.
 
     If a killed process has left an incomplete last line, this line is removed from the file.
     """
@@ -274,7 +275,7 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
 
 
 def is_damaged(path: Path, size: int, crc: int) -> bool:
-    """Return whether the first `size` bytes of a table do not match the checksum `crc`. Raises OSError.
+    """Return whether the first `size` bytes of a table do not match the checksum `crc`. Raises OSError if the table cannot be read.
 
     If the table is missing or shorter than `size`, False is returned.
     """
@@ -286,7 +287,7 @@ def is_damaged(path: Path, size: int, crc: int) -> bool:
 
 
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
-    """Truncate a table to its rows up to `frame` or, if `frame` is None, to `size` bytes. Raises OSError.
+    """Truncate a table to its rows up to `frame` or, if `frame` is None, to `size` bytes. Raises OSError if the table cannot be changed.
 
     If no rows remain, the table is deleted. If `frame` is None and the table is shorter than `size`, a notice about the lost rows is
     printed, and the complete rows are kept.

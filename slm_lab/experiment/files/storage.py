@@ -16,7 +16,8 @@ from typing import IO, Any
 
 @dataclass(frozen=True)
 class StoredPath:
-    """A file or folder at a URL. The methods raise only OSError, even if the library of the file system raises other types of errors."""
+    """A file or folder at a URL. The methods of StoredPath raise only OSError, even if the library of the file system raises other types of
+    errors."""
 
     url: str
 
@@ -75,10 +76,10 @@ class StoredPath:
     def replace(self, write: Callable[[IO[bytes]], object]) -> None:
         """Replace the content of the file with the bytes that the function `write` writes.
 
-        A reader sees either the old content or the complete new content. The new content is first written to a hidden file in the same
-        folder, which is created if it is missing. The hidden file is then moved to the final name. File systems rename the hidden file.
-        Object stores copy the hidden file on the server, and replace the object atomically. A process that is killed while writing leaves
-        the hidden file behind, and the next call for the same file overwrites the hidden file.
+        A reader sees either the old content or the complete new content. The new content is first written to a hidden file in the folder of
+        the file. If this folder is missing, it is created. The complete hidden file is moved to the final name. File systems rename the
+        hidden file. Object stores copy the hidden file on the server, and replace the object atomically. A process that is killed while
+        writing leaves the hidden file behind, and the next call for the same file overwrites the hidden file.
         """
         with _convert_to_os_error():
             files, path = self._file_system()
@@ -132,7 +133,7 @@ class StoredPath:
 def _convert_to_os_error() -> Iterator[None]:
     """Convert all other errors of a store to OSError while the with-block runs.
 
-    Errors of other types are caused for example by a missing package for the protocol, or by missing credentials.
+    Errors that are not OSErrors are caused for example by a missing package for the protocol, or by missing credentials.
     """
     try:
         yield

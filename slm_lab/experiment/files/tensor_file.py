@@ -1,8 +1,8 @@
 """Save nested dicts of tensors and plain values as a safetensors file, which can be loaded without unpickling.
 
 A safetensors file (https://huggingface.co/docs/safetensors) consists of the size of the header (8 bytes, little-endian), the header (JSON:
-name of each tensor → dtype, shape, offsets), and the bytes of the tensors. The plain values, with placeholders for the tensors, are stored
-as JSON in the entry "__metadata__" of the header.
+name of each tensor → dtype, shape, offsets), and the bytes of the tensors. The plain Python values, with placeholders for the tensors, are
+stored as JSON in the entry "__metadata__" of the header.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ tensor."""
 
 
 class TensorFileError(ValueError):
-    """Raised if a safetensors file is damaged or has another format. The error message completes a sentence that begins with the file
-    name."""
+    """Exception that is raised if a safetensors file is damaged or has another format. The error message completes a sentence that begins
+    with the file name."""
 
 
 def save(path: Path, tree: Mapping[str, Any]) -> None:
@@ -66,7 +66,8 @@ def save(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the nested dicts from a file that `save` has written, after verifying every byte. Raises TensorFileError or OSError."""
+    """Return the nested dicts from a file that `save` has written, after verifying every byte. Raises TensorFileError if the file is
+    damaged, and OSError if the file cannot be read."""
     data = path.read_bytes()
     header = _parse_header(data[:8], data[8:], len(data))
     table = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -79,7 +80,8 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """Return the nested dicts from a file without its tensors. Raises TensorFileError or OSError.
+    """Return the nested dicts from a file without reading the tensors. Raises TensorFileError if the header of the file is damaged, and
+    OSError if the file cannot be read.
 
     Each tensor is replaced by the placeholder {"$tensor": name}.
     """

@@ -32,7 +32,7 @@ from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.report import Problem, SpecError
 
-with suppress(ImportError):  # on Windows, where check_installed refuses trackers
+with suppress(ImportError):  # on Windows, where check_trackers_installed refuses trackers
     import fcntl
 
 MODULE = "slm_lab.experiment.track.tracker_process"
@@ -118,7 +118,7 @@ class TrackerLink:
         self.name, self.log = name, paths.tracker(table, name, "log", trial)
         self._rows, self._read = bytearray(), bytearray()
         self._waiting: deque[float] = deque()
-        """The time at which each row that the tracker has not accepted yet was sent."""
+        """Send times (time.monotonic) of the rows that the tracker has not accepted yet."""
         self._process: subprocess.Popen[bytes] | None = None
         about = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
         try:
@@ -127,7 +127,8 @@ class TrackerLink:
             self._switch_off(f"its process cannot be started: {error.strerror or error}")
 
     def _start(self, about: Mapping[str, Any]) -> None:
-        """Start the tracker process, and send a description of the table to the process. Raises OSError."""
+        """Start the tracker process, and send a description of the table to the process. Raises OSError if the process cannot be
+        started."""
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
@@ -165,8 +166,8 @@ class TrackerLink:
             self._write(message)
 
     def end(self, status: Status) -> None:
-        """Send the status with which the Session ended, and close the connection. The tracker process then continues to run without the
-        Session."""
+        """Send the status with which the Session ended, and close the connection. After `end`, the tracker process continues to run without
+        the Session."""
         self._receive()
         if self._process is not None:
             self._write({"end": status})

@@ -12,7 +12,8 @@ from slm_lab.spec.report import Problem
 
 
 def find_space_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
-    """Return the problems that a spec has because agents of the env have different spaces. The list is empty if all spaces are equal."""
+    """Return the problems that a spec has because agents of the env have different spaces. The returned list is empty if all agents have
+    equal spaces."""
     if not info.groups:
         return []
     one, other = info.groups[:2]

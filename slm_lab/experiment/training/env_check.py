@@ -21,7 +21,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
-"""Folders whose code does not belong to the user: this package and the standard library."""
+"""Folders whose code does not belong to the user: the package slm_lab and the standard library."""
 
 
 def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
@@ -31,7 +31,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
     stores in its module or class is not restored.
 
     Raises SpecError if an env raises an error, or if an env returns values that its spaces or Gymnasium's interface do not allow. With
-    HindsightReplay, SpecError is also raised if the rewards of the step differ from the rewards computed from its goals.
+    HindsightReplay, SpecError is also raised if the rewards of the step differ from the rewards computed from the goals of the step.
     """
     saved = rng_state(device)
     try:

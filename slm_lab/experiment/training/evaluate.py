@@ -27,11 +27,11 @@ EVALUATIONS = 8
 _EPISODES = range(3, 6)
 """Possible numbers of episodes per evaluation for meta.eval_episodes="auto", in addition to 0."""
 _SHARE = 0.024
-"""Maximum number of evaluation steps for meta.eval_episodes="auto", as a fraction of the frames. With this fraction, evaluation takes at
-most 3 % of the time (PPO with 8 envs: 2.4 %)."""
+"""Maximum number of evaluation steps for meta.eval_episodes="auto", as a fraction of the frames. With the fraction 0.024, evaluation takes
+at most 3 % of the training time (PPO with 8 envs: 2.4 %)."""
 _UPDATE_COST = 4.0
-"""Assumed duration of an off-policy update, in units of the duration of an evaluation step. Measured durations are 25 for DQN in CartPole
-and 130 for SAC in HalfCheetah."""
+"""Assumed duration of an off-policy update, in units of the duration of an evaluation step. Measured durations are 25 evaluation steps for
+DQN in CartPole, and 130 evaluation steps for SAC in HalfCheetah."""
 _ENVS = 8
 """Number of training envs above which the time per frame is assumed to be inversely proportional to the number of envs. With 8 envs, PPO in
 CartPole takes 42 µs per frame."""
@@ -46,7 +46,7 @@ class Act(Protocol):
         Args:
             obs_N: observations.
             first_N: whether the observation of each row is the first of an episode, bool [N].
-            acts_N: whether the agent of each row acts in this step, bool [N]; None: all agents act. See VecStep.
+            acts_N: whether the agent of each row acts in this step, bool [N], or None if all agents act (see VecStep).
         """
 
 
@@ -68,14 +68,14 @@ class EvaluationPlan:
 
 
 def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> EvaluationPlan | None:
-    """Return the evaluation plan of a Session; None if the Session is not evaluated.
+    """Return the evaluation plan of a Session, or None if the Session is not evaluated.
 
     With meta.eval_episodes="auto", the number of episodes depends only on the spec and not on measured times, so that runs are
     reproducible.
 
     Args:
         frames: number of frames that each policy of the Session collects.
-        time_limit: maximum number of steps of an episode; None if there is no limit.
+        time_limit: maximum number of steps of an episode, or None if there is no limit.
     """
     meta = spec.meta
     if meta.rigorous_eval:
@@ -88,7 +88,8 @@ def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> Evaluati
 
 
 def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int:
-    """Return the number of episodes per evaluation for meta.eval_episodes="auto"; 0 if the affordable number is below the range _EPISODES.
+    """Return the number of episodes per evaluation for meta.eval_episodes="auto", or 0 if fewer than min(_EPISODES) episodes are
+    affordable.
 
     Even if all episodes reach the time limit, the estimated time of all evaluations is at most the fraction _SHARE of the training time.
     """
@@ -110,7 +111,7 @@ def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int
 def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
     """Return a function that chooses the actions of all rows of a vector env with several policies.
 
-    Args: policies: (row indices, int64 [K]; function that chooses the actions of these rows) for each policy.
+    Args: policies: pair (row indices, int64 [K], and function that chooses the actions of these rows) for each policy.
     """
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
@@ -127,13 +128,13 @@ def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
 
 
 def strip_padding(info: EnvInfo, names: Collection[str], act: Act) -> Act:
-    """Return a function that chooses padded actions for the rows of some agents, given their padded observations.
+    """Return a function that chooses padded actions for the rows of the agents `names`, given the padded observations of these rows.
 
     If the env does not pad observations and actions, `act` is returned unchanged.
 
     Args:
         info: info of the vector env.
-        names: names of the agents.
+        names: names of the agents for which `act` chooses actions.
         act: function that chooses actions without padding, given observations without padding.
     """
     if not info.groups:
@@ -151,7 +152,8 @@ def play_episodes(
     record: Record | None = None,
     rows: np.ndarray | None = None,
 ) -> list[float]:
-    """Play episodes and return their raw returns in the order of the env rows. Returns [] if a stop is requested before all episodes end.
+    """Play episodes, and return their returns (sums of raw rewards) in the order of the rows of `env`. Returns [] if a stop is requested
+    before all episodes end.
 
     The number of episodes of each row is fixed before the first step. (The first `episodes` episodes to end would include too many short
     episodes, so that their mean return would be biased.) If an episode does not end within MAX_STEPS, this episode and all later episodes
@@ -159,9 +161,9 @@ def play_episodes(
 
     Args:
         act: function that chooses the actions.
-        episodes: total number of episodes; None: one episode per row.
+        episodes: total number of episodes, or None for one episode per row.
         record: function that is called with each step (see Record).
-        rows: indices of the rows whose returns are returned; None: all rows.
+        rows: indices of the rows whose returns are returned, or None for all rows.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)

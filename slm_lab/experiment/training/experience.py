@@ -23,8 +23,8 @@ def no_beat(phase: int) -> None:
 
 Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]
 """One step of a vector env as a tuple (obs_N, first_N, state_N, out, step). The flags first_N, bool [N], tell whether obs_N begins an
-episode. The hidden states state_N, before obs_N, are None for a policy without memory. `out` is the policy's output, and `step` is the
-result of the env step."""
+episode. state_N contains the hidden states before the step, or is None for a policy that is not recurrent. `out` is the policy's output,
+and `step` is the result of the env step."""
 
 
 class Experience(NamedTuple):
@@ -33,11 +33,11 @@ class Experience(NamedTuple):
     policy: int
     frames: int
     episodes: list[Episode]
-    """Episodes that ended in this step."""
+    """Episodes that ended in the vector step."""
     transition: Transition | None
-    """The transition to learn from. None if the algorithm is offline, in which case no env is stepped and each frame is a gradient step."""
+    """Transition to learn from. If the algorithm is offline, `transition` is None, no env is stepped, and each frame is a gradient step."""
     time: float | None = None
-    """Time at which the step was collected, in seconds of perf_counter; None: the current time."""
+    """Time at which the step was collected, in seconds of perf_counter, or None for the current time."""
     report: Callable[[], dict[str, float]] | None = None
     """Function that is called after an update and returns metrics of the training data, such as policy lag and utilization."""
 
@@ -49,36 +49,38 @@ class CollectedRollout(NamedTuple):
     steps: list[tuple[int, list[Episode], float]]
     """(number of frames, episodes that ended in the step, time of the step) for each vector step, as in Experience."""
     rollout: Rollout | None = None
-    """Rollout on which the policy is trained after the last step; None if no transitions are left to train on."""
+    """Rollout on which the policy is trained after the last step, or None if no transitions are left to train on."""
     report: Callable[[], dict[str, float]] | None = None
     """Function that is called after the update and returns metrics of the training data, as in Experience."""
 
 
 class ExperienceSource(Protocol):
-    """Interface of the sources of experience, which collect until every policy has all its frames, or until a stop is requested."""
+    """Interface of the sources of experience, which collect experience until every policy has collected all its frames, or until a stop is
+    requested."""
 
     backend: str
     """The env backend that was selected."""
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now, provided that the learner has trained on the last yielded experience."""
+        """Whether the state of the source can be saved now, provided that the learner has trained on the last yielded experience."""
 
     @property
     def unsaved_episodes_reason(self) -> str:
-        """Reason why `state_dict` does not contain the unfinished episodes; meaningless if `state_dict` contains them."""
+        """Reason why `state_dict` does not contain the unfinished episodes. If `state_dict` contains the unfinished episodes, the value is
+        meaningless."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         """Yield the experience step by step or as rollouts. The learner trains on each item before it requests the next item."""
 
     def begin(self) -> None:
-        """Prepare for collection, for example reset the envs. To continue from a saved state, call `load_state_dict` before this method.
+        """Prepare for collection, for example reset the envs. To continue from a saved state, call `load_state_dict` before `begin`.
 
         Raises WorkerFailed if a rollout worker cannot start.
         """
 
     def recent_busy_spans(self) -> Spans | None:
-        """Return the time spans in which each process was busy during a few recent updates; None if there are no rollout workers."""
+        """Return the time spans in which each process was busy during a few recent updates, or None if there are no rollout workers."""
 
     def close(self) -> None:
         """Release envs and processes."""
@@ -86,7 +88,7 @@ class ExperienceSource(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return the state of envs and random streams.
 
-        The entry "open" contains the state of the unfinished episodes, or None if unfinished episodes cannot be saved.
+        The entry "open" of the returned dict contains the state of the unfinished episodes, or None if unfinished episodes cannot be saved.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

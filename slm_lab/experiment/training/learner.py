@@ -53,9 +53,9 @@ class PolicyLearner:
         normalizers: normalizers of the envs that the policy acts in.
         timer: determines when the state of the Session is saved.
         spaces: observation and action space of the envs, as stored in checkpoints.
-        evaluation: settings of the evaluation; None: the policy is not evaluated.
+        evaluation: settings of the evaluation, or None if the policy is not evaluated.
         shared: whether several Sessions train the same net.
-        torch_settings: torch settings during updates; None: the current settings.
+        torch_settings: torch settings during updates, or None to keep the current settings.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class PolicyLearner:
         self.window = EpisodeWindow()
         self.evaluation = evaluation
         self.eval_env: Env | None = None
-        """Evaluation env; None if the policy is not evaluated."""
+        """Evaluation env, or None if the policy is not evaluated."""
         self.partners: list[tuple[Sequence[str], PolicyLearner]] | None = None
-        """(names of the agents, learner) for each policy of agent.policies, including this learner's policy; None if agent.policies is not
-        given."""
+        """(names of the agents, learner) for each policy of agent.policies, including this learner's policy, or None if the spec does not
+        contain agent.policies."""
         self._eval_state: dict[str, Any] | None = None
-        """State of the evaluation env before an evaluation that was interrupted; None if no evaluation was interrupted."""
+        """State of the evaluation env before an evaluation that was interrupted, or None if no evaluation was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self.recorder, self.evaluator = self._build_row_observers()
@@ -132,7 +132,7 @@ class PolicyLearner:
 
     @property
     def total_reward(self) -> float | None:
-        """Mean return of the last 100 episodes; None before the end of the first episode."""
+        """Mean return of the last 100 episodes, or None before the end of the first episode."""
         return mean(self.window.returns)
 
     @property
@@ -145,7 +145,7 @@ class PolicyLearner:
         self.frames = min(self.frames, self.clock.frame)
 
     def take_update_times(self) -> tuple[float, float] | None:
-        """Return (begin, end) of the last update in seconds of perf_counter; None if there was no update since the last call."""
+        """Return (begin, end) of the last update in seconds of perf_counter, or None if there was no update since the last call."""
         times, self._update_times = self._update_times, None
         return times
 
@@ -153,7 +153,7 @@ class PolicyLearner:
         """Prepare for training: create the built-in observers and collect the hooks of all observers.
 
         Args:
-            mode: "train" or "dev"; the mode "dev" adds checks.
+            mode: "train", or "dev" to add checks.
             sink: object to which rows and checkpoints are written.
         """
         self.sink, self.stop, self.beat = sink, stop, beat
@@ -204,7 +204,8 @@ class PolicyLearner:
             hook(episodes)
 
     def _learn(self, collected: CollectedRollout) -> None:
-        """Count the frames and episodes of a rollout, and learn from the rollout unless training ends before its last step."""
+        """Count the frames and episodes of a rollout, and learn from the rollout unless training ends before the last step of the
+        rollout."""
         clock, last = self.clock, len(collected.steps) - 1
         for t, (frames, episodes, time) in enumerate(collected.steps):
             clock.time = time
@@ -239,7 +240,7 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def add_frame_note(self, error: BaseException, num_envs: int) -> None:
-        """Add a note with the frame at which an error was raised to the error (see user_code.cause)."""
+        """Add a note to an error that contains the frame at which the error was raised (see user_code.describe_failure)."""
         call = error.call if isinstance(error, InvalidOutcome) else None
         frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised the error
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
@@ -311,7 +312,7 @@ class PolicyLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state returned by `state_dict`. Raises ValueError, RuntimeError or KeyError if the state does not fit."""
+        """Load a state returned by `state_dict`. Raises ValueError, RuntimeError or KeyError if the state does not fit the learner."""
         self.agent.load_state_dict(state["agent"])
         self.normalizers.load_state_dict(state["normalizers"])
         if self.eval_env is not None and state["eval_env"] is not None:

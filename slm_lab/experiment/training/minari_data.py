@@ -26,8 +26,9 @@ def is_minari(where: str) -> bool:
 def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, dict[str, Any]]:
     """Read a Minari data set. Returns (Demonstrations with observations and actions in the agent's format, header).
 
-    The header has the entries "env" and "spaces", like the header of a file that `enjoy --record` writes. If the last step of an episode is
-    neither terminated nor truncated, the episode counts as truncated. Raises OSError or ValueError if the data set cannot be used.
+    The returned header has the entries "env" and "spaces", like the header of a file that `enjoy --record` writes. If the last step of an
+    episode is neither terminated nor truncated, the episode counts as truncated. Raises OSError or ValueError if the data set cannot be
+    used.
 
     Args:
         where: value of meta.demonstrations.

@@ -23,9 +23,10 @@ GAMMA_MAX = 0.99999
 class PopulationBasedTraining:
     """Population-based training, which replaces poor policies and mutates hyperparameters at regular intervals (rounds).
 
-    The rounds of a policy take place at certain numbers of frames of this policy. In a round, a policy that is among the worst policies may
-    copy the weights and hyperparameters of one of the best policies. The hyperparameters of the policy are then mutated, unless the policy
-    is among the best policies. Policy 0 is never changed, so that it can serve for comparison.
+    The first round of a policy takes place after spec.start frames of this policy, and a further round after every spec.period frames. In a
+    round, a policy that is among the worst policies may copy the weights and hyperparameters of one of the best policies. At the end of a
+    round, the hyperparameters of the policy are mutated, unless the policy is among the best policies. Policy 0 is never changed, so that
+    it can serve for comparison.
 
     Args:
         spec: meta.sampler.pbt.
@@ -44,13 +45,14 @@ class PopulationBasedTraining:
         self.rng = np.random.default_rng([seed, 2])
         self.rounds = [0] * len(learners)
         self.sink: RunSink | None = None
-        """Sink to which the table of rounds is written; None: no table is written."""
+        """Sink to which the table of rounds is written, or None to write no table."""
         self._loaded = False
 
     def begin(self, sink: RunSink | None) -> None:
-        """Set the sink. If no state was loaded, write the initial hyperparameters of each policy to the table of rounds.
+        """Set the sink of the table of rounds. If no state was loaded, write the initial hyperparameters of each policy to the table of
+        rounds.
 
-        Args: sink: sink to which the table of rounds is written; None: no table is written.
+        Args: sink: sink to which the table of rounds is written, or None to write no table.
         """
         self.sink = sink
         if not self._loaded:
@@ -81,7 +83,7 @@ class PopulationBasedTraining:
     def _worst_and_best(self) -> tuple[list[int], list[int]]:
         """Return (indices of the worst policies, indices of the best policies) by mean return.
 
-        Each list contains the fraction spec.replace_fraction of the population.
+        Each of the two lists contains the fraction spec.replace_fraction of the population.
         """
         reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
@@ -89,9 +91,10 @@ class PopulationBasedTraining:
         return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
-        """Draw one of the best policies at random. Return its index if its mean return exceeds the mean return of `policy` sufficiently.
+        """Draw one of the best policies at random, and return its index if its mean return sufficiently exceeds that of `policy`.
 
-        Returns None if the difference is below the gaps reward_gap and reward_gap_absolute of the spec.
+        Returns None if the difference of the two mean returns does not exceed both spec.reward_gap_absolute and spec.reward_gap · |mean
+        return of `policy`|.
         """
         if not best:
             return None
@@ -129,7 +132,8 @@ class PopulationBasedTraining:
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random stream and of the rounds. The hyperparameters are part of the state of each agent."""
+        """Return the state of the random stream and of the rounds. The hyperparameters are not included, because they are part of the state
+        of each agent."""
         return {"rng": generator_state(self.rng), "rounds": list(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

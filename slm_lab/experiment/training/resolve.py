@@ -23,11 +23,11 @@ _ROWS = 50
 
 
 def complete_spec(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
-    """Return the spec with which a run is trained and saved, in which all open values are determined.
+    """Return the spec with which a run is trained and saved: a copy of `spec` in which all missing values are set.
 
-    A complete spec is returned unchanged. The search section is removed, and searched keys have the values outside the search section. A
-    short spec is completed with the recommended net and keys for the spaces of its env, which is built once and closed. If
-    meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
+    A complete spec is returned unchanged. The section `search` is removed, and each searched key keeps its value outside this section. A
+    short spec (without agent.net) is completed with the recommended net and keys for the spaces of its env. To find these spaces, the env
+    is built once and closed. If meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
 
     Raises SpecError if the env cannot be built, or if a tracker of meta.track is not installed.
 
@@ -105,16 +105,16 @@ def number_of_gpus(plan: Plan) -> int:
 def single_session_spec(spec: Spec) -> Spec:
     """Return a copy of `spec` for a single Session without rollout workers and without a shared net.
 
-    Only the envs of this Session may start processes.
+    In a Session with the returned spec, only the envs may start processes.
     """
     return spec.with_meta(sampler=None, distributed=False, max_session=1)
 
 
 def resolve_inference(spec: Spec, device: str) -> Spec:
-    """Return `spec` with meta.sampler.inference="auto" replaced by "central" if `device` is a GPU, and by "local" if it is not.
+    """Return `spec` with meta.sampler.inference="auto" replaced by "central" if `device` is a GPU, and by "local" if `device` is the CPU.
 
-    With meta.sampler.serial_mode, the value "auto" always becomes "local". Where "auto" is replaced, worker_num_splits is set to 1 if it
-    does not divide num_envs_per_worker.
+    With meta.sampler.serial_mode, the value "auto" always becomes "local". If "auto" is replaced and worker_num_splits does not divide
+    num_envs_per_worker, worker_num_splits is set to 1.
     """
     sampler = spec.meta.sampler
     assert sampler is not None

@@ -88,7 +88,8 @@ def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
 
     The score is the mean score over all pairs of an agent of the team and an agent outside the team.
 
-    The score of a pair is 1 if the team's agent has the higher return, 0.5 if both returns are equal, and 0 otherwise.
+    The score of a pair is 1 if the agent of the team has the higher return, 0.5 if the two agents have equal returns, and 0 if the agent of
+    the team has the lower return.
 
     Args:
         returns_A: return of each agent in the game, [A].
@@ -114,7 +115,7 @@ class SelfPlay:
     Args:
         spec: meta.self_play.
         learner: learner of the policy that trains by self-play.
-        build: function that builds a policy with the nets of the spec and the given random generator.
+        build: function that receives a random generator, and builds a policy with the nets of the spec.
         env: vector env in which the rating games are played.
         num_envs: E, number of training envs.
         seed: seed for the choice of opponents and for the opponents' actions.
@@ -139,7 +140,8 @@ class SelfPlay:
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
         self.fixed = {path: self._build_fixed_opponent(path) for path in spec.fixed_opponents}
-        """Import path → scripted player. Each snapshot plays games against every scripted player and receives a score."""
+        """Import path → scripted player, for each of spec.fixed_opponents. Each snapshot plays games against every scripted player, and its
+        mean scores are recorded."""
         self.rated: dict[str, float] = {}
         """Rating and scores of the newest snapshot: column → value."""
         self.frequency = spec.snapshot_frequency or max(1, learner.frames // SNAPSHOTS)
@@ -148,12 +150,13 @@ class SelfPlay:
         """Number of snapshots that have been taken."""
         self.num_agents = len(env.info.agents)
         self.opponent_E = np.full(num_envs, -1, np.int64)
-        """Index of the snapshot that plays against the learning policy in each env; −1: the learning policy plays for all agents."""
+        """Index of the snapshot that plays against the learning policy in each env, or −1 if the learning policy plays for all agents of
+        the env."""
         self.player_E = np.zeros(num_envs, np.int64)
         """Index of the agent for which the learning policy plays in each env in which a snapshot plays against the policy."""
         self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
         self.sink: RunSink | None = None
-        """Sink to which the table of snapshots is written; None: no table is written."""
+        """Sink to which the table of snapshots is written, or None to write no table."""
         self.retired: list[Snapshot] = []
         """Snapshots that have been removed from the pool and still play in running games."""
 
@@ -166,21 +169,22 @@ class SelfPlay:
             raise SpecError(self.env.name, [problem]) from None
 
     def begin(self, sink: RunSink | None) -> None:
-        """Set the sink to which the table of snapshots is written; None: no table is written."""
+        """Set the sink to which the table of snapshots is written, or None to write no table."""
         self.sink = sink
 
     @property
     def learner_mask_N(self) -> np.ndarray:
-        """Whether the learning policy acts for each row of the training env, bool [N]."""
+        """Whether the learning policy acts for each row (agent of one of the parallel envs) of the training env, bool [N]."""
         own_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
         return own_EA.ravel()
 
     def act(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
-        """Compute the actions of the snapshots for the rows where a snapshot acts, and write the actions into action_N.
+        """Compute the actions of the snapshots in the rows (agents of parallel envs) for which a snapshot acts, and write these actions
+        into action_N.
 
         Args:
             obs_N: observations of all rows.
-            acts_N: whether the agent of each row acts in this step, bool [N]; None: all agents act.
+            acts_N: whether the agent of each row acts in this step, bool [N], or None if all agents act.
             action_N: actions of all rows in the format of `env.step`, which are changed in place.
         """
         theirs_N = ~self.learner_mask_N
@@ -286,7 +290,7 @@ class SelfPlay:
         return True
 
     def report(self) -> dict[str, float]:
-        """Return the rating and the scores of the newest snapshot; {} if no snapshot has been rated."""
+        """Return the rating and the scores of the newest snapshot, or {} if no snapshot has been rated."""
         return self.rated
 
     def close(self) -> None:
@@ -333,10 +337,10 @@ class SelfPlay:
 def play_match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
     """Play games of a policy against an opponent, and return the policy's score in each game.
 
-    The policy plays for each agent in turn. The number of games is `games`, rounded up to a multiple of the number of envs. If a stop is
-    requested, fewer scores are returned.
+    The agent for which the policy plays changes from game to game. The number of games is `games`, rounded up to a multiple of the number
+    of envs. If a stop is requested, fewer scores are returned.
 
-    Args: opponent: policy or scripted player that plays for all other agents; None: the other agents take uniformly random actions.
+    Args: opponent: policy or scripted player that plays for all other agents, or None if the other agents take uniformly random actions.
 
     Raises PlainError if a game is longer than MAX_STEPS, or if a game does not end for all agents at the same time.
     """

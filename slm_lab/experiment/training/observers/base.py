@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 EmitRow = Callable[[Row], None]
 
 CURRENT_COLUMNS = ("current_return", "current_return_se", "current_epi")
-"""Columns with the mean return of the current policy, the standard error of the mean, and the number of episodes from which both are
-computed (see EpisodeWindow.current)."""
+"""Columns with the mean return of the current policy, the standard error of the mean, and the number of episodes from which the mean and
+the standard error are computed (see EpisodeWindow.current_return)."""
 EPISODE_COLUMNS = ("epi_len", "epi_len_max", "epi_truncated")
-"""Columns with the mean and maximum length in steps, and the share of truncated episodes, of this Session's episodes since the previous
-row."""
+"""Columns about the episodes of this Session that ended since the previous row: mean length in steps, maximum length in steps, and share of
+truncated episodes."""
 COLUMNS = (
     *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma", "epi_new", "return_new"),
     *CURRENT_COLUMNS,
@@ -35,24 +35,25 @@ COLUMNS = (
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
 """Columns of every table. The column total_reward is the mean return of the last 100 episodes. The columns epi_new and return_new are the
-number and the mean return of the episodes since the previous row. The columns total_reward, epi_new and return_new and the CURRENT_COLUMNS
-cover the episodes of all Sessions that train the net. In an evaluation row, these columns cover the episodes of the evaluation."""
+number and the mean return of the episodes since the previous row. In a training row, total_reward, epi_new, return_new and the
+CURRENT_COLUMNS are computed from the episodes of all Sessions that train the net. In an evaluation row, these four kinds of columns are
+computed from the episodes of the evaluation."""
 SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
-"""Additional columns if several Sessions train one net. The column global_frame is the number of frames of all Sessions, and worker_reward
-is the mean return of the last 100 episodes of this Session. The other columns are means per update: updates by other Sessions between pull
-and push (staleness), time of waiting for the lock in milliseconds, bytes sent to the parameter server, and bytes received from the
-parameter server (0 in shared memory)."""
+"""Additional table columns if several Sessions train one net. The column global_frame is the number of frames of all Sessions, and
+worker_reward is the mean return of the last 100 episodes of this Session. The columns staleness, lock_wait, bytes_pushed and bytes_pulled
+are means per update: updates by other Sessions between pull and push, milliseconds of waiting for the lock, bytes sent to the parameter
+server, and bytes received from the parameter server (0 in shared memory)."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),
 )
-"""Additional columns with rollout workers. The lag columns contain the policy lag of the training data in gradient steps, and the share of
-transitions above max_policy_lag. The busy columns contain the shares of the time in which workers stepped envs, actions were computed, and
-the learner trained."""
+"""Additional table columns with rollout workers. lag_min, lag_mean and lag_max are the policy lag of the training data in gradient steps,
+and lag_masked is the share of transitions whose policy lag exceeds max_policy_lag. rollout_busy, inference_busy and learner_busy are the
+shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
 SELF_PLAY_COLUMNS = ("elo", "elo_se", "score_random", "score_previous")
-"""Additional columns in self-play: the Elo rating of the newest snapshot, the standard error of the rating, and the snapshot's mean scores
-(1 for a won game, 0.5 for a drawn game) against random actions and against the previous snapshot. After these columns, there is a column
-for each fixed opponent (see score_column)."""
+"""Additional table columns in self-play: the Elo rating of the newest snapshot, the standard error of the rating, and the snapshot's mean
+scores (1 for a won game, 0.5 for a drawn game) against random actions and against the previous snapshot. In self-play, a table also has a
+column for each fixed opponent (see score_column)."""
 MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "learner_busy")
 """Columns with times and speeds, whose values differ even between runs whose other results are equal."""
 
@@ -97,8 +98,8 @@ class Observer:
     """Base class of observers. A Session calls the hooks (the methods `on_…`), and a subclass overrides the hooks that it needs.
 
     To use an observer, name its class in the spec (meta.observers: ["package.module:Class"]) or pass it to Session or Trial
-    (observers=[Class]). Before the first step, one instance is created for each policy that a Session trains. If an observer raises an
-    error, the Session ends as failed.
+    (observers=[Class]). Before the first step of training, one instance of the observer is created for each policy that a Session trains.
+    If an observer raises an error, the Session ends as failed.
 
     >>> class Printer(slm_lab.Observer):
     ...     def on_row(self, row):
@@ -143,7 +144,7 @@ def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Return the mean of the values; None if there are no values."""
+    """Return the mean of the values, or None if there are no values."""
     return math.fsum(values) / len(values) if values else None
 
 

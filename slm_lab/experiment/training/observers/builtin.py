@@ -20,7 +20,7 @@ Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
 class SaveTimer:
-    """Timer that determines when the state of a Session is saved: after an update or a row, but at most every `interval` seconds.
+    """Timer that determines when the state of a Session is saved: after an update or a row, but at most once per `interval` seconds.
 
     If saving is slow, as with a replay buffer of 7 GB, the interval is extended so that at most a tenth of the time is spent on saving.
 
@@ -44,15 +44,15 @@ class SaveTimer:
 class Checkpointer(Observer):
     """Observer that saves the best weights of a policy, and the policy's current weights every `frequency` frames.
 
-    The best weights are the weights with the highest current_return in the rows of `modes` (see `rank`). The best weights are kept in
-    memory until the state of the Session is saved.
+    The best weights are the weights with the highest current_return in the table rows whose mode is in `modes` (see `weights_sort_key`).
+    The best weights are kept in memory until the state of the Session is saved.
 
     Args:
         policy_bundle: function that returns the data that is needed to act with the policy.
         timer: SaveTimer, which is checked after each update and each row.
         modes: modes ("train", "eval") of the rows whose current_return is compared.
         save: function that saves a checkpoint.
-        frequency: number of frames between numbered checkpoints; None: no numbered checkpoints.
+        frequency: number of frames between numbered checkpoints, or None to save no numbered checkpoints.
         newest: whether the newest weights count as the best weights, as in self-play, where the return depends on the opponents.
     """
 
@@ -103,9 +103,9 @@ class Checkpointer(Observer):
             self.best = None
 
     def resume_best(self, best: Mapping[str, Any] | None) -> None:
-        """Continue from the best weights on disk, which may be newer than the restored state of the Session.
+        """Take the best weights on disk into account, which may be newer than the restored state of the Session.
 
-        Args: best: checkpoint with the best weights, or the header of the checkpoint; None if there are no best weights on disk.
+        Args: best: checkpoint with the best weights, or the header of the checkpoint, or None if there are no best weights on disk.
         """
         self.best_rank = max(self.best_rank, weights_sort_key(best))
 
@@ -120,7 +120,7 @@ class Checkpointer(Observer):
 _INTERVAL = 0.25
 """Time in seconds between two progress reports."""
 _WINDOW = 60.0
-"""Time window in seconds over which the speed is measured. The window is longer if updates are less frequent."""
+"""Time window in seconds over which the speed is measured. The time window is longer if two consecutive updates are further apart."""
 
 
 class ProgressReporter(Observer):
@@ -133,7 +133,7 @@ class ProgressReporter(Observer):
     Args:
         learns: whether the agent is updated.
         evaluates: whether the reported current return is taken from the last evaluation (meta.rigorous_eval).
-        max_seconds: maximum training time, from which the remaining seconds are computed; None: no maximum.
+        max_seconds: maximum training time, from which the remaining seconds are computed, or None if there is no maximum.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class ProgressReporter(Observer):
         self.updates = 0
         self.row: RowValues = {}
         self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
-        """CURRENT_COLUMNS of the last evaluation row, which replace the CURRENT_COLUMNS of training rows if `evaluates` is True."""
+        """Values of the CURRENT_COLUMNS in the last evaluation row. If `evaluates` is True, they replace the values in training rows."""
         self.last = (clock.time, clock.frame)
         """(time, frame) of the last update."""
         self.marks = deque([self.last])
-        """(time, frame) of earlier updates, at intervals of _INTERVAL. The speed is measured from the first entry."""
+        """(time, frame) of earlier updates, at intervals of _INTERVAL. The speed is measured from the first entry of `marks`."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -203,7 +203,7 @@ class TimeLimit(Observer):
 
 
 class DevCheckError(PlainError):
-    """A check of the mode dev failed."""
+    """Error that is raised if a check of the mode dev fails."""
 
 
 DEV_CHECKS = {
@@ -213,14 +213,15 @@ DEV_CHECKS = {
     "target": "target net: changes in due updates, and in no other",
     "weights": "weights differ from the initial ones",
 }
-"""Name → description of the checks of the mode dev, in their order. The check "env" is performed by training.env_check before the run."""
+"""Name → description of each check of the mode dev, in the order of the report. The check "env" is performed by training.env_check before
+the run."""
 
 
 class DevChecks(Observer):
     """Observer that performs the checks of the mode dev during training.
 
     The checks require at least one update, finite losses and gradient norms, changed weights at the end, and a target net that changes when
-    its update is due and at no other time. At the end, or when a check fails, a notice lists the checks with their results.
+    its update is due and at no other time. At the end of training, or when a check fails, a notice lists the checks with their results.
 
     Args:
         weights: function that returns copies of the agent's weights.
@@ -233,7 +234,8 @@ class DevChecks(Observer):
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
         self.early_targets = 0
-        """Number of target net updates until the first update of the weights, which may have copied unchanged weights."""
+        """Number of target net updates that were due until the first update of the weights. These target net updates may have copied
+        unchanged weights."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -276,7 +278,7 @@ class DevChecks(Observer):
     def _report(self, failed: str | None = None) -> str:
         """Return a text with the result of each check, one line per check.
 
-        Args: failed: name of the check that failed, or None. Checks after this check in DEV_CHECKS are listed as not reached.
+        Args: failed: name of the check that failed, or None. Checks that follow the failed check in DEV_CHECKS are listed as not reached.
         """
         target = "no target net" if self.target_before is None else "ok" if self._expected_target_updates > 0 else "none was due"
         marks = dict.fromkeys(DEV_CHECKS, "ok") | {"target": target}

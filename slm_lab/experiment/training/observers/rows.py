@@ -42,7 +42,8 @@ class RowBuilder:
         self.wall_t = 0.0
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
-        """Build a row at the current frame of the clock. The columns that updates report are None in the returned row.
+        """Build a row at the current frame of the clock. Columns whose values come from updates (such as loss) are None in the returned
+        row.
 
         Args:
             total_reward: value of the column total_reward.
@@ -68,7 +69,7 @@ class RowBuilder:
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Restore the row history from the rows of a table file. Only rows after the last row that was built are added.
 
-        The clock is advanced to the last row and never set back.
+        The counters of the clock are advanced to those of the last row, and are never set back.
 
         Args:
             rows: rows of the file, as column → text.
@@ -103,9 +104,12 @@ class Recorder(Observer):
         emit: function that receives the rows.
         columns: columns of the rows. Values from Metrics.extra are means over the updates since the previous row.
         index: number of the table (see events.Row).
-        infos: keys of Episode.info. Each key has a column with the mean over the last 100 episodes of this Session (see info_column).
-        window: episodes over which total_reward is averaged, shared with the other Sessions that train the net; None: a new window.
-        scheduled: keys of env.schedule. Each key has a column with the mean over the episodes since the previous row (see schedule_column).
+        infos: keys of Episode.info. Each key has a column with the mean of its values over the last 100 episodes of this Session (see
+            info_column).
+        window: the episodes over which total_reward is averaged, which all Sessions that train the net share, or None to create a new
+            window.
+        scheduled: keys of env.schedule. Each key has a column with the mean of its values over the episodes since the previous row (see
+            schedule_column).
     """
 
     mode: Mode = "train"
@@ -129,7 +133,7 @@ class Recorder(Observer):
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *EPISODE_COLUMNS, *extra)} | {"epi_len_max": RunningMax()}
         self.scalars: dict[str, Mean] = {}
-        """Name → mean of the values that updates report and that have no column."""
+        """Name → mean of each metric that updates report and that has no column in the table."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if episodes:
@@ -182,8 +186,8 @@ class Recorder(Observer):
     def _emit_row(self, *, last: bool = False) -> None:
         """Build a training row and pass the row to `emit`.
 
-        Args: last: whether the row is the last row. A continued run does not contain this row, and its next row counts the same episodes
-            again.
+        Args: last: whether the row is the last row of the training. If the run is continued later, the last row is dropped, and the next
+            row counts the episodes of the dropped row again.
         """
         total_reward = mean(self.window.returns)
         current = self.window.current_return(self.clock.global_frame)
@@ -222,7 +226,7 @@ class Evaluator(Observer):
 
     Args:
         emit: function that receives the rows.
-        evaluate: function that plays episodes and returns their returns; [] if a stop request interrupts the evaluation.
+        evaluate: function that plays episodes and returns their returns, or [] if a stop request interrupts the evaluation.
         index: number of the table (see events.Row).
     """
 

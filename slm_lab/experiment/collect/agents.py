@@ -21,7 +21,7 @@ from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 
 
 class PolicyRows:
-    """The rows of a vector env for which one policy acts, with their hidden states and unfinished transitions.
+    """The rows of a vector env for which one policy acts, with the hidden states and unfinished transitions of these rows.
 
     Each row of the vector env belongs to one agent of one env copy. A transition is unfinished from an action of the agent until the
     agent's next action or the end of the agent's episode.
@@ -56,7 +56,8 @@ class PolicyRows:
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
         """Choose actions for the rows whose agents act in the next step.
 
-        Args: acts_K: whether the agent of each row acts, bool [K]; None: all agents act. The output is undefined for rows that do not act.
+        Args: acts_K: whether the agent of each row acts, bool [K], or None if all agents act. The returned output is undefined in rows
+            whose agents do not act.
         """
         agent = self.learner.agent
         if acts_K is None:
@@ -85,7 +86,8 @@ class PolicyRows:
             obs_K, first_K, acts_K: observations, first-step flags and acting flags of the policy's rows before the step.
             out: output of `act` for `obs_K` and `acts_K`.
             step: result of the step for all rows of the vector env.
-            own_K: whether the policy (and not an opponent) acts for each row in the running episode, bool [K]; None: for all rows.
+            own_K: whether the policy (and not an opponent) acts for each row in the running episode, bool [K], or None if the policy acts
+                for all its rows.
         """
         own = step if self.all else self._select_step(step)
         if own_K is not None:
@@ -107,7 +109,8 @@ class PolicyRows:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden states and the unfinished transitions. The state is valid only if the envs continue from the same step."""
+        """Return the hidden states and the unfinished transitions. The returned state is valid only if the envs continue from the same
+        step."""
         state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
         return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
 
@@ -120,7 +123,7 @@ class PolicyRows:
 def spread_to_all_rows(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
     """Extend a policy output that was computed only for the rows with the indices `rows` to all num_rows rows.
 
-    The other rows get zero actions and the hidden states of state_N.
+    Rows that are not in `rows` get zero actions and the hidden states of state_N.
     """
     action_N = np.zeros((num_rows, *out.action_N.shape[1:]), out.action_N.dtype)
     logp_N = np.zeros(num_rows, np.float32)
@@ -135,9 +138,10 @@ class AgentsSource(EnvSource):
     """Source of experience that steps a vector env with several agents. Each policy acts for the rows of its agents.
 
     Args:
-        policies: name of a policy → names of the agents for which the policy acts, in the order of `learners`; None: one policy acts for
-            all agents.
-        self_play: chooses the opponents of the only policy and computes their actions; None: there are no opponents.
+        policies: name of a policy → names of the agents for which the policy acts, in the order of `learners`, or None if one policy acts
+            for all agents.
+        self_play: SelfPlay object that chooses the opponents of the only policy and computes the opponents' actions, or None if there are
+            no opponents.
     """
 
     def __init__(
@@ -154,7 +158,7 @@ class AgentsSource(EnvSource):
         names = [env.info.agents] if policies is None else list(policies.values())
         self.parts = [PolicyRows(learner, env.info, own) for learner, own in zip(learners, names, strict=True)]
         self._obs_N: np.ndarray | None = None
-        """Observations on which the policies act next; None before the first reset."""
+        """Observations on which the policies act next, or None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
 
     def begin(self) -> None:
@@ -199,7 +203,7 @@ class AgentsSource(EnvSource):
             self_play.take_snapshot_if_due()
 
     def _acting_mask(self) -> np.ndarray | None:
-        """Return whether a learning policy acts next for each row, bool [N]; None: for all rows."""
+        """Return whether a learning policy acts for each row in the next step, bool [N], or None if learning policies act for all rows."""
         acts_N = self.env.acts_N
         if self.self_play is None:
             return acts_N

@@ -18,7 +18,7 @@ from slm_lab.experiment.training.learner import PolicyLearner
 class EnvSource:
     """Base class of the sources of experience that own an env in this process.
 
-    Args: learner: the collection ends when this learner has collected all its frames.
+    Args: learner: learner that trains on the experience. The collection ends when the learner has counted all its frames.
     """
 
     between_rounds = True
@@ -46,7 +46,7 @@ class LocalSource(EnvSource):
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         super().__init__(env, learner, stop, beat)
         self._obs_N: np.ndarray | None = None
-        """Observations on which the policy acts next; None before the first reset."""
+        """Observations on which the policy acts next, or None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
         self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
 

@@ -14,12 +14,12 @@ from slm_lab.lib.records import ActOut, VecStep
 class TurnTransitionBuilder:
     """Builder of transitions that joins all env steps between two actions of an agent into one transition.
 
-    A transition begins when an agent acts, and ends at the agent's next action or at the end of its episode. The reward of the transition
-    is the sum of the rewards that the agent received from its beginning to its end. The next observation of the transition is the
-    observation on which the agent acts next. If a move of another player ends the game, the agent's final reward therefore belongs to the
-    agent's own last move. Rewards that an agent receives before its first action of an episode do not belong to any transition. The
-    discount factor applies once per action of the agent. The observation of the agent's first action counts as the first observation of the
-    episode, even if the agent had to wait for its turn.
+    A transition begins when an agent acts, and ends at the agent's next action or at the end of the agent's episode. The reward of the
+    transition is the sum of the rewards that the agent receives from the beginning to the end of the transition. The next observation of
+    the transition is the observation on which the agent acts next. If a move of another player ends the game, the agent's final reward
+    belongs to the agent's own last move. Rewards that an agent receives before its first action of an episode do not belong to any
+    transition. The discount factor applies once per action of the agent. The observation of the agent's first action counts as the first
+    observation of the episode, even if the agent had to wait for its turn.
 
     Args:
         num_rows: N, number of rows of the vector env (one row per agent of each env copy).
@@ -44,14 +44,16 @@ class TurnTransitionBuilder:
     def finish_transitions(
         self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep, acted_N: np.ndarray | None
     ) -> Transition:
-        """Return the transitions that end with an env step. In the returned step, `valid_N` is True for the rows with such a transition.
+        """Return the transitions that end with an env step. In the returned step, `valid_N` is True for the rows in which a transition
+        ends.
 
-        All other values of the returned arrays must be ignored in rows where `valid_N` is False.
+        In rows where `valid_N` is False, the values of all other returned arrays must be ignored.
 
         Args:
-            obs_N, first_N, state_N, out: inputs and outputs of the policies before the step; undefined in rows that did not act.
+            obs_N, first_N, state_N, out: inputs and outputs of the policies before the step, which are undefined in rows whose agents did
+                not act.
             step: result of the env step.
-            acted_N: whether the agent of each row acted in the step, bool [N]; None: all agents acted.
+            acted_N: whether the agent of each row acted in the step, bool [N], or None if all agents acted.
         """
         if acted_N is None and step.acts_N is None and not (self.open_N | self.fresh_N).any():
             return obs_N, first_N, state_N, out, step
@@ -88,7 +90,7 @@ class TurnTransitionBuilder:
         self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the unfinished transitions. The state is valid only if the envs continue from the same step."""
+        """Return the unfinished transitions. The returned state is valid only if the envs continue from the same step."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
             "fresh": torch.from_numpy(self.fresh_N.copy()),

@@ -27,7 +27,7 @@ Target = Callable[..., None]
 class Resources:
     """Resources that a task reserves on a node of a cluster.
 
-    A LocalExecutor reserves nothing, and its caller limits the number of concurrent tasks.
+    A LocalExecutor reserves no resources, and its caller limits the number of concurrent tasks.
     """
 
     cores: float = 1.0
@@ -82,7 +82,7 @@ class Task(ABC):
 
     Attributes:
         restart: number of earlier processes of this task.
-        inbox: events that have arrived but were not yielded yet. A Died event comes last.
+        inbox: events that have arrived but were not yielded by `Executor.events` yet. A Died event comes last.
         deadline: time at which the process will be killed, in seconds of monotonic().
         kill_reason: reason in the Died event if the process is killed at the deadline.
     """
@@ -114,7 +114,7 @@ class Task(ABC):
 
 
 class Message(NamedTuple):
-    """Event: a task has sent a message. The message ("failed", cause) means that the target has raised an exception."""
+    """Event that contains a message from a task. The message ("failed", cause) means that the target has raised an exception."""
 
     task: Any
     kind: str
@@ -122,17 +122,17 @@ class Message(NamedTuple):
 
 
 class Died(NamedTuple):
-    """Event: the process of a task has ended, for any reason, with all processes that it started."""
+    """Event that reports that the process of a task has ended, for any reason, with all processes that it started."""
 
     task: Any
     reason: str
     """Reason as text, such as "killed by SIGKILL (often: out of memory)", "ended with exit code 3" or "did not end within 60 seconds"."""
     output: str
-    """Last lines that the process printed; "" if the lines are unknown or in a log."""
+    """Last lines that the process printed, or "" if the lines are unknown or in a log."""
     code: int | None = None
-    """Exit code of the process, negative if a signal ended the process; None if the exit code is unknown."""
+    """Exit code of the process, negative if a signal ended the process, or None if the exit code is unknown."""
     lost: bool = False
-    """Whether the process ended because its node was lost. If True, the task itself has not failed."""
+    """Whether the process ended because its node was lost. If `lost` is True, the task itself has not failed."""
 
     @property
     def text(self) -> str:
@@ -141,14 +141,14 @@ class Died(NamedTuple):
 
 
 class Stalled(NamedTuple):
-    """Event: the heartbeat of a task has not changed for longer than a limit. The process keeps running."""
+    """Event that reports that the heartbeat of a task has not changed for longer than a limit. The process of the task keeps running."""
 
     task: Any
     seconds: float
     phase: str
     level: StallLevel
     output: str = ""
-    """Last lines that the process printed. The text is "" if the lines are unknown or in a log, and for the level "notice"."""
+    """Last lines that the process printed. `output` is "" for the level "notice", and if the lines are unknown or in a log."""
 
 
 Event = Message | Died | Stalled
@@ -224,7 +224,8 @@ class Executor(ABC):
             task.inbox.append(Died(task, task.kill_reason, ""))
 
     def wake(self) -> None:
-        """Make the running call of `events` in another thread return soon. If no call is running, the next call returns soon."""
+        """Make the running call of `events` in another thread return soon. If no call of `events` is running, the next call of `events`
+        returns soon."""
         self._woken.set()
 
     def put_shared(self, content: Any) -> Any:
@@ -282,4 +283,4 @@ def run_task(executor: Executor, name: str, target: Target, *args: Any, stop: St
 
 
 class TaskFailed(Exception):
-    """A task ended without a result."""
+    """Exception that is raised if a task has ended without a result."""

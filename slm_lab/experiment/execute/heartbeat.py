@@ -18,14 +18,15 @@ from slm_lab.lib.system import has_feature
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
 USER_CODE = frozenset({BUILDING, RESETTING, STEPPING, EVALUATING, CLOSING})
-"""Phases in which code of an env runs, which may block. An interruption of these phases leaves no partially written files."""
+"""Phases in which code of an env runs, which may block. An interruption in a phase of USER_CODE leaves no partially written files."""
 HEARTBEAT_BYTES = 8
 
 
 class Heartbeat:
     """The heartbeat of a process.
 
-    Args: fd: descriptor of the file whose shared memory contains the heartbeat; −1: the heartbeat is in private memory of this process.
+    Args: fd: descriptor of the file whose shared memory contains the heartbeat, or −1 to keep the heartbeat in private memory of this
+        process.
 
     Attributes:
         beat: function `beat(phase)`, which the monitored process calls often. A call takes 0.1 µs.
@@ -54,7 +55,7 @@ class Heartbeat:
 
     @property
     def phase(self) -> int:
-        """Phase of the last beat; BUILDING before the first beat."""
+        """Phase of the last beat, or BUILDING before the first beat."""
         return int(self._cell[0]) % len(PHASES)
 
 
@@ -98,14 +99,14 @@ class StallTimer:
         return now - self._since
 
     def check_stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
-        """Return (seconds, phase, level) if the heartbeat has not changed for at least `notice` or `limit` seconds; else None.
+        """Return (seconds, phase, level) if the heartbeat has not changed for at least `notice` or `limit` seconds, or None otherwise.
 
-        The same stall is returned only once for each level. Before the first beat, `limit` is not applied, since importing torch may take
-        long on a busy machine.
+        A stall is returned only once for each level. Before the first beat, `limit` is not applied, since importing torch may take long on
+        a busy machine.
 
         Args:
-            notice: seconds after which the level "notice" is returned; None: never.
-            limit: seconds after which the level "limit" is returned; None: never.
+            notice: seconds after which the level "notice" is returned, or None to never return this level.
+            limit: seconds after which the level "limit" is returned, or None to never return this level.
         """
         seconds, before = self.seconds_since_beat(), self._reported
         over = self.heartbeat.value and seconds >= (limit or math.inf)

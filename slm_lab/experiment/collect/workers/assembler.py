@@ -31,7 +31,7 @@ class RolloutAssembler:
     Args:
         slots: the slots of all workers, indexed as [worker][slot][group].
         builders: the dataset builder of each policy.
-        rounds: number of rollouts of each worker in a round; None: rollouts are copied in the order of arrival.
+        rounds: number of rollouts of each worker in a round, or None to copy rollouts in the order of arrival.
     """
 
     def __init__(self, slots: list[list[list[RolloutSlot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
@@ -72,7 +72,7 @@ class RolloutAssembler:
     def free_rollouts(self) -> int:
         """Number of further rollouts that fit into the current dataset and the free datasets, rounded up.
 
-        The rollouts that wait to be copied are not counted.
+        The number of rollouts that already wait to be copied is subtracted.
         """
         columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))

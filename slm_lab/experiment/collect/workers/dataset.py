@@ -24,7 +24,7 @@ class EndedEpisode(NamedTuple):
 
 @dataclass
 class GroupRolloutReport:
-    """Report of a worker on the rollout of one env group. The transitions are in a slot and not in the report."""
+    """Report of a worker on the rollout of one env group. The transitions of the rollout are in a slot and not in the report."""
 
     truncations: list[Truncation]
     ended: list[EndedEpisode]
@@ -84,8 +84,8 @@ class DatasetBuilder:
     def add(self, slot: RolloutSlot, rollout: GroupRolloutReport, begin: int = 0) -> tuple[list[Dataset], int]:
         """Copy the columns (env rows) of a rollout in which this policy played, starting at column `begin`.
 
-        Returns (datasets that have become full, index of the first column that did not fit). If all columns fit, the index is the number of
-        columns.
+        Returns (datasets that have become full, index of the first column that did not fit). If all columns fit, the returned index is the
+        number of columns.
         """
         own_TN = slot.played_TN == self.policy
         num_columns = own_TN.shape[1]
@@ -107,7 +107,7 @@ class DatasetBuilder:
         return full, num_columns
 
     def _frame_mask(self, own_TN: np.ndarray) -> np.ndarray:
-        """Return whether step t of env row n counts as a frame of the policy, bool [T, N].
+        """Return whether each step t of each env row n counts as a frame of the policy, bool [T, N].
 
         If the policy plays several rows of an env in a step, only the first of these rows counts.
 

@@ -139,7 +139,7 @@ class CentralInference:
         return merge_outputs(group, parts)
 
     def _request_again(self) -> None:
-        """Reconnect, and send every unanswered request again.
+        """Reconnect to the server, and send every unanswered request again.
 
         The observations are also written again, since the server may have died while it was overwriting a request with its answer.
         """

@@ -32,7 +32,7 @@ from slm_lab.lib.system import has_feature
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
-"""First order to a worker on this machine. The order means that the shared arrays are ready."""
+"""First order to a worker on this machine. The order CONNECT means that the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
 """Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. When the weights were broadcast
 after every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
@@ -58,21 +58,22 @@ class SharedMemoryLink:
         return MemoryEndpoint(SharedFd(self.fd))
 
     def attach(self, arrays: WorkerArrays) -> None:
-        """Set the arrays of the learner, which contain the initial weights. The method does nothing, since these arrays are shared."""
+        """Set the arrays of the learner, which contain the initial weights. This method does nothing, since the learner's arrays are in
+        shared memory."""
 
     def connect(self, task: Task) -> None:
         """Send the first order to a new worker process."""
         task.send(CONNECT)
 
     def refresh(self, tasks: Iterable[Task]) -> None:
-        """Make the newest weights available to connected workers. With shared memory, nothing needs to be done."""
+        """Make the newest weights available to connected workers. With shared memory, `refresh` does nothing."""
 
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport) -> RolloutReport:
         """Make the content of a message "rollout" available in the learner's slot, and return the worker's report."""
         return report
 
     def close(self) -> None:
-        """Close the file of the shared memory. This method must be called after the workers have ended."""
+        """Close the file of the shared memory. `close` must be called after the workers have ended."""
         os.close(self.fd)
 
 
@@ -91,7 +92,7 @@ class MemoryEndpoint:
         return SharedArrays(self.memory.fd, fresh=False)
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
-        """Connect a worker to the learner's arrays, build the worker's policies, and begin its episodes.
+        """Connect a worker to the learner's arrays, build the worker's policies, and begin the worker's episodes.
 
         Args: first: the first order that the worker has received.
         """
@@ -101,7 +102,7 @@ class MemoryEndpoint:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
     def take(self, order: Any) -> None:
-        """Execute an order that a link has sent. The method does nothing, since a SharedMemoryLink sends no orders."""
+        """Execute an order that a link has sent. `MemoryEndpoint.take` does nothing, since a SharedMemoryLink sends no orders."""
 
     def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
         """Send the message ("rollout", slot, report) after the worker has filled a slot."""
@@ -113,7 +114,7 @@ class Broadcast:
     """A message with the newest weights of all policies."""
 
     weights: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
-    """Result of PublishedWeights.newest for each policy."""
+    """Result of PublishedWeights.copy_newest for each policy."""
     active_P: np.ndarray
     """Whether each policy still needs frames, bool [P]."""
 
@@ -215,8 +216,8 @@ WorkerEndpoint = MemoryEndpoint | MessageEndpoint
 
 
 SAVE, LOAD = "save", "load"
-"""Orders to a worker between two rounds. (SAVE, number of the request) makes the worker send its state. (LOAD, state or None, number of
-times that the run was continued) makes the worker continue a run."""
+"""Orders to a worker between two rounds. The order (SAVE, number of the request) makes the worker send its state. The order (LOAD, state or
+None, number of times that the run was continued) makes the worker continue a run."""
 _ORPHAN_SECONDS = 10.0
 """Time in seconds for which the inference server still answers workers after the learner was killed, so that the workers can close their
 envs."""
@@ -226,7 +227,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> 
     """Run a rollout worker, which collects rollouts into the requested slots until a stop is requested.
 
     The worker sends ("built", EnvInfo) when the envs are built, or ("user_error", SpecError) if the envs cannot be built. The worker sends
-    ("ready",) after the first order has been executed. After this message, the worker sends ("rollout", slot, RolloutReport, …) for each
+    ("ready",) after the first order has been executed. After ("ready",), the worker sends ("rollout", slot, RolloutReport, …) for each
     requested slot, and ("state", number of the request, state) for each SAVE order.
     """
     if get_sampler_spec(config.spec).async_rl and has_feature("priority"):

@@ -35,11 +35,11 @@ class WorkerConfig:
     restart: int = 0
     """Number of earlier processes of this worker or server that died."""
     info: EnvInfo | None = None
-    """Info of the envs of all workers together; None: the worker derives the info from its own envs."""
+    """Info of the envs of all workers together, or None if the worker derives the info from its own envs."""
     acting_state_size: int = 0
     """Number of values of the acting state, which is published together with the weights. See the function acting_state_size."""
     address: str = ""
-    """Address of the inference server's socket; "" if each worker computes its actions itself."""
+    """Address of the inference server's socket, or "" if each worker computes its actions itself."""
     device: str = "cpu"
     """Device of the inference server."""
 
@@ -57,7 +57,7 @@ class PublishedWeights:
 
     The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`. A reader copies the half that
     `done` selects, and accepts the copy unless `begun` shows that the writer has begun to overwrite the same half. Memory barriers between
-    these steps make the protocol correct on processors that reorder writes.
+    the steps of the writer and of the reader are needed on processors that reorder writes.
 
     Args:
         policy: policy whose parameters and buffers are copied to the shared arrays by `publish` and from the shared arrays by `pull`.
@@ -213,7 +213,7 @@ class RolloutSlot:
         the steps of the envs (see MultiAgentBatchReplay)."""
 
     def begin(self) -> None:
-        """Begin a new rollout, which overwrites the previous one."""
+        """Begin a new rollout, which overwrites the previous rollout."""
         self.t = 0
         self.storage.restart()
 
@@ -262,7 +262,7 @@ class WorkerArrays:
         ]
         """Slots, indexed as [worker][slot][group]."""
         self.buffers: list[list[InferenceBuffer]] = []
-        """Inference buffers, indexed as [worker][group]; empty without central inference."""
+        """Inference buffers, indexed as [worker][group], or [] without central inference."""
         if sampler.inference == "central":
             self.buffers = [[InferenceBuffer(group, policy) for _ in range(groups)] for _ in range(sampler.num_workers)]
         self.spans = BusySpans()
@@ -298,7 +298,8 @@ def get_sampler_spec(spec: Spec) -> SamplerSpec:
 def num_env_groups(sampler: SamplerSpec) -> int:
     """Return the number of env groups of a worker.
 
-    With central inference, a worker steps one env group while another group waits for actions. With local inference, there is one group.
+    With central inference, a worker steps one env group while another group waits for actions. With local inference, a worker has one env
+    group.
     """
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
@@ -315,9 +316,9 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
 def count_dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
     """Return the number of columns of a dataset for each policy.
 
-    A dataset has one column for each agent of the policy in each of spec.rollouts_per_dataset envs. If agent.policies is given, it names
-    the agents of each policy. If agent.policies is not given, every policy may be drawn for every agent (see meta.sampler.num_policies),
-    and all agents of the env are counted for each policy.
+    A dataset has one column for each agent of the policy in each of spec.rollouts_per_dataset envs. With agent.policies, the agents of a
+    policy are the agents that agent.policies lists for the policy. Without agent.policies, every policy may be drawn for every agent (see
+    meta.sampler.num_policies), and all agents of the env are counted for each policy.
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]
@@ -327,7 +328,7 @@ def count_dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
 def fixed_policy_indices(spec: Spec, info: EnvInfo) -> np.ndarray | None:
     """Return the index of the policy that agent.policies assigns to each row of the vector env, int64 [N].
 
-    Returns None if agent.policies is not given, in which case a policy is drawn for each episode.
+    If the spec does not contain agent.policies, a policy is drawn for each episode, and None is returned.
     """
     if spec.agent.policies is None:
         return None

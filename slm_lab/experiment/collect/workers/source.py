@@ -62,7 +62,7 @@ class UtilizationTracker:
         self.busy: dict[Kind, float] = {"rollout": 0.0, "inference": 0.0, "train": 0.0}
         """Total busy time in seconds for each kind of work, summed over the processes."""
         self.marks: deque[tuple[float, dict[Kind, float]]] = deque()
-        """(time of a call of `shares`, value of `busy` at this time) for the recent calls."""
+        """(time of a call of `busy_shares`, value of `busy` at this time) for the recent calls of `busy_shares`."""
         self.begin()
 
     def begin(self) -> None:
@@ -139,10 +139,10 @@ class WorkerSource:
         self._midway = False
         """Whether the learner has trained on only some of the transitions of the current dataset."""
         self._states: list[Any] | None = None
-        """Saved states from which the workers continue; None: the workers begin new episodes."""
+        """Saved states from which the workers continue, or None if the workers begin new episodes."""
         self._loaded, self._resumes = False, 0
         self.population: PopulationBasedTraining | None = None
-        """Population-based training as configured by meta.sampler.pbt; None if this section is not given."""
+        """Population-based training as configured by meta.sampler.pbt, or None if the spec has no section meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
         self.arrays = WorkerArrays(spec, info, policies, acting_state_size(self.normalizers))
         try:
@@ -157,7 +157,7 @@ class WorkerSource:
         pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rollouts_per_round()), info)
 
     def _rollouts_per_round(self) -> int | None:
-        """Return the number of rollouts per worker in a round; None if rollouts are used in the order of arrival, without rounds."""
+        """Return the number of rollouts per worker in a round, or None if rollouts are used in the order of arrival, without rounds."""
         if not self.spec.agent.algorithm.on_policy:
             return 1  # FrameStore: a replay memory of images needs all steps of an env in one column
         if not self.in_rounds:
@@ -293,7 +293,7 @@ class WorkerSource:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now.
+        """Whether the state of the source can be saved now.
 
         With synchronous rounds, the state can be saved only after the learner has trained on a round and before the next round begins.
         """

@@ -41,7 +41,7 @@ core. On a cluster there is no timeout, since a worker may have to wait for a fr
 
 @dataclass
 class _PoolProcess:
-    """State of a rollout worker, or of the inference server, as the pool knows it."""
+    """The pool's information about the process of a rollout worker or of the inference server."""
 
     index: int
     """Index of the worker."""
@@ -49,7 +49,7 @@ class _PoolProcess:
     running: bool = True
     """Whether the process is running."""
     deaths: int = 0
-    """Number of processes of this worker or server that died for a reason other than the loss of their node."""
+    """Number of processes of this worker or server that died for a reason other than a lost node."""
     built: bool = False
     """Whether the envs of the worker are built."""
     ready: bool = False
@@ -59,11 +59,11 @@ class _PoolProcess:
     worker need not wait for the next order after each rollout."""
     free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
     ordered: int = 0
-    """Number of rollouts that were ordered from the worker, except rollouts that were lost because its process died."""
+    """Number of rollouts that were ordered from the worker, except rollouts that were lost because the worker's process died."""
 
 
 class TaskPool:
-    """Pool of rollout workers, each of which runs as a task.
+    """Pool of rollout workers, each of which runs as a task of an executor.
 
     A thread orders rollouts from the workers, copies rollouts into datasets, and restarts workers that died. The learner takes complete
     datasets from a queue and returns the datasets after training. Without synchronous rounds, the other workers continue while a worker is
@@ -74,7 +74,7 @@ class TaskPool:
         due: if `synchronous`, total number of rollouts to be ordered from each worker by the end of the current round.
         out: number of complete datasets that the learner has not returned yet.
         put, taken: total numbers of datasets that were put into the queue and taken from the queue.
-        round_end: if `synchronous`, the value of `put` at the end of the last round; −1 while a round is being collected. The next round
+        round_end: if `synchronous`, the value of `put` at the end of the last round, or −1 while a round is being collected. The next round
             begins when the learner has returned all datasets, unless a stop is requested.
     """
 
@@ -85,7 +85,7 @@ class TaskPool:
         sampler = get_sampler_spec(self.spec)
         self.synchronous = not sampler.async_rl
         self.folder: str | None = None
-        """Folder that contains the socket of the inference server; None if there is no inference server."""
+        """Folder that contains the socket of the inference server, or None if there is no inference server."""
         if sampler.inference == "central":
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
@@ -119,7 +119,7 @@ class TaskPool:
 
     @property
     def store(self) -> SharedArrays | None:
-        """Shared arrays that the workers attach to; None if weights and rollouts are sent in messages."""
+        """Shared arrays that the workers attach to, or None if weights and rollouts are sent in messages."""
         return self.link.store
 
     @property
@@ -130,7 +130,7 @@ class TaskPool:
     def info(self) -> EnvInfo:
         """Wait until the first worker has built its envs, and return the EnvInfo of one vector env that contains the envs of all workers.
 
-        Raises SpecError, WorkerFailed or Interrupted.
+        Raises SpecError if the envs cannot be built, WorkerFailed if a worker fails, and Interrupted if a stop is requested.
         """
         # on one machine, wait for worker 0, which checks the env; on a cluster, for any worker, since worker 0 may wait for a core
         self._wait(lambda: self._info is not None and (self.link.remote or self.workers[0].built))
@@ -159,10 +159,11 @@ class TaskPool:
                 self.link.connect(worker.task)
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
-        """Wait until enough workers are ready, and start the collection unless a stop is requested first. Raises WorkerFailed.
+        """Wait until enough workers are ready, and start the collection unless a stop is requested first. Raises WorkerFailed if a worker
+        fails.
 
         Args:
-            states: states from which the workers continue, as returned by the method `states`; None: the workers begin new episodes.
+            states: states from which the workers continue, as returned by `collect_states`, or None if the workers begin new episodes.
             resumes: number of times that the run was continued. If `states` is None, each continuation uses new random streams.
         """
         needed = 1 if self.link.remote and not self.synchronous else len(self.workers)
@@ -176,7 +177,8 @@ class TaskPool:
         self.thread.start()
 
     def next(self) -> tuple[int, Dataset] | None:
-        """Return (index of the policy to train, dataset); None if no dataset is complete yet. Raises WorkerFailed."""
+        """Return (index of the policy to train, dataset), or None if no dataset is complete yet. Raises WorkerFailed if the pool has
+        failed."""
         try:
             item = self.datasets.get(timeout=0.2)
         except Empty:
@@ -198,9 +200,9 @@ class TaskPool:
                 yield self.reported.get_nowait()
 
     def collect_states(self) -> list[Any] | None:
-        """Return the states of all workers; None if a worker cannot save its unfinished episodes or the states do not arrive in time.
+        """Return the states of all workers, or None if a worker cannot save its unfinished episodes or the states do not arrive in time.
 
-        The method may be called only between synchronous rounds. Raises WorkerFailed.
+        `collect_states` may be called only between synchronous rounds.
         """
         self.requests += 1
         self.executor.wake()
@@ -214,7 +216,9 @@ class TaskPool:
         return None
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        """Handle events until `condition` returns True or a stop is requested. Raises SpecError or WorkerFailed."""
+        """Handle events until `condition` returns True or a stop is requested.
+
+        Raises SpecError if the envs of a worker cannot be built, and WorkerFailed if a worker fails or the timeout has passed."""
         limit = math.inf if self.link.remote else _BUILD_SECONDS * max(1.0, len(self.workers) / cores())
         deadline = time.monotonic() + limit
         while not condition() and not self.stop.requested:
@@ -380,7 +384,7 @@ class TaskPool:
             worker.task.send(slot)
 
     def _next_worker(self) -> _PoolProcess | None:
-        """Return the worker that should be ordered next to fill a slot; None if no rollout should be ordered now.
+        """Return the worker that should be ordered next to fill a slot, or None if no rollout should be ordered now.
 
         In synchronous rounds, rollouts are ordered until all rollouts of the round are ordered. Without rounds, rollouts are ordered as
         long as they fit into the datasets.

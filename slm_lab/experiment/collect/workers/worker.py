@@ -39,11 +39,11 @@ from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 
 
 class RolloutReport(NamedTuple):
-    """Report of a worker on the rollouts of all its env groups. The transitions are in slots and not in the report."""
+    """Report of a worker on the rollouts of all its env groups. The transitions of the rollouts are in slots and not in the report."""
 
     rollouts: list[GroupRolloutReport]
     deltas: list[list[Moments]]
-    """For each env group: the moments of the collected data, to be merged into the statistics of the learner's normalizers."""
+    """Moments of the data that each env group has collected, which are merged into the statistics of the learner's normalizers."""
     begin: float
     """Time at which the rollout began, in seconds of perf_counter. All processes of a machine use the same clock."""
     end: float
@@ -64,7 +64,7 @@ class Inference(Protocol):
 
 
 _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
-"""Attributes of EnvGroup that are kept from step to step and saved."""
+"""Attributes of EnvGroup that are kept from step to step and are part of the saved state."""
 
 
 class EnvGroup:
@@ -73,7 +73,7 @@ class EnvGroup:
     Args:
         index: index of the group in the worker.
         active_P: whether each policy still needs frames, bool [P].
-        fixed_N: index of the policy that plays each row, int64 [N]; None: a policy is drawn for each episode of a row.
+        fixed_N: index of the policy that plays each row, int64 [N], or None to draw a policy for each episode of a row.
     """
 
     def __init__(
@@ -100,18 +100,19 @@ class EnvGroup:
         when the game is over, and not when a life is lost."""
         self.state_NS = self.policies[0].initial_state(count)
         self.turns = TurnTransitionBuilder(count, self.policies[0].state_size) if info.agents else None
-        """Joins env steps into the transitions of agents that take turns; None if the env has no named agents."""
+        """Builder that joins env steps into the transitions of agents that take turns, or None if the env has no named agents."""
         self.policy_N = np.zeros(count, np.int64) if self.fixed_N is None else self.fixed_N
         self._draw_policies()
 
     @property
     def acting_policy_N(self) -> np.ndarray:
-        """Index of the policy that acts next for each row, int64 [N]; −1 if the agent of the row waits for its turn or is absent."""
+        """Index of the policy that acts next for each row, int64 [N], or −1 if the agent of the row waits for its turn or is absent."""
         acts_N = self.env.acts_N
         return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the envs and their unfinished episodes; None if the backend of the envs cannot save unfinished episodes."""
+        """Return the state of the envs and their unfinished episodes, or None if the backend of the envs cannot save unfinished
+        episodes."""
         env = self.env.state_dict()
         if env["episodes"]["backend"] is None:
             return None
@@ -191,7 +192,7 @@ def merge_outputs(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -
 
     Rows for which no policy acts get zero actions and keep their hidden states.
 
-    Args: parts: (indices of rows, int64 [K]; output of a policy for these rows) for each policy that acts.
+    Args: parts: pair (indices of rows, int64 [K], and output of a policy for these rows) for each policy that acts.
     """
     action, count = group.policies[0].action, len(group.policy_N)
     action_N, logp_N, version_N = np.zeros((count, *action.shape), action.dtype), np.zeros(count, np.float32), np.zeros(count, np.int64)
@@ -209,10 +210,10 @@ class WeightSubscriber:
     def __init__(self, weights: Sequence[PublishedWeights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
         self.weights, self.policies, self.envs = weights, policies, envs
         self.seen = 0.0
-        """Number of samples in the newest normalizer statistics that were copied."""
+        """Number of samples in the normalizer statistics that were copied last."""
 
     def pull(self) -> None:
-        """Copy published weights and normalizer statistics to the worker if they are newer than the worker's own."""
+        """Copy published weights and normalizer statistics to the worker if the published values are newer than the worker's values."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
                 (explore_var, uniform, frame), statistics = weights.acting_state[:3].tolist(), weights.acting_state[3:]
@@ -249,7 +250,7 @@ class RolloutWorker:
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
         """Build the policies, load the learner's weights, and reset the envs.
 
-        Args: connect: function that connects the given arrays of this worker to the arrays of the learner.
+        Args: connect: function connect(arrays) that connects the arrays of this worker to the arrays of the learner.
         """
         spec, self.policies = self.config.spec, build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
@@ -316,7 +317,7 @@ class RolloutWorker:
         return RolloutReport(rollouts, deltas, begin, now, env_seconds, act_seconds)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the worker between two rollouts; None if the backend of the envs cannot save unfinished episodes."""
+        """Return the state of the worker between two rollouts, or None if the backend of the envs cannot save unfinished episodes."""
         groups = [group.state_dict() for group in self.groups]
         if None in groups:
             return None

@@ -32,7 +32,7 @@ STALL_LIMIT = 300.0
 class SerialPool:
     """Pool of rollout workers that collect one after another in this process (meta.sampler.serial_mode).
 
-    The class has the same methods as TaskPool.
+    SerialPool has the same methods as TaskPool.
     """
 
     store: SharedArrays | None = None

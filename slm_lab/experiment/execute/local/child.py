@@ -76,7 +76,7 @@ def _apply_setup(printed: SharedFd, state: ProcessState, start_method: StartMeth
 
 
 def _is_forked_from_server() -> bool:
-    """Whether this process is a copy of the fork server."""
+    """Return whether this process is a copy of the fork server."""
     return "slm_lab.experiment.execute.local.preload" in sys.modules
 
 
@@ -145,8 +145,8 @@ class ChildContext(Context):
 def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:
     """Run the target of a task in the child process.
 
-    If the target raises an exception, the message ("failed", cause) is sent (see user_code.cause), and the process ends with exit code 1 or
-    with the code of the SystemExit.
+    If the target raises an exception, the message ("failed", cause) is sent (see user_code.describe_failure), and the process ends with
+    exit code 1 or with the code of the SystemExit.
     """
     os.set_inheritable(connection.fileno(), False)
     context, code = ChildContext(name, restart, connection, Heartbeat(heartbeat.fd)), 0

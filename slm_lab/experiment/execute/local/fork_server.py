@@ -53,7 +53,8 @@ _lock, _users_lock = threading.Lock(), threading.Lock()
 
 
 def use_start_method(requested: StartMethod) -> None:
-    """Set the start method (meta.start_method) for the children of this process. Raises SpecError if this system does not support it."""
+    """Set the start method (meta.start_method) for the children of this process. Raises SpecError if this system does not support the start
+    method."""
     if requested == "forkserver" and not has_feature("forkserver"):
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
@@ -62,7 +63,7 @@ def use_start_method(requested: StartMethod) -> None:
 
 
 def inherited_start_method() -> StartMethod:
-    """Return the setting of meta.start_method to pass to a child process; "spawn" if the fork server cannot run."""
+    """Return the setting of meta.start_method to pass to a child process, or "spawn" if the fork server cannot run."""
     return "spawn" if THIS_PROCESS.forkserver_unavailable else THIS_PROCESS.requested_method
 
 

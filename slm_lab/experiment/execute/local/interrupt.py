@@ -24,7 +24,7 @@ _AGAIN = 1.0
 
 
 class UserCodeBlocked(BaseException):
-    """User code did not return in time.
+    """Exception that is raised if user code does not return in time.
 
     UserCodeBlocked is not a subclass of Exception, so that `except Exception` in user code does not catch UserCodeBlocked.
     """
@@ -91,12 +91,12 @@ def watchdog(
     `stall_notice` seconds without a beat, the monitoring thread calls `report(seconds, phase)` once per stall.
 
     If the block runs outside the main thread, or if the system has no SIGURG, stalls are only reported. A C function that neither returns
-    nor handles signals cannot be interrupted from inside the process. In this case, another process has to kill this process.
+    nor handles signals cannot be interrupted from inside the process, so that another process has to kill this process.
     """
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None
     verdict: tuple[int, str] | None = None
-    """(value of the heartbeat at which the main thread is blocked, reason); None if the main thread is not blocked."""
+    """(value of the heartbeat at which the main thread is blocked, reason), or None if the main thread is not blocked."""
 
     def blocked() -> bool:
         nonlocal noticed, raised, stopped, verdict

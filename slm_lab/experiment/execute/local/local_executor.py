@@ -32,7 +32,7 @@ _EXIT_SECONDS = 2.0
 _REAP_SECONDS = 5.0
 """Maximum time in seconds for the system to end a killed process."""
 _UNKNOWN = 255
-"""Exit code that the standard library reports for a child if the fork server was killed, which knows the child's real exit code."""
+"""Exit code that the standard library reports for a child if the fork server, which knows the child's real exit code, was killed."""
 _PRINTED_BYTES = 2**20
 """Maximum number of bytes of a child's output that are kept in memory while the child has no log file."""
 _TAIL_LINES, _TAIL_BYTES = 20, 2**16
@@ -53,7 +53,7 @@ class LocalTask(Task):
 
     Attributes:
         pid: id of the process and of its process group.
-        output: log file of the process; None: the output of the process is kept in memory.
+        output: log file of the process, or None if the output of the process is kept in memory.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
@@ -61,7 +61,7 @@ class LocalTask(Task):
         self.pid = -1
         self.output: Path | None = None
         self._process: Any = None
-        """The multiprocessing.Process of the task; None if it is not running."""
+        """The multiprocessing.Process of the task, or None if the process is not running."""
 
     # ---- start
 
@@ -197,7 +197,7 @@ class LocalTask(Task):
     def end(self) -> None:
         """End the process and read its last messages.
 
-        If the process or a process that it started is still running, it is killed.
+        If the process, or a process that it started, is still running, that process is killed.
         """
         if self._process is None:
             return
@@ -235,7 +235,7 @@ class LocalExecutor(Executor):
 
     Args:
         stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or
-            "limit"; None: never.
+            "limit", or None to never yield the level.
     """
 
     task_type = LocalTask

@@ -1,7 +1,8 @@
-"""Code that the fork server runs before it forks its first child. The server preloads only this module, and no other module imports it.
+"""Code that the fork server runs before it forks its first child. The fork server preloads only the module `preload`, which no other module
+imports.
 
-The server starts with the stop signals blocked, so that no Ctrl-C can reach the server before it is in a new process group. An error in
-this module ends the server silently, and the parent then uses the spawn start method (fork_server.py).
+The fork server starts with the stop signals blocked, so that no Ctrl-C can reach the server before it is in a new process group. An error
+in this module ends the server silently, and the parent then uses the spawn start method (fork_server.py).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _SERVER = os.getpid()
 def _initialise_child(module: ModuleType) -> None:
     """Initialise a forked child that the executor did not start, such as an env process of AsyncVectorEnv, as if it had been spawned.
 
-    The child joins the process group of the process that requested the child, prints to the same files as this process, has its own random
-    numbers, and runs exit hooks, which a copy of the fork server would skip.
+    The child joins the process group of the process that requested the child, prints to the same files as the requesting process, has its
+    own random numbers, and runs exit hooks, which a copy of the fork server would skip.
     """
     if os.getpgid(0) == os.getpid():  # the executor has started this child, which is already initialised
         return

@@ -1,4 +1,5 @@
-"""Handling of user code that ends the process, closes the files of the process, or never returns from close(), and texts for failures."""
+"""Handling of user code that ends the process, closes the files of the process, or never returns from close(), and texts that describe
+failures."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from slm_lab.lib.log import PlainError, logger, notice
 
 
 class WorkerFailed(PlainError):
-    """A process that a Session needs has failed or has died too often.
+    """Exception that is raised if a process that a Session needs has failed or has died too often.
 
     The error message contains the reason and the traceback of the failed process.
     """
@@ -53,7 +54,7 @@ CLOSE_SECONDS = 10.0
 
 
 class UserCodeExited(BaseException):
-    """User code called os._exit.
+    """Exception that is raised if user code calls os._exit.
 
     UserCodeExited is not a subclass of Exception, so that `except Exception` in user code does not catch UserCodeExited.
     """
@@ -93,7 +94,7 @@ def is_from_user_code(error: BaseException) -> bool:
 
 
 def explain_exit(error: BaseException) -> str | None:
-    """Return a text that says what user code did, and where, for an error that is not a subclass of Exception; None for other errors."""
+    """Return a text that says what user code did, and where, for an error that is not a subclass of Exception, or None for other errors."""
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
@@ -107,7 +108,7 @@ def explain_exit(error: BaseException) -> str | None:
 
 
 def error_location(error: BaseException) -> str:
-    """Return the file and line that raised an error, as text to append to a message; "" if the file and line are unknown."""
+    """Return the file and line that raised an error, as text to append to a message, or "" if the file and line are unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
@@ -133,7 +134,7 @@ def convert_build_errors(name: str, stop: Stop) -> Iterator[None]:
 def close_env(close: Callable[[], None]) -> None:
     """Call the close() method of an env. If close() fails or does not return within CLOSE_SECONDS, only show a notice.
 
-    No result depends on the closing of an env.
+    Such a failure is not an error of the run, since no result depends on the closing of an env.
     """
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):

@@ -118,7 +118,7 @@ def connect_cluster(address: str, folder: Location | None) -> Iterator[Cluster]:
     Args:
         address: HOST:PORT, "auto" (the cluster to which this machine belongs), or "local" (a cluster that is started on this machine and
             stopped after the block).
-        folder: folder that all nodes must be able to read and write; None: access to a folder is not checked.
+        folder: folder that all nodes must be able to read and write, or None to check no folder.
 
     Raises UserError within seconds if the cluster cannot be reached or used, if a node has other package versions than this process (see
     `versions`), or if a node cannot access the folder.
@@ -206,7 +206,7 @@ def _resolve_address(address: str) -> str:
 def _check_protocol(connection: socket.socket) -> None:
     """Raise OSError if the server does not answer with HTTP/2, as the head node of a Ray cluster does.
 
-    (Ray itself would wait for minutes.)
+    (Ray itself would wait for an answer for minutes.)
     """
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return
@@ -248,7 +248,7 @@ def probe(token: Location | None) -> dict[str, Any]:
     """Return {"versions": …, "token": …, "problem": …} of the node on which this function runs.
 
     The entry "versions" contains the package versions, and "token" contains the content of the token file. The entry "problem" is the
-    reason why the node cannot read the token file or write to the folder of the token file; "" if the node can do both.
+    reason why the node cannot read the token file or write to the folder of the token file, or "" if the node can do both.
     """
     found = {"versions": versions(), "token": "", "problem": ""}
     if token is not None:
@@ -295,7 +295,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
 def _token(folder: Location | None) -> Iterator[Location | None]:
     """Context manager that creates a token file in `folder`, or in its nearest existing parent, and removes the file after the block.
 
-    The file contains its own random name.
+    The token file contains the random name of the token file.
     """
     if folder is None:
         yield None
@@ -331,7 +331,7 @@ def _raise_folder_error(cluster: Cluster, node: Node, folder: Location, problem:
 
 
 def _probe_result(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
-    """Return the result of `probe` on a node; None if the node has died since the call.
+    """Return the result of `probe` on a node, or None if the node has died since the call.
 
     Raises UserError if the node cannot run slm_lab or has other package versions (see `versions`).
 

@@ -32,8 +32,8 @@ for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     [ -e "$1" ] || exit 0
     sleep 0.5
 done"""
-"""Shell script that waits until the parent process closes its end of the pipe or is killed. The script then kills those Ray processes
-listed in the pipe that are still running, and removes a folder. (Ray's agents outlive a killed raylet for minutes.)"""
+"""Shell script that waits until the parent process closes its end of the pipe or is killed. When the pipe is closed, the script kills those
+Ray processes listed in the pipe that are still running, and removes a folder. (Ray's agents outlive a killed raylet for minutes.)"""
 _REMOVE_SECONDS = 10.0
 _ATTEMPTS = 2
 """Maximum number of attempts to start Ray. On a busy machine an attempt may fail, since Ray's start has a fixed timeout."""
@@ -55,12 +55,12 @@ class LocalCluster:
 
     The cluster has no dashboard and reports no usage. The operating system chooses all ports. Requests need a token that only this process
     and its children have (RAY_AUTH_MODE=token). The folder of the cluster has a short path below the system's temporary folder, since the
-    path of a Unix socket may have at most 107 bytes. Ray's processes end with this process, even if this process is killed. A waiting shell
-    then removes the folder.
+    path of a Unix socket may have at most 107 bytes. Ray's processes end with this process, even if this process is killed. When this
+    process has ended, a waiting shell script removes the folder of the cluster.
 
     Args:
         cores: number of CPUs that the cluster offers.
-        gpus: number of GPUs that the cluster offers; None: the GPUs that Ray finds.
+        gpus: number of GPUs that the cluster offers, or None for all GPUs that Ray finds.
 
     Raises UserError if this process is already connected to a Ray cluster, or if Ray cannot start.
     """
@@ -133,7 +133,7 @@ def _variables(folder: Path) -> dict[str, str]:
 def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
     """Context manager that creates a temporary folder, and a pipe into which the ids of Ray processes are written.
 
-    At the end of the block, or if this process is killed, the processes in the pipe are killed and the folder is removed.
+    At the end of the block, or if this process is killed, the processes whose ids are in the pipe are killed and the folder is removed.
     """
     folder = Path(tempfile.mkdtemp(prefix="slm_ray_", dir="/tmp" if os.path.isdir("/tmp") else None))
     remover = subprocess.Popen(
@@ -153,7 +153,7 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def _descendants() -> list[int]:
-    """Return the process ids of all descendants of this process, read from /proc; [] if the system has no /proc."""
+    """Return the process ids of all descendants of this process, read from /proc, or [] if the system has no /proc."""
     if not has_feature("proc"):
         return []
     parents: dict[int, int] = {}
@@ -172,8 +172,9 @@ def _start_fewer_processes() -> Iterator[None]:
     """Context manager in which ray.init starts only the processes that a search needs.
 
     The autoscaler's monitor, the log monitor and the API server (without dashboard) are not needed for a cluster of one node whose logs are
-    not shown. These three processes take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options to leave
-    out these processes. The context manager has no effect if the installed version of Ray lacks the names that are replaced.
+    not shown. The monitor, the log monitor and the API server take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores.
+    ray.init has no options to leave out processes. The context manager has no effect if the installed version of Ray lacks the names that
+    are replaced.
     """
     try:
         from ray._private import parameter

@@ -26,7 +26,7 @@ class RayTask(Task):
         super().__init__(name, target, args, resources)
         self.actor: Any = None
         self.taken: Any = None
-        """Future of the running call of `TaskActor.take`; None if no call is running."""
+        """Future of the running call of `TaskActor.take`, or None if no call is running."""
         self.outbox: list[Any] = []
         """Packed orders that will be sent with the next call of the actor."""
         self.ordered = 0
@@ -34,7 +34,7 @@ class RayTask(Task):
         self.signalled: Any = None
         """Future of the call of `TaskActor.signal` with the last signal."""
         self.started: float | None = None
-        """Time at which the actor was requested, in seconds of monotonic(); None when the actor runs."""
+        """Time at which the actor was requested, in seconds of monotonic(), or None when the actor runs."""
         self.failed = False
         """Whether the target has raised an exception."""
 
@@ -85,7 +85,7 @@ class RayExecutor(Executor):
 
     Args:
         stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or
-            "limit"; None: never.
+            "limit", or None to never yield the level.
     """
 
     task_type = RayTask
@@ -118,7 +118,7 @@ class RayExecutor(Executor):
 
         Args:
             kind: class of the actor.
-            node: id of the node on which the actor should run; None: any node.
+            node: id of the node on which the actor should run, or None for any node.
             options: options of the Ray actor, such as max_restarts.
         """
         strategy = "SPREAD" if node is None else node_strategy(node, soft=bool(options.get("max_restarts")))

@@ -32,7 +32,8 @@ STARTED, LOG, STALLED = "_started", "_log", "_stalled"
 
 
 class Limits(NamedTuple):
-    """Number of seconds without a heartbeat after which a stall is reported, for the levels "notice" and "limit"; None: never."""
+    """Number of seconds without a heartbeat after which a stall is reported, for the levels "notice" and "limit", or None to never report a
+    stall of the level."""
 
     stall_notice: float | None
     stall_limit: float | None
@@ -69,7 +70,8 @@ class RayContext(Context):
         self.messages.put(Sent(kind, pack(content)))  # packed in this thread, since packing in another thread would interrupt this one
 
     def redirect_output(self, path: Path) -> None:
-        """Redirect the output of this process to a temporary file, and send its lines to the executor, which appends them to `path`.
+        """Redirect the output of this process to a temporary file, and send the lines of the file to the executor, which appends the lines
+        to `path`.
 
         (A pipe instead of a file would block a program that prints while it holds the GIL.)
         """
@@ -118,7 +120,7 @@ class TaskActor:
             sys.path.append(str(folder))  # for "package.module:Name" in a spec
 
     def run(self, target: Target, args: tuple[Any, ...]) -> None:
-        """Run the target until it ends. If it raises an exception, send the message ("failed", cause)."""
+        """Run the target until it ends. If the target raises an exception, send the message ("failed", cause)."""
         self.context.send(STARTED)
         try:
             target(self.context, *args)
@@ -132,7 +134,7 @@ class TaskActor:
     def take(self, *numbered: Any) -> Taken | bytes:
         """Wait at most _POLL_SECONDS for messages from the task, and return a packed Taken object that contains these messages.
 
-        Args: numbered: arguments of `order`, which is called first; () if there are no orders.
+        Args: numbered: arguments of `order`, which is called first, or () if there are no orders.
         """
         if numbered:
             self.order(*numbered)

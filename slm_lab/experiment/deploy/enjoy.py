@@ -71,7 +71,7 @@ def load_ffmpeg() -> ModuleType:
 
 
 class VideoFile:
-    """Writes the frames of episodes to an MP4 file. The file gets its final name when `close` is called.
+    """Writer of an MP4 file with the frames of episodes. The file gets its final name when `close` is called.
 
     Args: stop_after_frames: number of frames after which no new episode is recorded, or None to record all episodes.
     """

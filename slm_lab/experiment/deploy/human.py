@@ -75,7 +75,7 @@ def make_joint_act(players: list[PolicyPlayer], env: Env, deterministic: bool) -
 
 
 class _HumanGames:
-    """Plays games of a person against policies in one env.
+    """Games of a person against policies in one env.
 
     Args: act: function that computes the actions of both players. The action for the person's player is replaced by the person's move.
     """

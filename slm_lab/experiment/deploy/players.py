@@ -198,7 +198,7 @@ def own_rows(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
 
 
 class GameReturns:
-    """Collects the returns of all agents in each game.
+    """Recorder of the returns of all agents in each game.
 
     Args: num_rows: number of agents of all parallel envs. num_agents: A, number of agents per env.
     """

@@ -71,7 +71,7 @@ class DamagedError(BundleError):
 
 
 class _ChecksumWriter:
-    """Writes a checkpoint file sequentially, computes the CRC-32 of the written bytes, and ends the file with a header and a seal."""
+    """Writer of a checkpoint file, which computes the CRC-32 of the written bytes and ends the file with a header and a seal."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.crc = file, 0

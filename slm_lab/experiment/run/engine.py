@@ -35,9 +35,9 @@ T = TypeVar("T")
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
 """Start method → memory in bytes of a Session's process, without memory that is shared with other processes.
 
-The values were measured with A3C on CartPole, whose Sessions need about the minimum memory of any Session. Processes that are forked from
-the fork server share the memory of torch. Together with the processes of the trial and the fork server, 2 Sessions take 382 MB and 8
-Sessions take 566 MB.
+The numbers of bytes were measured with A3C on CartPole, whose Sessions need about the minimum memory of any Session. Processes that are
+forked from the fork server share the memory of torch. Together with the processes of the trial and the fork server, 2 Sessions take 382 MB
+and 8 Sessions take 566 MB.
 """
 
 

@@ -163,10 +163,10 @@ class Planner(Protocol[Item]):
         """Handle the end of the task of `item`. `next_task` may later return another task for the same item."""
 
     def update(self) -> None:
-        """Save and display the state. `run_plan` calls this method about four times per second while tasks run."""
+        """Save and display the state of the planner. `run_plan` calls this method about four times per second while tasks run."""
 
     def on_stop_request(self) -> None:
-        """Handle a stop request. This method is called once.
+        """Handle a stop request. `on_stop_request` is called once.
 
         After a stop request, running tasks save their state, and no new task is started.
         """

@@ -192,8 +192,8 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     Args:
         name: name of the spec, or None for a name that consists of the algorithm and the env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME, or None for PPO. Those parts of its agent section that fit the env are
-            copied.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME, or None for PPO. Those entries of its agent section that fit the env
+            are copied to the new spec.
         comments: whether to write a comment for each key.
 
     If UserError or SpecError is raised, nothing is written. Existing files are never changed.
@@ -261,7 +261,7 @@ class _Template:
 def _load_template(like: str | None) -> _Template:
     """Return the template that `like` (the value of --like) names, which is an algorithm or a spec, or PPO if `like` is None.
 
-    Raises UserError or SpecError.
+    Raises UserError or SpecError if `like` names no usable template.
     """
     like = like or "PPO"
     if (name := _algorithm_name(like)) is not None:
@@ -304,7 +304,7 @@ def _find_user_algorithm(name: str, where: str) -> type[AlgorithmSpec]:
 
 
 def _raw_spec(like: str) -> dict[str, Any]:
-    """Return the spec that `like` names, as a dict without defaults. Raises UserError or SpecError.
+    """Return the spec that `like` names, as a dict without defaults. Raises UserError or SpecError if there is no such spec.
 
     Args: like: name of a shipped spec, FILE:NAME, or the path of a file with one spec.
     """
@@ -352,9 +352,9 @@ def _is_variable(value: Any) -> bool:
 
 
 def _probe_env(name: str) -> tuple[dict[str, Any], EnvInfo]:
-    """Build the env once, and return its EnvInfo and the entries of the env section that depend on the env. Raises SpecError.
+    """Build the env once, and return (entries of the env section that depend on the env, EnvInfo).
 
-    The result is (entries, EnvInfo).
+    Raises SpecError if the env cannot be built.
     """
     section: dict[str, Any] = {"name": name}
     try:
@@ -373,7 +373,8 @@ def _probe_env(name: str) -> tuple[dict[str, Any], EnvInfo]:
 
 
 def _supported_keys(name: str) -> list[str] | None:
-    """Return the names of the parts of a dict observation that agents support, or None if agents support all parts."""
+    """Return the keys of the supported entries of a Dict or Tuple observation, or None if all entries or no entries are supported. If the
+    env cannot be built, None is returned."""
     try:
         with quiet_gymnasium():
             env = gym.make(name, disable_env_checker=True)
@@ -481,7 +482,7 @@ def _net_fits(net: Any, images: bool, alike: bool) -> bool:
 
     A net class of the user, or a net with fixed input sizes, fits only if the envs of the template and of the new spec are similar.
 
-    Args: alike: whether these envs are similar.
+    Args: alike: whether the envs of the template and of the new spec are similar.
     """
     if not isinstance(net, dict) or _is_conv(net) != images:
         return False

@@ -24,7 +24,7 @@ from slm_lab.spec.models.spec import Spec
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
 """Type of the function open_run(choices), which creates the run folder and returns its paths.
 
-The function is called after the first Session has been built, with the `choices` of this Session's SessionParts.
+`open_run` is called after the first Session has been built. `choices` are the chosen_settings of this Session's SessionParts.
 """
 STOP_SECONDS = 60.0
 """Maximum time in seconds for a Session to save its state after Ctrl-C."""
@@ -56,8 +56,8 @@ class SessionsJob:
 Engine = Callable[[SessionsJob], list[SessionEnded]]
 """Type of a function that runs all Sessions of a job, and returns how each Session ended.
 
-The function raises SpecError or UserError if the spec cannot be built or the run folder cannot be created. When the function returns, all
-processes have ended.
+An engine raises SpecError or UserError if the spec cannot be built or the run folder cannot be created. When an engine returns, all
+processes that the engine started have ended.
 """
 
 
@@ -66,7 +66,7 @@ _CLOSE_SECONDS = 15.0
 _LOST = 10
 """Maximum number of processes of a Session that Ray may place on dead nodes without counting as deaths of the Session's process.
 
-Only processes that are lost together with their node, before they have built the Session, belong to this number.
+Only processes that are lost together with their node, before they have built the Session, count towards _LOST.
 """
 
 
@@ -106,18 +106,19 @@ class _RunningSession:
     deaths: int = 0
     """Number of processes of the Session that died, without processes that were lost with their node before the Session was built."""
     choices: Mapping[str, str | int] | None = None
-    """The `choices` of the Session's SessionParts; None until the Session is built."""
+    """The chosen_settings of the Session's SessionParts, or None until the Session is built."""
     begun: bool = False
     end: SessionEnded | None = None
-    """How the Session ended; None until the Session has reported its end. After the report, the process may still run."""
+    """How the Session ended, or None until the Session has reported its end. The process may still run after the Session has reported its
+    end."""
 
 
 class Sessions:
-    """Runs the Sessions of a job. This class stores the waiting Sessions, the running Sessions, and how the other Sessions ended.
+    """Runner of the Sessions of a job, which stores the waiting Sessions, the running Sessions, and how the other Sessions ended.
 
     Each process builds its envs and agent immediately. The run folder is created when the first Session is built, and each Session starts
-    to train when its process receives the paths of the run folder. Sessions that train one net start to train together. If the process of
-    such a Session dies, a new process continues the Session with the same shared arrays.
+    to train when its process receives the paths of the run folder. Sessions that train one net start to train together. If the process of a
+    Session with a shared net dies, a new process continues the Session with the same shared arrays.
     """
 
     def __init__(self, job: SessionsJob, host: SessionHost) -> None:
@@ -221,7 +222,7 @@ class Sessions:
         self.job.emit(end)
 
     def _stop(self) -> None:
-        """Request the Sessions that train to save their state. End the other Sessions, which have no state to save."""
+        """Request the Sessions that train to save their state. End the Sessions that do not train yet, which have no state to save."""
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + STOP_SECONDS

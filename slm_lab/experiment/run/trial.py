@@ -272,9 +272,9 @@ class Trial(Experiment[RunPaths]):
     def _create_run_folder(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
         """Create the run folder, save the spec in the folder, and return the paths of the run. A continued run uses the existing folder.
 
-        If this fails, UserError is raised, and a new folder is removed.
+        If the folder cannot be written, UserError is raised, and a new folder is removed.
 
-        Args: choices: see SessionParts.choices, or None if no Session is left to run.
+        Args: choices: see SessionParts.chosen_settings, or None if no Session is left to run.
         """
         found = self._resumption
         start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
@@ -349,7 +349,7 @@ class Trial(Experiment[RunPaths]):
         return metrics
 
     def _next_commands(self, metrics: Mapping[str, Any]) -> list[str]:
-        """Return lines with the commands that are useful after this run. In mode dev, the list is empty."""
+        """Return lines with the commands that are useful after this run. In mode dev, the returned list is empty."""
         shown, status = shlex.quote(str(self._shown)), metrics.get("status")
         if self.plan.mode == "dev" or status not in ("done", "failed", "stopped"):
             return []

@@ -77,9 +77,9 @@ class SessionParts:
         self.learners: list[PolicyLearner] = []
         self.source: ExperienceSource | None = None
         self.population: PopulationBasedTraining | None = None
-        """Population-based training as configured by meta.sampler.pbt; None if this section is not given."""
+        """Population-based training as configured by meta.sampler.pbt, or None if the spec has no section meta.sampler.pbt."""
         self.self_play: SelfPlay | None = None
-        """Self-play as configured by meta.self_play; None if this section is not given."""
+        """Self-play as configured by meta.self_play, or None if the spec has no section meta.self_play."""
         self._info: EnvInfo | None = None
         self._closing: list[Callable[[], None]] = []
         """Functions that release envs and processes, to be called in reverse order."""
@@ -123,7 +123,7 @@ class SessionParts:
             close_env(self._closing.pop())
 
     def build(self) -> None:
-        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError.
+        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError for errors that the user can correct.
 
         The method `close` must be called even if `build` raises an error.
         """
@@ -388,16 +388,16 @@ class SessionContext:
     beat: Beat = no_beat
     """Heartbeat function, which is called with each phase that begins (see execute.heartbeat)."""
     store: Store | None = None
-    """Shared arrays of the Sessions that train one net (meta.distributed); None: the Session trains a separate net."""
+    """Shared arrays of the Sessions that train one net (meta.distributed), or None if the Session trains a separate net."""
     restart: int = 0
     """Number of earlier processes of this Session that died."""
     resumed: RunPaths | None = None
     """The run from whose last checkpoint the Session continues: an earlier run, or this run if the process of the Session was restarted.
-    None: the Session starts from the beginning."""
+    If `resumed` is None, the Session starts from the beginning."""
     open_pool: OpenPool = open_pool
     """Function that starts the rollout workers."""
 
     @property
     def joins_running_sessions(self) -> bool:
-        """Whether the Session joins other Sessions that already train its net. If True, the shared arrays are newer than any checkpoint."""
+        """Whether the Session joins other Sessions that already train its net, so that the shared arrays are newer than any checkpoint."""
         return self.store is not None and not self.store.fresh

@@ -76,7 +76,7 @@ class PendingRestore:
     """Whether to restore the row history of the observers from the rows in the table files. If the tables are truncated, the observers also
     forget all rows that are not in the files."""
     rng: dict[str, Any] | None = None
-    """States of the process-wide random generators; None: the generators are not restored."""
+    """States of the process-wide random generators, or None to leave the generators unchanged."""
 
 
 def state_dict(session: Session) -> dict[str, Any]:
@@ -99,7 +99,8 @@ def state_dict(session: Session) -> dict[str, Any]:
 
 
 def _inexact_reasons(session: Session, collection: dict[str, Any] | None) -> list[str]:
-    """Return the reasons why a run continued from this state will differ from an uninterrupted run; [] if both runs will be equal."""
+    """Return the reasons why a run that continues from the current state will differ from an uninterrupted run, or [] if both will be
+    equal."""
     meta, lost = session.spec.meta, []
     if collection is None:
         lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
@@ -118,7 +119,7 @@ def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool =
     """Save the best weights and the state of a Session.
 
     Args:
-        bundle: the state to save, as returned by `state_dict`; None: the current state.
+        bundle: the state to save, as returned by `state_dict`, or None to save the current state.
         done: whether all frames have been collected and the last rows have been written.
     """
     assert session.sink is not None
@@ -155,9 +156,9 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_initial_weights(session: Session) -> None:
-    """Initialise the policies of a Session with the weights of the checkpoint in meta.init_from, if this key is set.
+    """Initialise the policies of a Session with the weights of the checkpoint in meta.init_from, if the spec contains this key.
 
-    Raises UserError if no weights fit.
+    Raises UserError if no weights of the checkpoint fit the nets.
     """
     if session.spec.meta.init_from is not None:
         policies = session.spec.agent.policies
@@ -203,11 +204,11 @@ def load_session_state(session: Session, bundle: dict[str, Any] | None, shared: 
     """Load the state from which a Session continues. This function must be called once, after `build` and before the first step.
 
     If the Session replaces a process that died while other Sessions train the net, only counters, observers and replay memory are loaded.
-    In this case, random streams and envs are new, since the saved random streams and envs could cause the same failure again.
+    The new process uses new random streams and envs, since the saved random streams and envs could cause the same failure again.
 
     Args:
-        bundle: the Session's last checkpoint; None if the Session has no checkpoint although other Sessions have trained the net.
-        shared: the last checkpoint of the shared arrays; None: the arrays in the store are kept.
+        bundle: the Session's last checkpoint, or None if the Session has no checkpoint although other Sessions have trained the net.
+        shared: the last checkpoint of the shared arrays, or None to keep the arrays in the store.
 
     Raises ValueError, RuntimeError, KeyError or TypeError if a checkpoint does not fit the Session.
     """

@@ -32,8 +32,8 @@ _CHANGEABLE_KEYS = re.compile(
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
     r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
 )
-"""Pattern of the spec keys that may be changed when a run is continued. The saved state and the columns of the tables do not depend on
-these keys."""
+"""Pattern of the spec keys that may be changed when a run is continued. The saved state and the columns of the tables do not depend on the
+keys that may be changed."""
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
@@ -54,7 +54,7 @@ class SessionStart:
     status: Literal["finished", "continues", "new"]
     frame: int = 0
     lost: tuple[str, ...] = ()
-    """Reasons why the result will differ from the result of an uninterrupted run; empty if both results will be equal."""
+    """Reasons why the result will differ from the result of an uninterrupted run, or () if both results will be equal."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the start as a dict, which is saved in meta.run."""
@@ -91,7 +91,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
 
     Args:
         sets: overrides of spec keys, each as "KEY=VALUE".
-        trial: number of the trial if the folder belongs to a search; None if the run is a single trial.
+        trial: number of the trial if the folder belongs to a search, or None if the run is a single trial.
 
     Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or cannot be continued with these overrides.
     """
@@ -222,7 +222,7 @@ def continuation_messages(found: ContinuedRun, killed: str | None) -> list[str]:
 def read_checkpoint(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
     """Read the checkpoint from which training continues. Returns None if the file does not exist.
 
-    Args: session: index of the Session to which the checkpoint belongs; None: the checkpoint belongs to all Sessions (shared arrays).
+    Args: session: index of the Session to which the checkpoint belongs, or None for the checkpoint of the arrays that all Sessions share.
 
     Raises UserError if the file cannot be read.
     """
@@ -247,7 +247,7 @@ def _read(
 def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
     """Return the end of an error message, which tells the user what to do if the last checkpoint cannot be used.
 
-    Args: session: index of the Session to which the checkpoint belongs; None: the checkpoint belongs to all Sessions.
+    Args: session: index of the Session to which the checkpoint belongs, or None if the checkpoint belongs to all Sessions.
     """
     whose = "its sessions" if session is None else f"session {session}"
     policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
@@ -309,7 +309,7 @@ def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:
 
 
 def trained_spec(header: Mapping[str, Any], saved: Spec) -> Spec:
-    """Return the spec with which a checkpoint was written. The spec file of the run may have been edited since then.
+    """Return the spec with which a checkpoint was written. The spec file of the run may have been edited after the checkpoint was written.
 
     Args:
         header: header of the checkpoint.

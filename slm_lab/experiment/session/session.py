@@ -33,9 +33,9 @@ class SessionResult:
     frame: int = 0
     interrupted: bool = False
     rows: list[RowValues] = field(default_factory=list)
-    """Training rows of the first policy (see observers.base.COLUMNS); [] if the rows were written to a given sink."""
+    """Training rows of the first policy (see observers.base.COLUMNS), or [] if the rows were written to a given sink."""
     eval_rows: list[RowValues] = field(default_factory=list)
-    """Evaluation rows of the first policy; [] if the rows were written to a given sink."""
+    """Evaluation rows of the first policy, or [] if the rows were written to a given sink."""
 
 
 class Session:
@@ -50,7 +50,7 @@ class Session:
         index: index of the Session in its trial, which determines the random seed.
         plan: options of the run, such as the device.
         trial: index of the trial.
-        sink: object to which rows and checkpoints are written; None: rows are kept in memory.
+        sink: object to which rows and checkpoints are written, or None to keep rows in memory.
         observers: subclasses of slm_lab.Observer, or functions that return an Observer, in addition to the observers in meta.observers.
         context: objects that the process provides, such as the stop request, the shared arrays and the run to continue.
     """
@@ -74,7 +74,7 @@ class Session:
         self.parts = self._new_parts()
         self.pending_restore = PendingRestore()
         self.blocked = False
-        """Whether an env did not return in time. If True, the envs cannot be used any more."""
+        """Whether an env did not return in time, so that the envs cannot be used any more."""
 
     def _new_parts(self) -> SessionParts:
         return SessionParts(self.spec, self.index, self.plan, self.trial, self.context, self._observers)
@@ -206,7 +206,7 @@ class Session:
     def end(self) -> None:
         """Write the last rows and save the state of the Session.
 
-        The saved state does not include the last rows, since a run that continues from the state writes new rows at this frame.
+        The saved state does not include the last rows, since a run that continues from the saved state writes new rows at the same frame.
         """
         assert self.sink is not None
         bundle = state_dict(self)

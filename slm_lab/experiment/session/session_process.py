@@ -49,15 +49,15 @@ class SessionTask:
     trial: int
     plan: Plan
     open_store: OpenStore | None = None
-    """Function that opens the shared arrays of meta.distributed; None if the Session trains a separate net."""
+    """Function that opens the shared arrays of meta.distributed, or None if the Session trains a separate net."""
     fresh: bool = True
     """True if no process has begun to train, or if the Session trains a separate net and starts from its last checkpoint."""
     resumed: RunPaths | None = None
-    """The run from whose last checkpoint the Session continues; None: the Session starts from the beginning."""
+    """The run from whose last checkpoint the Session continues, or None if the Session starts from the beginning."""
     open_sink: OpenSink | None = None
-    """Function that opens the sink; None: the process can access the run folder and writes the Session's tables to the run folder."""
+    """Function that opens the sink, or None if the process can access the run folder and writes the Session's tables to the run folder."""
     open_pool: OpenPool | None = None
-    """Function that starts the rollout workers; None: rollout workers are processes on this machine. (The default is None because this
+    """Function that starts the rollout workers, or None if rollout workers are processes on this machine. (The default is None because this
     module must not import torch, which the process of the trial does not need.)"""
     locks: bool = True
     """Whether the process can access the run folder and must lock the Session there, so that no other process runs the Session."""
@@ -72,13 +72,13 @@ def make_shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = Tru
 def open_shared_memory_store(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
     """Return the Store of a Session whose shared arrays are in shared memory, for Sessions that all run on one machine.
 
-    With a fixed first argument, the function is an OpenStore.
+    With a fixed first argument (functools.partial), the function has the type OpenStore.
     """
     return make_shared_arrays(spec, file.fd, index, fresh=fresh)
 
 
 def run_session(context: Context, task: SessionTask) -> None:
-    """Build a Session, wait for the RunPaths from the parent process, and train: the target of the task of a Session.
+    """Build a Session, wait for the RunPaths from the parent process, and train. The task of a Session has `run_session` as its target.
 
     The process sends the message ("ready", choices) when the Session is built, and ("event", Event) for each event except rows. The last
     message is ("event", SessionEnded), ("user_error", error) or ("failed", cause).

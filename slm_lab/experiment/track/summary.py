@@ -16,7 +16,7 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def summary(paths: RunPaths, trial: int = 0, table: int = 0) -> dict[str, float]:
-    """Return those metrics of a session's table that are defined, by name. The result is {} if the table has no rows.
+    """Return the defined metrics of a session's table, as a dict: name → value. If the table has no rows, {} is returned.
 
     With meta.rigorous_eval, all metrics are computed from evaluation rows. Without meta.rigorous_eval, the metrics are computed from
     training rows, except that the current return is the return of the last evaluation if this evaluation is recent. The strength metrics

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 class _TrackerLoop:
-    """Passes the messages of a session to the adapter of a tracker.
+    """Object that passes the messages of a session to the adapter of a tracker.
 
     Args: replies: file descriptor of the pipe to the session.
     """
@@ -104,7 +104,7 @@ class _TrackerLoop:
 
     @property
     def _steps(self) -> dict[str, int]:
-        """Last tracked step of each mode ("train" and "eval"). A continued run repeats the rows after its checkpoint, and these rows are
+        """Last tracked step of each mode ("train" and "eval"). Rows that a continued run repeats, because they follow its checkpoint, are
         not tracked again."""
         steps: dict[str, int] = self.state.setdefault("steps", {})
         return steps

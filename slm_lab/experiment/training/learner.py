@@ -240,7 +240,7 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def add_frame_note(self, error: BaseException, num_envs: int) -> None:
-        """Add a note to an error that contains the frame at which the error was raised (see user_code.describe_failure)."""
+        """Add a note to `error` with the frame at which `error` was raised (see user_code.describe_failure)."""
         call = error.call if isinstance(error, InvalidOutcome) else None
         frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised the error
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")

@@ -26,8 +26,8 @@ def complete_spec(spec: Spec, beat: Callable[[int], None] = lambda phase: None) 
     """Return the spec with which a run is trained and saved: a copy of `spec` in which all missing values are set.
 
     A complete spec is returned unchanged. The section `search` is removed, and each searched key keeps its value outside this section. A
-    short spec (without agent.net) is completed with the recommended net and keys for the spaces of its env. To find these spaces, the env
-    is built once and closed. If meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
+    short spec (without agent.net) is completed with the recommended net and keys for the spaces of its env. To determine the spaces, the
+    env is built once and closed. If meta.log_frequency is absent, it is set such that a Session writes at least 50 rows.
 
     Raises SpecError if the env cannot be built, or if a tracker of meta.track is not installed.
 

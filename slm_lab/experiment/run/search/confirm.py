@@ -23,7 +23,7 @@ _STREAM = 1_000_003
 
 
 def fresh_seed(random_seed: int) -> int:
-    """Return the random_seed for the confirmations of a search whose random_seed is given."""
+    """Return the random_seed for the confirmations of a search, given the random_seed of the search."""
     return int(np.random.SeedSequence([random_seed, _STREAM]).generate_state(1)[0]) & 0x7FFFFFFF
 
 
@@ -53,7 +53,8 @@ def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[Tria
 
 
 def create_run_folder(paths: RunPaths, spec: Spec) -> RunPaths:
-    """Create the run folder of the confirmations if it does not exist yet, and return its paths. Raises OSError."""
+    """Create the run folder of the confirmations if it does not exist yet, and return its paths. Raises OSError if the folder cannot be
+    written."""
     runs = RunPaths(paths.confirmation, paths.spec_name)
     runs.root.mkdir(exist_ok=True)
     runs.make_dirs()

@@ -87,9 +87,9 @@ _MOST_VALUES = 20
 def check_search_values(space: SearchSpace, plan: Plan) -> None:
     """Build env and agent with each value of each searched key, while other searched keys have their first value.
 
-    For a range, both ends of the range are used. Raises SpecError with a problem for each value with which the spec can be loaded but not
-    built. A value is skipped if it is valid only together with other values of other keys. Rollout workers and shared nets are disabled, so
-    that no processes are started.
+    For a key with a range, both ends of the range are used as values. Raises SpecError with a problem for each value with which the spec
+    can be loaded but not built. A value is skipped if it is valid only together with other values of other keys. Rollout workers and shared
+    nets are disabled, so that no processes are started.
     """
     problems: list[Problem] = []
     built: set[str] = set()

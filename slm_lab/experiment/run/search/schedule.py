@@ -186,7 +186,7 @@ def check_evaluation(spec: Spec) -> None:
 def check_pbt(spec: Spec, space: SearchSpace) -> None:
     """Raise SpecError if a searched key does not support population-based training.
 
-    The value of such a key cannot be changed while a trial runs, or the key exists only with certain values of another key.
+    A key is not supported if its value cannot be changed while a trial runs, or if the key exists only with certain values of another key.
     """
     draw = space.sample(np.random.default_rng(0))
     problems = [

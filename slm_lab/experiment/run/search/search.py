@@ -50,7 +50,7 @@ _NOTHING = "stopped before the first trial; nothing was written"
 _CHANGEABLE_KEYS = re.compile(
     r"meta\.(max_trial|search_resources\b.*|search_scheduler\b.*|search_keep|save_interval|checkpoint_frequency|stall_\w+|max_restart)"
 )
-"""Matches the keys that may be changed when a search is continued."""
+"""Regular expression for the spec keys that may be changed when a search is continued."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,8 @@ class Search(Experiment[RunPaths]):
     def _prepared_executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
         """Yield the executor of the trials, for this machine or for the cluster.
 
-        Before that, check that env and agent can be built with the searched values, and determine the resources of each trial.
+        Before the executor is yielded, env and agent are built with the searched values as a check, and the resources of each trial are
+        determined.
         """
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)
@@ -204,7 +205,9 @@ class Search(Experiment[RunPaths]):
             self._confirm_stage(executor, table, stop)
 
     def _create_run_folder(self) -> None:
-        """Create the run folder, and save the spec in the folder. A continued search uses the existing folder. Raises UserError."""
+        """Create the run folder, and save the spec in the folder. A continued search uses the existing folder.
+
+        Raises UserError if the folder cannot be written."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths

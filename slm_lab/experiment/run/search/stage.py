@@ -69,7 +69,8 @@ class Totals:
 
 
 class SearchTable(LiveTable):
-    """Displays the running trials of a search, the counts of trials, the best trial so far with its values, and the remaining time."""
+    """Live table that displays the running trials of a search, the counts of trials, the best trial so far with its values, and the
+    remaining time."""
 
     totals: Totals
     """The counts of the current trials, which are set by the Stage that runs the trials."""
@@ -171,14 +172,14 @@ _SAVE_EVERY = 2.0
 
 @dataclass
 class Stage(Totals):
-    """Runs trials until `target` trials have ended or a stop is requested. New trials, with values from `propose`, are appended to
-    `trials`."""
+    """Runner of trials, which runs trials until `target` trials have ended or a stop is requested. New trials, with values from `propose`,
+    are appended to `trials`."""
 
     executor: Executor
     resources: Resources
     """Resources that each trial reserves."""
     make_job: Callable[[TrialState, int], TrialJob]
-    """Returns the TrialJob of a trial.
+    """Function that returns the TrialJob of a trial.
 
     The function is called with the trial and its slot, which is a number below `concurrent` that no other running trial has. The function
     raises SpecError if the combination of values is invalid.

@@ -1,7 +1,7 @@
 """Run a trial of a search as a task of an executor.
 
-Each Session of the trial has a separate process, even if there is only one Session. A killed process therefore counts as a failed Session,
-as in runs outside a search.
+Each Session of the trial has a separate process, even if there is only one Session. A killed process counts as a failed Session, as in runs
+outside a search.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLUMNS = {"current_return": "current_return", "final_return": "total_reward", "
 
 
 class ReportReader:
-    """Computes the search metric of a running trial from the tables that the trial's Sessions write.
+    """Reader that computes the search metric of a running trial from the tables that the trial's Sessions write.
 
     Args:
         metric, baseline: see SearchState.
@@ -127,7 +127,7 @@ class TrialOutcome:
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     retry: bool = True
-    """Whether a failed trial may be started again, or False if the spec of the trial is invalid."""
+    """Whether a failed trial may be started again. `retry` is False if the spec of the trial is invalid."""
     lost: bool = False
     """Whether the cluster node of the trial was lost. A trial whose node was lost does not count as failed, and continues on another
     node."""

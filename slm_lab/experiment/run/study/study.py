@@ -47,7 +47,7 @@ VERSION = 1
 
 
 class _RunLimits(NamedTuple):
-    """The executor that runs the runs of a study, with its limits."""
+    """The executor that runs the runs of a study, and the limits within which it runs them."""
 
     executor: Executor
     concurrent: int
@@ -272,8 +272,9 @@ class StudyExperiment(Experiment[StudyPaths]):
     # ---- files
 
     def _create_study_folder(self) -> None:
-        """Create the folder of the study, and save the study in the folder. A continued study uses the existing folder. Raises
-        UserError."""
+        """Create the folder of the study, and save the study in the folder. A continued study uses the existing folder.
+
+        Raises UserError if the folder cannot be written."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -294,8 +295,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _existing_runs(self) -> dict[tuple[str, int], StudyRunFolder]:
         """Return the runs of the study that have a folder or a result, as a dict: (digest, random_seed) → folder.
 
-        If the current study contains a run with the same settings, the digest is that of the current run. Raises UserError if the study
-        file has another version.
+        If the current study contains a run with the same settings, the digest of the current study's run is used. Raises UserError if the
+        study file has another version.
         """
         paths = self._existing_paths
         version = study_start_info(paths).get("version", VERSION)
@@ -324,8 +325,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _current_identity(self, identity: Mapping[str, Any]) -> tuple[str, int]:
         """Return the digest and the random_seed of a run.
 
-        If the current study contains a run with the same settings except for keys that are newer than the given run, the digest is that of
-        the current run.
+        If the current study contains a run with the same settings except for keys that did not exist when the given run was trained, the
+        digest of the current study's run is returned.
         """
         seed = int(identity["random_seed"])
         for run in self._first_runs.values():
@@ -400,8 +401,9 @@ class StudyExperiment(Experiment[StudyPaths]):
     # ---- processes
 
     def _check_builds(self, executor: Executor, missing: Sequence[RunState], stop: Stop) -> int:
-        """Build env and agent once for each pair of entry and env, in a separate process, and return the number of GPUs. Raises
-        SpecError."""
+        """Build env and agent once for each pair of entry and env, in a separate process, and return the number of GPUs.
+
+        Raises SpecError if a build fails."""
         specs = {state.run.digest: state.run for state in missing}
         source = f"{self.study.source} {self.study.name}"
         arguments = list(specs.values()), replace(self.plan, jobs=None), source

@@ -67,7 +67,7 @@ def run_study_task(context: Context, job: RunJob) -> None:
 def _train(context: Context, job: RunJob) -> None:
     """Train one run and write its result.
 
-    The caller holds the lock of the run, so that a study that waits for the lock then finds the result.
+    The caller holds the lock of the run, so that a study that has waited for the lock finds the result.
     """
     from slm_lab.experiment.report.run import Run
     from slm_lab.experiment.report.study_result import write_result

@@ -37,7 +37,7 @@ class RunState:
 
 
 class StudyTable(LiveTable):
-    """Displays the running runs of a study with their progress, the counts of runs by status, and the remaining time."""
+    """Live table that displays the running runs of a study with their progress, the counts of runs by status, and the remaining time."""
 
     def __init__(self, states: Sequence[RunState], concurrent: int, console: Console | None = None) -> None:
         super().__init__(console)

@@ -1,4 +1,4 @@
-"""Find the parts in which the contents of two checkpoints differ."""
+"""Find the entries in which the contents of two checkpoints differ."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _OBSERVERS = "observers/user/"
 
 
 class PartDifference(NamedTuple):
-    """A part in which two checkpoints differ."""
+    """An entry of nested dicts, such as a tensor or a number, in which two checkpoints differ."""
 
     name: str
-    """Path of the part in the checkpoint, such as "policies/0/weights/layers.0.weight"."""
+    """Path of the entry in the checkpoint, such as "policies/0/weights/layers.0.weight"."""
     largest: float | None
-    """The largest absolute difference between two numbers of the part, or None if shape or type differ, or if a number is not finite."""
+    """The largest absolute difference between two numbers of the entry, or None if shape or type differ, or if a number is not finite."""
 
 
 def differing_parts(one: Any, other: Any) -> list[PartDifference]:
-    """Return the parts of two checkpoints that differ in at least one bit, weights first. Times and other records are not compared.
+    """Return the entries of two checkpoints that differ in at least one bit, weights first. Entries with keys in _RECORDS are not compared.
 
     The states of the user's observers are compared only if both checkpoints contain these states.
     """

@@ -3,8 +3,8 @@
 For each Session, the server has copies of the Session's components that have shared arrays: agent, normalizers and counters (argument
 `part` in this module). The copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a Session
 calls a method of a component under a lock (Store.run). On a cluster, the Session instead sends the name and the arguments of the method,
-such as a gradient, to the server, which calls the method of its copy. The results on a cluster are therefore equal, bit for bit, to the
-results on one machine.
+such as a gradient, to the server, which calls the method of its copy. The results on a cluster are equal, bit for bit, to the results on
+one machine.
 
 The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the
 components, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also
@@ -39,16 +39,16 @@ size of one row."""
 
 
 class NotAttached(PlainError):
-    """A Session is not attached to the parameter server, for example because the server was restarted."""
+    """Error that is raised if a Session is not attached to the parameter server, for example because the server was restarted."""
 
 
 class ServerStatus(NamedTuple):
     """The status of one process of the parameter server."""
 
     generation: int | None
-    """Number passed to ParameterServer.begin. None until `begin` is called, also after a restart of the process."""
+    """Number passed to ParameterServer.begin, or None if `begin` has not been called since the last start of the process."""
     processes: int
-    """Number of server processes among which the arrays are divided; 1 until the first Session is attached."""
+    """Number of server processes among which the arrays are divided, or 1 until the first Session is attached."""
     others: Sequence[ActorHandle]
     """All server processes except the first process, in order."""
 
@@ -155,7 +155,7 @@ class ParameterServer:
 
         Args:
             generation: number of times that the server was reset to a snapshot, which is the same for all server processes.
-            arrays: the arrays of the snapshot; None: the initial arrays.
+            arrays: the arrays of the snapshot, or None for the initial arrays.
         """
         self._views, self._generation, self._from, self._saver = {}, generation, arrays, None
         os.close(self.fd)
@@ -245,7 +245,7 @@ class ParameterServer:
         return self._update_session_rows(index, own).sent
 
     def begin_save(self, index: int, interval: float | None) -> bool:
-        """Return whether Session `index` may save the arrays now. If True, the server records that the Session is saving.
+        """Return whether Session `index` may save the arrays now. If the Session may save, the server records that the Session is saving.
 
         A Session may save if no other Session is saving, and if the last save ended at least `interval` seconds ago.
         """
@@ -303,7 +303,8 @@ class ParameterServers:
         return self.servers[0]
 
     def poll(self) -> None:
-        """Handle server processes that were restarted, and start missing server processes. Does not wait unless a process was restarted."""
+        """Handle server processes that were restarted, and start missing server processes. The method waits only if a process was
+        restarted."""
         statuses: dict[int, ServerStatus] = {}
         done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
         for number in done:
@@ -328,7 +329,7 @@ class ParameterServers:
     def _return_to_snapshot(self, restarted: list[int]) -> None:
         """Make all server processes serve the last snapshot.
 
-        Restarted processes begin last, so that no Session continues before all processes are ready.
+        Restarted server processes begin last, so that no Session continues before all server processes are ready.
         """
         for number in restarted:
             self._restarted(number)

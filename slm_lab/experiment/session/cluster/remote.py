@@ -36,7 +36,7 @@ class _Call(NamedTuple):
 
 
 class _ArrayCopies:
-    """A Session's copies of the shared arrays, and its connections to the server's processes."""
+    """A Session's copies of the shared arrays, and the Session's connections to the processes of the parameter server."""
 
     def __init__(self, first: ActorHandle, index: int, workers: int) -> None:
         self.servers, self.index, self.workers = [first], index, workers
@@ -118,7 +118,7 @@ class _ArrayCopies:
     def _call_concurrently(self, method: str, calls: Sequence[_Call]) -> list[Any]:
         """Call a method of several server processes concurrently, and return the results in order.
 
-        Raises NotAttached after all answers have arrived if a process has answered NotAttached.
+        If a process answers NotAttached, NotAttached is raised after the answers of all processes have arrived.
         """
         pending = [_start_call(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
@@ -157,7 +157,7 @@ class _ArrayCopies:
         return pieces
 
     def write(self, arrays: Arrays) -> None:
-        """Overwrite arrays of the server processes."""
+        """Overwrite arrays of the server processes with the given arrays."""
         self.call_servers("write", [_Call(process, (self.arrays_of_process(arrays, process),)) for process in range(len(self.servers))])
 
 
@@ -172,8 +172,8 @@ def _start_call(server: ActorHandle, method: str, arguments: tuple[Any, ...]) ->
 class RemoteArrays:
     """The Store of a Session whose shared arrays are in a parameter server. The Session works on copies of the arrays (`arrays`).
 
-    The copies are updated from the server's answers to this Session's messages. Each message contains the Session's rows that have changed,
-    for arrays with one row per Session ("own" arrays).
+    The copies are updated from the server's answers to this Session's messages. Each message to the server contains the Session's rows that
+    have changed, for arrays with one row per Session ("own" arrays).
 
     If the vectors of a component are divided among several server processes, the number of updates is counted separately for each range,
     and the first process stores all other arrays of the component. If two Sessions push gradients at the same time, different server
@@ -301,7 +301,7 @@ class RemoteArrays:
 
 
 class Superseded(PlainError):
-    """A newer process of the Session has taken over, so that this process must end."""
+    """Error that tells the process of a Session to end, because a newer process of the same Session has taken over."""
 
 
 class SinkServer:

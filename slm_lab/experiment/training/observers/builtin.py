@@ -151,7 +151,7 @@ class ProgressReporter(Observer):
         self.updates = 0
         self.row: RowValues = {}
         self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
-        """Values of the CURRENT_COLUMNS in the last evaluation row. If `evaluates` is True, they replace the values in training rows."""
+        """Values of the CURRENT_COLUMNS in the last evaluation row, which replace those of training rows if `evaluates` is True."""
         self.last = (clock.time, clock.frame)
         """(time, frame) of the last update."""
         self.marks = deque([self.last])
@@ -234,8 +234,7 @@ class DevChecks(Observer):
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
         self.early_targets = 0
-        """Number of target net updates that were due until the first update of the weights. These target net updates may have copied
-        unchanged weights."""
+        """Number of target net updates that were due until the first update of the weights, and that may have copied unchanged weights."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1

@@ -54,7 +54,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """A checkpoint of one policy of a Session was written."""
+    """Event that reports that a checkpoint of one policy of a Session was written."""
 
     table: int
     frame: int
@@ -62,7 +62,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class SessionEnded:
-    """A Session has ended."""
+    """Event that reports that a Session has ended."""
 
     session: int
     status: Status

@@ -18,8 +18,8 @@ class TurnTransitionBuilder:
     transition is the sum of the rewards that the agent receives from the beginning to the end of the transition. The next observation of
     the transition is the observation on which the agent acts next. If a move of another player ends the game, the agent's final reward
     belongs to the agent's own last move. Rewards that an agent receives before its first action of an episode do not belong to any
-    transition. The discount factor applies once per action of the agent. The observation of the agent's first action counts as the first
-    observation of the episode, even if the agent had to wait for its turn.
+    transition. The discount factor is applied once per transition, and not once per env step. The observation of the agent's first action
+    counts as the first observation of the episode, even if the agent had to wait for its turn.
 
     Args:
         num_rows: N, number of rows of the vector env (one row per agent of each env copy).

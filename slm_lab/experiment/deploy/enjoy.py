@@ -129,11 +129,12 @@ GAMES = 100
 MAX_ENVS = 32
 """Maximum number of parallel envs."""
 VIDEO_FRAMES = 1_000
-"""Default length of a video in frames. Without --episodes, the video ends with the episode in which this length is reached."""
+"""Default length of a video in frames. Without --episodes, the video ends with the episode in which the video reaches VIDEO_FRAMES
+frames."""
 _TRAINING_KEYS = (
     "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
 )  # fmt: skip
-"""Keys of the section env of a spec that enjoy cannot change. All other keys of this section are used to build the env."""
+"""Keys of the section env of a spec that enjoy cannot change. All other keys of the section env are used to build the env."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class EnjoyResult(NamedTuple):
     recorded: Path | None = None
     """File to which the episodes were written as a data set, if any."""
     games: GameResults | None = None
-    """Results of the games if the env has several agents."""
+    """Results of the games, or None if the env has one agent."""
 
 
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> EnjoyResult:

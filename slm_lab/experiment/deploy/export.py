@@ -56,7 +56,7 @@ class ExportResult(NamedTuple):
     params_difference: float
     """Largest difference between distribution parameters (and hidden states) of the file and of the agent."""
     card: Path | None = None
-    """Path of the model card, if any."""
+    """Path of the model card, or None if no model card was written."""
 
 
 def export_training(
@@ -162,8 +162,8 @@ def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Port
 
     Returns a description of the inputs and outputs of the file, and the largest differences of actions and of other outputs between the
     file and the agent. For ONNX, tracing is tried first, which takes 0.3 s (torch.export with translation to ONNX takes 9 s). A trace
-    cannot contain control flow that depends on values. torch.export is therefore used if tracing fails or warns, or if the traced policy
-    gives different actions.
+    cannot contain control flow that depends on values. torch.export is used if tracing fails or warns, or if the traced policy gives
+    different actions.
     """
     policy = ExportedPolicy(agent)
     example = _make_example_inputs(policy)
@@ -270,8 +270,8 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
     """Compare the exported policy with agent.act(deterministic=True), and return the largest differences of actions and of parameters.
 
     An integer action of the file may differ from the agent's action only because of slightly different distribution parameters. The action
-    of the file must therefore be the mode of the distribution that the file's own parameters define. Raises UserError if the outputs of the
-    file do not match those of the agent.
+    of the file must be the mode of the distribution that the file's own parameters define. Raises UserError if the outputs of the file do
+    not match those of the agent.
     """
     rng = np.random.default_rng(0)
     inputs = [_sample_observations(entry, policy, rng) for entry in policy.entries]

@@ -1,7 +1,7 @@
 """Upload named models to repositories of the Hugging Face Hub (`push`), and download them (`pull`).
 
-A downloaded model is untrusted data. Only files whose names are in PULLED are downloaded. None of these files contains a pickle, and the
-weights are a safetensors file. A spec that names modules is refused unless the user trusts the spec, because these modules would be
+A downloaded model is untrusted data. Only files whose names are in PULLED are downloaded. None of the downloaded files contains a pickle,
+and the weights are a safetensors file. A spec that names modules is refused unless the user trusts the spec, because these modules would be
 imported.
 """
 

@@ -80,7 +80,7 @@ class LoadedAgent:
             deterministic: whether to use the mode of the action distribution instead of a sample.
 
         Returns: (action, hidden state). The action is an element of `action_space`, or a batch of elements for a batch of observations. The
-            hidden state is None if the policy is not recurrent.
+        returned hidden state is None if the policy is not recurrent.
         """
         if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_entries_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
@@ -119,7 +119,7 @@ def load_agent(
             pretrained agent.
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
         session: index of the Session (training with one seed) of the run, or None for the Session with the best weights. If
-            meta.sampler.num_policies is above 1, `session` is the index of the log of a Session and policy (see RunPaths.session_df).
+            meta.sampler.num_policies is above 1, `session` is the number of the table of a Session and policy (see events.Row).
         trial: index of a trial of a search, or None for the best confirmed trial or, if no trial was confirmed, the best trial.
         entry, env, seed: label of the entry, label of the env, and seed of a run of a study, or None for the best run. If the study has
             several envs, `env` is required.
@@ -239,9 +239,9 @@ def _readable_checkpoints(
 
 
 def _log_indices(training: Training, session: int | None) -> list[int]:
-    """Return the indices of the logs whose checkpoints may be used.
+    """Return the numbers of the tables (see events.Row) whose checkpoints may be used.
 
-    Each Session or, if the training has several policies, each policy of each Session has its own log and checkpoints.
+    Each Session or, if the training has several policies, each policy of each Session has separate tables and checkpoints.
     """
     if not (names := training.policies):
         return training.paths.sessions(t=training.trial) if session is None else [session]

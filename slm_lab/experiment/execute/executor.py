@@ -42,7 +42,7 @@ class Context(ABC):
         stop: the stop request, which is set by the executor or because the executor's process has ended.
         heartbeat: heartbeat of this process, with the method `beat(phase)`.
         on_signal: callback that receives signals (Task.signal) in another thread. The target may replace the default callback, which does
-            nothing. The callback must not raise an exception.
+            nothing. `on_signal` must not raise an exception.
     """
 
     def __init__(self, name: str, restart: int, heartbeat: Heartbeat | None = None) -> None:
@@ -82,7 +82,7 @@ class Task(ABC):
 
     Attributes:
         restart: number of earlier processes of this task.
-        inbox: events that have arrived but were not yielded by `Executor.events` yet. A Died event comes last.
+        inbox: events that have arrived but were not yielded by `Executor.events` yet. A Died event is always the last event of `inbox`.
         deadline: time at which the process will be killed, in seconds of monotonic().
         kill_reason: reason in the Died event if the process is killed at the deadline.
     """
@@ -98,7 +98,7 @@ class Task(ABC):
 
     @abstractmethod
     def signal(self, content: Any) -> bool:
-        """Call `Context.on_signal` in the process immediately, even while the target is busy.
+        """Call `Context.on_signal` in the process of the task immediately, even while the target is busy.
 
         If the previous signal has not been delivered yet, the new signal is not sent and False is returned.
         """
@@ -229,7 +229,7 @@ class Executor(ABC):
         self._woken.set()
 
     def put_shared(self, content: Any) -> Any:
-        """Return an object to pass to `Task.send` or `Task.signal` in place of `content`. The content is sent only once to each node."""
+        """Return an object to pass to `Task.send` or `Task.signal` in place of `content`. `content` is sent only once to each node."""
         return content
 
     def stop(self, grace: float) -> None:

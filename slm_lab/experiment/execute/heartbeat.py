@@ -29,7 +29,7 @@ class Heartbeat:
         process.
 
     Attributes:
-        beat: function `beat(phase)`, which the monitored process calls often. A call takes 0.1 µs.
+        beat: function `beat(phase)`, which the monitored process calls often. A call of `beat` takes 0.1 µs.
     """
 
     def __init__(self, fd: int = -1) -> None:

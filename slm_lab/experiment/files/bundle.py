@@ -94,9 +94,9 @@ class _ChecksumWriter:
 def save(path: Location, bundle: dict[str, Any]) -> None:
     """Write `bundle` (tensors and plain Python values) to the file `path` atomically. Raises OSError if writing fails.
 
-    The bundle is first written to a hidden temporary file in the same folder, whose name is not that of a checkpoint. If writing fails, the
-    file `path` is left unchanged. A process that is killed while writing leaves the temporary file behind. The next call with the same
-    `path` overwrites the temporary file.
+    The bundle is first written to a hidden temporary file, whose name is not that of a checkpoint, in the folder of `path`. If writing
+    fails, the file `path` is left unchanged. A process that is killed while writing leaves the temporary file behind. The next call with
+    the same `path` overwrites the temporary file.
     """
     if isinstance(path, StoredPath):
         path.replace(lambda file: _write(bundle, file))

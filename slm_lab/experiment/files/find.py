@@ -215,8 +215,8 @@ class Training:
 
     @property
     def policies(self) -> list[str]:
-        """Names of the policies in agent.policies. The list is empty if the spec has no key agent.policies, or for a named model, which has
-        one policy."""
+        """Names of the policies in agent.policies. `policies` is empty if the spec has no key agent.policies, or for a named model, which
+        has one policy."""
         if isinstance(self.paths, ModelPaths):
             return []
         with suppress(OSError, ValueError, AttributeError):
@@ -358,7 +358,7 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
     Args:
         where: a checkpoint file, the folder of a run, search or study (whose best checkpoint is used), or the name or folder of a named
             model.
-        policy: name of a policy in agent.policies of the training. If the training has a single policy, the name is ignored, since the
+        policy: name of a policy in agent.policies of the training. If the training has a single policy, `policy` is ignored, since the
             weights of a single policy fit every policy.
 
     Raises UserError if there is no such checkpoint, or if the checkpoint cannot be used.

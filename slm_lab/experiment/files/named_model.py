@@ -33,7 +33,7 @@ POLICIES = ("policy.onnx", "policy.pt2")
 FILES = (WEIGHTS, SPEC, *POLICIES, CARD)
 """Names of all files that the folder of a named model can contain."""
 PRETRAINED = Path(__file__).parents[2] / "pretrained"
-"""Folder of the pretrained agents that this package contains. The folder may be read-only."""
+"""Folder of the pretrained agents that this package contains. The folder of the pretrained agents may be read-only."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
@@ -80,8 +80,8 @@ class PretrainedPaths(ModelPaths):
 
     @property
     def output_dir(self) -> Path:
-        """Folder for the files that are written about the agent. This folder is below the data folder, since the folder of the package may
-        be read-only."""
+        """Folder for the files that are written about the agent. The output folder is below the data folder, since the folder of the
+        package may be read-only."""
         return self.data_dir / "pretrained" / self.root.name
 
     model_dir = output_dir
@@ -192,8 +192,8 @@ def check_name_available(name: str, data_dir: Path, replace: bool) -> None:
 
 @contextmanager
 def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the files of a new model. If the with-block succeeds, this folder becomes the folder of the model
-    `name`.
+    """Yield a temporary folder for the files of a new model. If the with-block succeeds, the temporary folder becomes the folder of the
+    model `name`.
 
     If the with-block fails, the temporary folder is deleted.
 

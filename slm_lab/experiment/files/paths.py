@@ -92,7 +92,7 @@ class RunPaths:
     log_dir = PathDescriptor("log")
     model_dir = PathDescriptor("model")
     spec = PathDescriptor("{stem}_spec.json")
-    """The spec with its defaults, in a file that can be loaded like a spec of the user."""
+    """Path of the file with the spec and its defaults, which can be loaded like a spec file of the user."""
     report = PathDescriptor("report.html")
     """HTML page with all results of the run, or of the search."""
     lock = PathDescriptor(".lock")
@@ -106,11 +106,12 @@ class RunPaths:
     importance = PathDescriptor("{stem}_importance.json")
     """Importance of each searched key for the search metric."""
     best_spec = PathDescriptor("{stem}_best_spec.json")
-    """The spec of the best trial of a search, in a file that can be loaded like a spec of the user."""
+    """Path of the file with the spec of the best trial of a search, which can be loaded like a spec file of the user."""
     search_log = PathDescriptor("log/{stem}_search.log")
     """Log file with the messages of a search."""
     confirmation = PathDescriptor("confirm")
-    """Run folder in which the best trials of a search are trained again. A trial has the same index in this folder as in the search."""
+    """Run folder in which the best trials of a search are trained again. A trial has the same index in the folder of confirmations as in
+    the search."""
 
     @property
     def stem(self) -> str:

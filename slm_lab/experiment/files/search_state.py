@@ -1,4 +1,4 @@
-"""The state of a search, which is saved as a JSON file in the run folder. An interrupted or killed search continues from this file."""
+"""The state of a search, which is saved as a JSON file in the run folder. An interrupted or killed search continues from its state file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SearchState:
     common_seeds: bool
     trials: list[TrialState] = field(default_factory=list)
     reports: list[tuple[int, int, float]] = field(default_factory=list)
-    """Reported metrics, as (trial, frame, metric) in order of arrival. The state of the scheduler is rebuilt from these reports."""
+    """Reported metrics, as (trial, frame, metric) in order of arrival. The state of the scheduler is rebuilt from `reports`."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
     """Steps of population-based training in which a trial copied the state of another trial.
 

@@ -77,7 +77,7 @@ class StoredPath:
         """Replace the content of the file with the bytes that the function `write` writes.
 
         A reader sees either the old content or the complete new content. The new content is first written to a hidden file in the folder of
-        the file. If this folder is missing, it is created. The complete hidden file is moved to the final name. File systems rename the
+        the file. If the folder is missing, it is created. The complete hidden file is moved to the final name. File systems rename the
         hidden file. Object stores copy the hidden file on the server, and replace the object atomically. A process that is killed while
         writing leaves the hidden file behind, and the next call for the same file overwrites the hidden file.
         """
@@ -131,7 +131,7 @@ class StoredPath:
 
 @contextmanager
 def _convert_to_os_error() -> Iterator[None]:
-    """Convert all other errors of a store to OSError while the with-block runs.
+    """Convert errors of a store that are not OSErrors to OSError while the with-block runs.
 
     Errors that are not OSErrors are caused for example by a missing package for the protocol, or by missing credentials.
     """

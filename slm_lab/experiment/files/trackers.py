@@ -1,8 +1,8 @@
 """Experiment trackers (meta.track): send the rows of a Session's tables to tracker processes (see slm_lab.experiment.track).
 
-Each tracker has a separate process for each table. The library of a tracker therefore does not affect the random number generators, threads
-and signal handlers of a Session, and a tracker that fails or blocks cannot stop the Session. Rows that a tracker process has not read yet
-are kept in the Session's process. A tracker is switched off with a notice if the tracker fails, or if it does not accept a row within
+Each tracker has a separate process for each table. The library of a tracker does not affect the random number generators, threads and
+signal handlers of a Session, and a tracker that fails or blocks cannot stop the Session. Rows that a tracker process has not read yet are
+kept in the Session's process. A tracker is switched off with a notice if the tracker fails, or if it does not accept a row within
 _HANG_SECONDS. After the last row, a tracker process may continue to run for at most END_SECONDS. `wait_for_trackers` waits until all
 tracker processes have ended.
 """
@@ -52,7 +52,7 @@ _KINDS = {
     "schedule": ("lr", "explore_var", "entropy_coef"),
 }
 _KIND = {column: kind for kind, columns in _KINDS.items() for column in columns}
-"""Column of a table → kind of the column. Columns that are not listed, such as loss and entropy, have the kind "loss"."""
+"""Column of a table → kind of the column. Columns that are not in _KIND, such as loss and entropy, have the kind "loss"."""
 _OF_EVALUATION = ("return", "episode")
 """Kinds of the columns of evaluation rows that are sent to trackers. The other columns of evaluation rows repeat values of training
 rows."""

@@ -91,7 +91,7 @@ class _ClusterHost:
             self.servers.poll()
 
     def _start_parameter_server(self, number: int) -> ActorHandle:
-        """Start process `number` of the parameter server. Ray restarts this process if it dies."""
+        """Start process `number` of the parameter server. Ray restarts a process of the parameter server if it dies."""
         job, meta = self.job, self.job.spec.meta
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
         # Ray needs task events only for its dashboard

@@ -35,7 +35,7 @@ Paths = TypeVar("Paths")
 
 
 class Experiment(Generic[Paths]):
-    """Base class of trial, search and study.
+    """Base class of trials, searches and studies.
 
     Attributes:
         paths: paths of the experiment's files, or None until the folder of the experiment exists.
@@ -152,15 +152,14 @@ class Planner(Protocol[Item]):
     def next_task(self, slot: int) -> TaskStart[Item] | None:
         """Return the task to start next, or None if no task should be started now.
 
-        Args: slot: index of the task among the running tasks. The index is below `concurrent`, and no other running task has the same
-            index.
+        Args: slot: index of the task among the running tasks. `slot` is below `concurrent`, and no other running task has the same `slot`.
         """
 
     def report(self, item: Item, task: Task, message: Message) -> None:
         """Handle a message that the task of `item` has sent."""
 
     def ended(self, item: Item, died: Died) -> None:
-        """Handle the end of the task of `item`. `next_task` may later return another task for the same item."""
+        """Handle the end of the task of `item`. `next_task` may later return another task for `item`."""
 
     def update(self) -> None:
         """Save and display the state of the planner. `run_plan` calls this method about four times per second while tasks run."""

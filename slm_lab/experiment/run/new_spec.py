@@ -128,7 +128,7 @@ def _json(value: Any) -> str:
 
 
 def _key_comment(model: type[BaseModel], key: str) -> str:
-    """Return the first sentence of the description of a key. If the key is the name of a component, the docstring of the component is
+    """Return the first sentence of the description of a spec key. If the key is the name of a component, the docstring of the component is
     used."""
     if key == "name" and "algorithm" not in model.model_fields and model is not EnvSpec:
         text = inspect.getdoc(model) or ""
@@ -145,18 +145,19 @@ def _key_comment(model: type[BaseModel], key: str) -> str:
 
 @cache
 def _schema() -> dict[str, Any]:
-    """Return the JSON Schema of each model as a dict: name of the model → JSON Schema. The descriptions are those of the spec reference."""
+    """Return the JSON Schema of each model as a dict: name of the model → JSON Schema. The descriptions of spec keys in the JSON Schema are
+    those of the spec reference."""
     schema: dict[str, Any] = json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8"))["$defs"]
     return schema
 
 
 _FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
-"""Kind of env → recommended number of training frames for on-policy algorithms. For off-policy algorithms, the number is halved, except in
-Atari."""
+"""Kind of env → recommended number of training frames for on-policy algorithms. For off-policy algorithms, the number of frames is halved,
+except in Atari."""
 _OTHER_FRAMES = {False: 500_000, True: 1_000_000}
-"""Recommended number of training frames for other kinds of envs. The key is whether observations contain images."""
+"""Recommended number of training frames for kinds of envs that are not in _FRAMES. The key is whether observations contain images."""
 _ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
-"""Kind of env → recommended number of parallel envs for on-policy algorithms. For other kinds of envs, the number is 8."""
+"""Kind of env → recommended number of parallel envs for on-policy algorithms. For other kinds of envs, 8 parallel envs are recommended."""
 _MAX_T = 200
 """Maximum number of steps per episode in those toy_text envs of Gymnasium that have no time limit."""
 _SESSIONS = 2
@@ -192,8 +193,8 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     Args:
         name: name of the spec, or None for a name that consists of the algorithm and the env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME, or None for PPO. Those entries of its agent section that fit the env
-            are copied to the new spec.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME, or None for PPO. The entries of the agent section of `like` that fit
+            the env are copied to the new spec.
         comments: whether to write a comment for each key.
 
     If UserError or SpecError is raised, nothing is written. Existing files are never changed.

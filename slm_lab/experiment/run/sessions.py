@@ -24,7 +24,7 @@ from slm_lab.spec.models.spec import Spec
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
 """Type of the function open_run(choices), which creates the run folder and returns its paths.
 
-`open_run` is called after the first Session has been built. `choices` are the chosen_settings of this Session's SessionParts.
+`open_run` is called after the first Session has been built. `choices` are the chosen_settings of the first Session's SessionParts.
 """
 STOP_SECONDS = 60.0
 """Maximum time in seconds for a Session to save its state after Ctrl-C."""
@@ -43,7 +43,7 @@ class SessionsJob:
     """Function that receives all events of the Sessions except table rows."""
     stop: Stop
     sessions: tuple[int, ...] = ()
-    """Indices of the Sessions to run; () means all Sessions of the trial."""
+    """Indices of the Sessions to run, or () to run all Sessions of the trial."""
     resumed: RunPaths | None = None
     """The paths of the run that the Sessions continue, or None for a new run."""
 
@@ -116,9 +116,9 @@ class _RunningSession:
 class Sessions:
     """Runner of the Sessions of a job, which stores the waiting Sessions, the running Sessions, and how the other Sessions ended.
 
-    Each process builds its envs and agent immediately. The run folder is created when the first Session is built, and each Session starts
-    to train when its process receives the paths of the run folder. Sessions that train one net start to train together. If the process of a
-    Session with a shared net dies, a new process continues the Session with the same shared arrays.
+    The process of each Session builds envs and agent immediately. The run folder is created when the first Session is built, and each
+    Session starts to train when its process receives the paths of the run folder. Sessions that train one net start to train together. If
+    the process of a Session with a shared net dies, a new process continues the Session with the same shared arrays.
     """
 
     def __init__(self, job: SessionsJob, host: SessionHost) -> None:

@@ -85,7 +85,8 @@ class TrialResult(dict[str, Any]):
 
     @property
     def eval(self) -> pd.DataFrame:
-        """The evaluation rows of all Sessions, in the same format as the training rows. The table is empty if there were no evaluations."""
+        """The evaluation rows of all Sessions, in the same format as the training rows. The DataFrame is empty if there were no
+        evaluations."""
         return self.run.eval
 
     def agent(self, session: int | None = None, which: CheckpointKind = "best", policy: str | None = None) -> LoadedAgent:

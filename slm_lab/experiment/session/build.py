@@ -86,7 +86,7 @@ class SessionParts:
 
     @property
     def info(self) -> EnvInfo:
-        """The info of the training envs. With rollout workers, the info describes the envs of all workers together."""
+        """EnvInfo of the training envs. With rollout workers, `info` describes one vector env that contains the envs of all workers."""
         assert self._info is not None
         return self._info
 
@@ -165,7 +165,7 @@ class SessionParts:
         return source
 
     def _policy_infos(self, info: EnvInfo) -> list[EnvInfo]:
-        """Return, for each policy, the info of the env rows for which the policy may act.
+        """Return, for each policy, the EnvInfo of the env rows for which the policy may act.
 
         Raises SpecError if the policies do not fit the env's agents.
         """

@@ -204,7 +204,8 @@ def load_session_state(session: Session, bundle: dict[str, Any] | None, shared: 
     """Load the state from which a Session continues. This function must be called once, after `build` and before the first step.
 
     If the Session replaces a process that died while other Sessions train the net, only counters, observers and replay memory are loaded.
-    The new process uses new random streams and envs, since the saved random streams and envs could cause the same failure again.
+    A process that replaces a dead process uses new random streams and envs, since the saved random streams and envs could cause the same
+    failure again.
 
     Args:
         bundle: the Session's last checkpoint, or None if the Session has no checkpoint although other Sessions have trained the net.

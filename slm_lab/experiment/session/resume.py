@@ -57,7 +57,7 @@ class SessionStart:
     """Reasons why the result will differ from the result of an uninterrupted run, or () if both results will be equal."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the start as a dict, which is saved in meta.run."""
+        """Return the description as a dict, which is saved in meta.run."""
         if self.status == "continues":
             return {"frame": self.frame, "exact": not self.lost} | ({"lost": list(self.lost)} if self.lost else {})
         return {"frame": self.frame, "status": self.status}
@@ -277,7 +277,7 @@ def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
 def read_start_history(file: Path) -> list[dict[str, Any]]:
     """Return the entry meta.run of a saved spec file, a list with one dict for each start of the run.
 
-    Raises UserError if the file is a spec of SLM Lab.
+    Raises UserError if the file belongs to a run of SLM Lab, which slm_lab cannot continue.
     """
     content = json.loads(file.read_text(encoding="utf-8"))
     if is_single_spec(content):

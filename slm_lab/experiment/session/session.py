@@ -128,8 +128,8 @@ class Session:
     def train(self, sink: RunSink | None = None) -> SessionResult:
         """Train until every policy has collected its frames, or until a stop is requested.
 
-        Raises WorkerFailed, UserCodeBlocked (an env did not return in time), or any exception that an env raises. The training state is
-        saved before WorkerFailed or UserCodeBlocked is raised.
+        Raises WorkerFailed if a rollout worker has failed, UserCodeBlocked if an env did not return in time, or any exception that an env
+        raises. The training state is saved before WorkerFailed or UserCodeBlocked is raised.
         """
         if not self.parts.is_open:  # not built yet, or closed after an earlier run
             self.build()

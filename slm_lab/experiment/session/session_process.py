@@ -51,7 +51,8 @@ class SessionTask:
     open_store: OpenStore | None = None
     """Function that opens the shared arrays of meta.distributed, or None if the Session trains a separate net."""
     fresh: bool = True
-    """True if no process has begun to train, or if the Session trains a separate net and starts from its last checkpoint."""
+    """Whether no process has begun to train the net. `fresh` is also True if the Session trains a separate net and starts from its last
+    checkpoint."""
     resumed: RunPaths | None = None
     """The run from whose last checkpoint the Session continues, or None if the Session starts from the beginning."""
     open_sink: OpenSink | None = None

@@ -2,7 +2,7 @@
 trial, search or study, and have the spec as config.
 
 The names of projects and servers come from the environment variables of each library (WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_PROJECT,
-…). If no project is given, the name of the project is "slm_lab".
+…). If no environment variable names a project, the name of the project is "slm_lab".
 """
 
 from __future__ import annotations

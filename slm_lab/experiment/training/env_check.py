@@ -77,6 +77,6 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
 
 
 def _last_user_line(error: Exception) -> str:
-    """Return the file and line of the innermost user code in the traceback of an error; "" if the traceback contains no user code."""
+    """Return the file and line of the innermost user code in the traceback of an error, or "" if the traceback contains no user code."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
     return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

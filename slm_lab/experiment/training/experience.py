@@ -67,7 +67,7 @@ class ExperienceSource(Protocol):
 
     @property
     def unsaved_episodes_reason(self) -> str:
-        """Reason why `state_dict` does not contain the unfinished episodes. If `state_dict` contains the unfinished episodes, the value is
+        """Reason why `state_dict` does not contain the unfinished episodes. If `state_dict` contains the unfinished episodes, the reason is
         meaningless."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:

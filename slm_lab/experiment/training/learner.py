@@ -51,7 +51,7 @@ class PolicyLearner:
         table: number of the policy's tables and checkpoints (see events.Row).
         frames: number of frames after which training ends.
         normalizers: normalizers of the envs that the policy acts in.
-        timer: determines when the state of the Session is saved.
+        timer: SaveTimer that determines when the state of the Session is saved.
         spaces: observation and action space of the envs, as stored in checkpoints.
         evaluation: settings of the evaluation, or None if the policy is not evaluated.
         shared: whether several Sessions train the same net.
@@ -93,7 +93,7 @@ class PolicyLearner:
         )
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
-        """All observers in the order in which they are called; [] before training begins."""
+        """All observers in the order in which they are called, or [] before training begins."""
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
         self._on_row: list[EmitRow] = []

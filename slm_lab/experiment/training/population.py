@@ -83,7 +83,7 @@ class PopulationBasedTraining:
     def _worst_and_best(self) -> tuple[list[int], list[int]]:
         """Return (indices of the worst policies, indices of the best policies) by mean return.
 
-        Each of the two lists contains the fraction spec.replace_fraction of the population.
+        Each returned list contains the fraction spec.replace_fraction of the population.
         """
         reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))

@@ -96,7 +96,7 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
 
 
 def number_of_gpus(plan: Plan) -> int:
-    """Import torch, and return the number of CUDA devices of this machine; 0 if plan.device is "cpu"."""
+    """Import torch, and return the number of CUDA devices of this machine, or 0 if plan.device is "cpu"."""
     import torch
 
     return torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0

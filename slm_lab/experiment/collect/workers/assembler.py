@@ -43,12 +43,12 @@ class RolloutAssembler:
         self.round_over = False
 
     def put(self, worker: int, slot: int, report: RolloutReport) -> None:
-        """Add a slot that a worker has filled to the queue of the worker."""
+        """Add a filled slot of a worker to the queue of this worker."""
         parts = len(report.rollouts) * len(self.builders)
         self.waiting[worker].append(FilledSlot(worker, slot, report, [0] * parts))
 
     def assemble(self) -> Iterator[tuple[FilledSlot | None, list[tuple[int, Dataset]]]]:
-        """Copy as many waiting rollouts into datasets as fit.
+        """Copy waiting rollouts into datasets until no more rollouts fit.
 
         Yields pairs (slot, complete). `slot` is a slot that the worker may overwrite, or None if a slot is only partly copied. `complete`
         is a list of (index of a policy, complete dataset of the policy).
@@ -97,7 +97,7 @@ class RolloutAssembler:
         return complete, done
 
     def _finish_rollout(self, worker: int) -> list[tuple[int, Dataset]]:
-        """Count a copied rollout of a worker.
+        """Count a rollout of a worker that was copied in the current round.
 
         Returns (policy, dataset) for each policy with a non-empty dataset if the rollout was the last of the round, else [].
         """

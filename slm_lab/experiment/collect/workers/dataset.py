@@ -24,7 +24,8 @@ class EndedEpisode(NamedTuple):
 
 @dataclass
 class GroupRolloutReport:
-    """Report of a worker on the rollout of one env group. The transitions of the rollout are in a slot and not in the report."""
+    """Report of a worker on the rollout of one env group (vector env of the worker). The transitions of the rollout are in a slot and not
+    in the report."""
 
     truncations: list[Truncation]
     ended: list[EndedEpisode]
@@ -32,7 +33,8 @@ class GroupRolloutReport:
 
 @dataclass
 class Dataset:
-    """A batch of rollouts on which one policy trains. Each column contains the rollout of one env or, with several agents, of one agent."""
+    """A batch of rollouts on which one policy trains. Each column of a Dataset contains the rollout of one env or, with several agents, of
+    one agent."""
 
     storage: OnPolicyBatchReplay
     frame_TN: np.ndarray
@@ -82,7 +84,7 @@ class DatasetBuilder:
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: RolloutSlot, rollout: GroupRolloutReport, begin: int = 0) -> tuple[list[Dataset], int]:
-        """Copy the columns (env rows) of a rollout in which this policy played, starting at column `begin`.
+        """Copy those columns (env rows) of a rollout in which this policy played, starting at column `begin`.
 
         Returns (datasets that have become full, index of the first column that did not fit). If all columns fit, the returned index is the
         number of columns.
@@ -109,7 +111,7 @@ class DatasetBuilder:
     def _frame_mask(self, own_TN: np.ndarray) -> np.ndarray:
         """Return whether each step t of each env row n counts as a frame of the policy, bool [T, N].
 
-        If the policy plays several rows of an env in a step, only the first of these rows counts.
+        If the policy plays several rows of an env in a step, only the first of these rows counts as a frame.
 
         Args: own_TN: whether this policy played row n in step t, bool [T, N].
         """

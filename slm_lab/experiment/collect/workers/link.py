@@ -202,7 +202,7 @@ class MessageEndpoint:
         context.on_signal = self.take
 
     def take(self, order: Broadcast) -> None:
-        """Load the weights of a broadcast. The worker's policies use these weights from the next step on."""
+        """Load the weights of a broadcast. The worker's policies use the loaded weights from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
             mine.write(*newest)
         self.arrays.active_P[:] = order.active_P

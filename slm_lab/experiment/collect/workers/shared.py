@@ -21,7 +21,8 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 SLOTS = 2
-"""Number of slots of each env group. A worker writes one slot while the learner's process reads the other slot."""
+"""Number of slots (each with storage for one rollout) of each env group. A worker writes one slot while the learner's process reads the
+other slot."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class WorkerConfig:
     restart: int = 0
     """Number of earlier processes of this worker or server that died."""
     info: EnvInfo | None = None
-    """Info of the envs of all workers together, or None if the worker derives the info from its own envs."""
+    """EnvInfo of one vector env that contains the envs of all workers, or None if the worker derives the info from its own envs."""
     acting_state_size: int = 0
     """Number of values of the acting state, which is published together with the weights. See the function acting_state_size."""
     address: str = ""
@@ -55,9 +56,9 @@ def acting_state_size(normalizers: Normalizers) -> int:
 class PublishedWeights:
     """Shared arrays with the newest weights of a policy, the version of the weights, and the acting state (see acting_state_size).
 
-    The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`. A reader copies the half that
-    `done` selects, and accepts the copy unless `begun` shows that the writer has begun to overwrite the same half. Memory barriers between
-    the steps of the writer and of the reader are needed on processors that reorder writes.
+    Each array for the weights has two halves. The writer increments `begun`, fills the older half, and increments `done`. A reader copies
+    the half that `done` selects, and accepts the copy unless `begun` shows that the writer has begun to overwrite the same half. Memory
+    barriers between the steps of the writer and of the reader are needed on processors that reorder writes.
 
     Args:
         policy: policy whose parameters and buffers are copied to the shared arrays by `publish` and from the shared arrays by `pull`.
@@ -241,7 +242,7 @@ class RolloutSlot:
         self.use_arrays(arrays)
 
     def use_arrays(self, arrays: Arrays) -> None:
-        """Use the given arrays as storage. The names of the arrays are the names that the method `arrays` returns."""
+        """Use `arrays` as the storage of the slot. The names of the arrays are the names that the method `arrays` returns."""
         self.storage.use_arrays(arrays)
         self.played_TN = arrays["played"]
         self.policy_TN = arrays.get("policy", self.played_TN)
@@ -260,7 +261,7 @@ class WorkerArrays:
         self.slots = [
             [[RolloutSlot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
         ]
-        """Slots, indexed as [worker][slot][group]."""
+        """Storage for rollouts, indexed as [worker][slot][env group]."""
         self.buffers: list[list[InferenceBuffer]] = []
         """Inference buffers, indexed as [worker][group], or [] without central inference."""
         if sampler.inference == "central":
@@ -296,7 +297,7 @@ def get_sampler_spec(spec: Spec) -> SamplerSpec:
 
 
 def num_env_groups(sampler: SamplerSpec) -> int:
-    """Return the number of env groups of a worker.
+    """Return the number of env groups (vector envs) of a worker.
 
     With central inference, a worker steps one env group while another group waits for actions. With local inference, a worker has one env
     group.

@@ -143,7 +143,7 @@ class TaskPool:
 
         Args:
             arrays: arrays of the learner.
-            assembler: copies rollouts into datasets.
+            assembler: RolloutAssembler, which copies rollouts into datasets.
             info: EnvInfo of one vector env that contains the envs of all workers.
         """
         self.assembler = assembler
@@ -320,7 +320,7 @@ class TaskPool:
     def _restart(self, died: Died) -> None:
         """Start a new process for a worker or for the inference server, unless more than meta.max_restart of its processes have died.
 
-        A process that was lost because its node was lost does not count.
+        A process that died because its node was lost does not count towards meta.max_restart.
         """
         task, most = died.task, self.spec.meta.max_restart
         child, printed, was_ready = (

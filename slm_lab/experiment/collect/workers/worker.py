@@ -39,7 +39,8 @@ from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 
 
 class RolloutReport(NamedTuple):
-    """Report of a worker on the rollouts of all its env groups. The transitions of the rollouts are in slots and not in the report."""
+    """Report of a worker on the rollouts of all its env groups (vector envs). The transitions of the rollouts are in slots and not in the
+    report."""
 
     rollouts: list[GroupRolloutReport]
     deltas: list[list[Moments]]
@@ -244,7 +245,7 @@ class RolloutWorker:
 
     @property
     def info(self) -> EnvInfo:
-        """Info of the envs of all workers together."""
+        """EnvInfo of one vector env that contains the envs of all workers."""
         return self.envs[0].info.with_num_envs(self.config.spec.env.num_envs)
 
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:

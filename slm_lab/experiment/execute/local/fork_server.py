@@ -188,8 +188,8 @@ def restore_environment() -> int:
 def _server_environment() -> dict[str, str]:
     """Return the environment variables of the fork server.
 
-    The variables limit numerical libraries to one thread, and set the module path of this process without the working directory, since
-    files in the working directory could hide modules.
+    The returned variables limit numerical libraries to one thread, and set the module path of this process without the working directory,
+    since files in the working directory could hide modules.
     """
     saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     package = str(Path(slm_lab.__file__).resolve().parent.parent)

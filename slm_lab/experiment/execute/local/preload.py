@@ -2,7 +2,7 @@
 imports.
 
 The fork server starts with the stop signals blocked, so that no Ctrl-C can reach the server before it is in a new process group. An error
-in this module ends the server silently, and the parent then uses the spawn start method (fork_server.py).
+in `preload` ends the fork server silently, so that the parent process uses the spawn start method (fork_server.py).
 """
 
 from __future__ import annotations

@@ -361,7 +361,8 @@ Content = TypeVar("Content")
 
 
 def pack(content: Content) -> Content | bytes:
-    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in total. Otherwise return `content` itself."""
+    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in total. If the arrays are larger, return `content`
+    itself."""
     arrays: list[pickle.PickleBuffer] = []
     data = pickle.dumps(content, 5, buffer_callback=arrays.append)
     if not arrays:

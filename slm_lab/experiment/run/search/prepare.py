@@ -47,7 +47,7 @@ def available_cores(spec: Spec, plan: Plan) -> int:
 
 
 def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> TrialShare:
-    """Return how `target` trials share the cores and the `gpus` of this machine or of the nodes of a cluster.
+    """Return the TrialShare with which `target` trials share the cores and the `gpus` of this machine or of the nodes of a cluster.
 
     A trial reserves one core for each process of its concurrent Sessions, and at least meta.search_resources.cpu cores. With a scheduler,
     all Sessions of a trial run concurrently even if there are fewer cores, since the scheduler compares means over Sessions at equal

@@ -141,10 +141,10 @@ class _Proposal:
 
 @dataclass
 class TPEProposer:
-    """Proposer that uses Optuna's multivariate tree-structured Parzen estimator (TPE; Bergstra et al., NeurIPS 2011).
+    """Proposer that uses Optuna's multivariate tree-structured Parzen estimator (TPE, Bergstra et al., NeurIPS 2011).
 
-    Keys inside the values of a choice have separate estimators. Running trials count as bad trials, so that concurrent trials differ
-    ("constant liar"). Each proposal depends only on the results so far, the seed and the index of the trial.
+    Keys that exist only with a certain value of another key have separate estimators. Running trials count as bad trials, so that
+    concurrent trials differ ("constant liar"). Each proposal depends only on the results so far, the seed and the index of the trial.
 
     The constructor raises UserError if optuna is not installed.
     """

@@ -181,7 +181,7 @@ class Stage(Totals):
     make_job: Callable[[TrialState, int], TrialJob]
     """Function that returns the TrialJob of a trial.
 
-    The function is called with the trial and its slot, which is a number below `concurrent` that no other running trial has. The function
+    `make_job` is called with the trial and its slot, which is a number below `concurrent` that no other running trial has. `make_job`
     raises SpecError if the combination of values is invalid.
     """
     save: Callable[[], None]

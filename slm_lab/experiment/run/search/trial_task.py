@@ -75,7 +75,8 @@ class ReportReader:
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
     """Return a search metric of a trial, computed as in analyze_trial, or None if the metric is undefined in all tables.
 
-    The consistency is computed from all tables together. Any other metric is the mean over the tables in which the metric is defined.
+    The metric "consistency" is computed from all tables together. Any other metric is the mean over the tables in which the metric is
+    defined.
 
     Args: tables: one table per independent training.
     """

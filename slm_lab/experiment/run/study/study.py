@@ -47,7 +47,7 @@ VERSION = 1
 
 
 class _RunLimits(NamedTuple):
-    """The executor that runs the runs of a study, and the limits within which it runs them."""
+    """An executor for the runs of a study, and the resources that the runs may use."""
 
     executor: Executor
     concurrent: int
@@ -72,7 +72,7 @@ class _Planner:
     target: Target
     device: str | None
     live: LiveReport
-    """Writes the HTML page of the study from time to time."""
+    """LiveReport that writes the HTML page of the study from time to time."""
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a run whose task has reported the end of the run → (status, cause)."""
 

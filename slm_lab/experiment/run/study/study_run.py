@@ -65,7 +65,7 @@ def run_study_task(context: Context, job: RunJob) -> None:
 
 
 def _train(context: Context, job: RunJob) -> None:
-    """Train one run and write its result.
+    """Train one run of a study, and write the result of the run.
 
     The caller holds the lock of the run, so that a study that has waited for the lock finds the result.
     """

@@ -209,7 +209,8 @@ def _nondeterminism_reason(spec: Spec, training: Training, device: str | None) -
 
 
 def _machine_differences(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the package versions and the processor of this machine, as far as these differ from a start of the run."""
+    """Return the package versions and the processor of this machine that differ from those of a start of the run (see
+    Verification.machine)."""
     from slm_lab.agent.torch_settings import cpu_name
 
     cpu = diff({"cpu": start["cpu"]}, {"cpu": cpu_name()}) if "cpu" in start else {}

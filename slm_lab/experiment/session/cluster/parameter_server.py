@@ -1,10 +1,10 @@
 """The parameter server, one or several processes that store the arrays of the Sessions that train one net.
 
 For each Session, the server has copies of the Session's components that have shared arrays: agent, normalizers and counters (argument
-`part` in this module). The copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a Session
-calls a method of a component under a lock (Store.run). On a cluster, the Session instead sends the name and the arguments of the method,
-such as a gradient, to the server, which calls the method of its copy. The results on a cluster are equal, bit for bit, to the results on
-one machine.
+`part` in this module). The server's copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a
+Session calls a method of a component under a lock (Store.run). On a cluster, the Session instead sends the name and the arguments of the
+method, such as a gradient, to the server, which calls the method of its copy. The results on a cluster are equal, bit for bit, to the
+results on one machine.
 
 The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the
 components, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also
@@ -280,10 +280,10 @@ def closing(server: ParameterServer) -> Iterator[ParameterServer]:
 class ParameterServers:
     """Object that starts and monitors the processes of a parameter server.
 
-    If a process was restarted, all processes return to the last snapshot.
+    If a server process was restarted, all server processes return to the last snapshot of the arrays.
 
     Args:
-        start: function that starts the ParameterServer process with the given index. The engine restarts the process if it dies.
+        start: function that starts the ParameterServer process with the given index. The engine restarts a process that dies.
         checkpoint: function that returns the file with the last snapshot of the arrays, or None if no snapshot exists.
         restarted: function that is called with the index of a restarted process before all processes return to the snapshot.
     """

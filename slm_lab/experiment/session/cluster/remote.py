@@ -85,7 +85,8 @@ class _ArrayCopies:
         return attached
 
     def call_servers(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
-        """Call a method of server processes, and return the results. The Session's index and changed rows are added to the arguments.
+        """Call a method of server processes, and return the results. The Session's index and changed rows are added to the arguments of
+        each call.
 
         The calls of one stage run concurrently, and the stages run one after another.
         """
@@ -335,7 +336,8 @@ class SinkServer:
             self._errors.setdefault(session, error)
 
     def call(self, session: int, restart: int, method: str, *args: Any) -> Any:
-        """Call a method of the Session's LocalSink, and return the result. Raises Superseded if the caller is an older process."""
+        """Call a method of the Session's LocalSink, and return the result. Raises Superseded if the caller is an older process of the
+        Session."""
         if restart != self._restarts[session]:
             raise Superseded(f"session {session} was restarted elsewhere")
         if (error := self._errors.pop(session, None)) is not None:

@@ -36,8 +36,8 @@ COLUMNS = (
 )
 """Columns of every table. The column total_reward is the mean return of the last 100 episodes. The columns epi_new and return_new are the
 number and the mean return of the episodes since the previous row. In a training row, total_reward, epi_new, return_new and the
-CURRENT_COLUMNS are computed from the episodes of all Sessions that train the net. In an evaluation row, the same columns are computed from
-the episodes of the evaluation."""
+CURRENT_COLUMNS are computed from the episodes of all Sessions that train the net. In an evaluation row, total_reward, epi_new, return_new
+and the CURRENT_COLUMNS are computed from the episodes of the evaluation."""
 SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
 """Additional table columns if several Sessions train one net. The column global_frame is the number of frames of all Sessions, and
 worker_reward is the mean return of the last 100 episodes of this Session. The columns staleness, lock_wait, bytes_pushed and bytes_pulled
@@ -72,7 +72,8 @@ def score_column(path: str) -> str:
 
 
 def schedule_column(key: str) -> str:
-    """Return the name of the table column for a key of env.schedule. The column contains the key's mean value over the new episodes."""
+    """Return the name of the table column for a key of env.schedule. The column contains the key's mean value over the episodes since the
+    previous row."""
     return f"env_{key}"
 
 

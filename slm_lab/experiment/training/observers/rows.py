@@ -67,9 +67,8 @@ class RowBuilder:
         return row
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Restore the row history from the rows of a table file. Only rows after the last row that was built are added.
-
-        The counters of the clock are advanced to those of the last row, and are never set back.
+        """Restore the row history from the rows of a table file. Only rows of the file after the last row that was built are added. The
+        counters of the clock are advanced to those of the last row of the file, and are never set back.
 
         Args:
             rows: rows of the file, as column → text.
@@ -222,7 +221,7 @@ class Recorder(Observer):
 class Evaluator(Observer):
     """Observer that evaluates the policy regularly, and produces evaluation rows with the mean of the returns.
 
-    A row is produced `ahead` frames before each multiple of `every` frames, and at the end of training.
+    An evaluation row is produced `ahead` frames before each multiple of `every` frames, and at the end of training.
 
     Args:
         emit: function that receives the rows.

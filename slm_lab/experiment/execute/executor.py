@@ -64,7 +64,7 @@ class Context(ABC):
         self.beat(WAITING)
         order = self.orders.get()
         if order is None:
-            self.orders.put(None)  # for the next call
+            self.orders.put(None)  # for the next call of `receive`
         return order
 
     def request_stop(self) -> None:

@@ -224,7 +224,7 @@ class CsvTable:
         try:
             os.fsync(self.file.fileno())
         except OSError as error:
-            if error.errno != errno.EINVAL:  # it is not a regular file
+            if error.errno != errno.EINVAL:  # the path is not a regular file
                 raise
 
 

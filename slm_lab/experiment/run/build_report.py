@@ -95,7 +95,7 @@ def _measured_time_text(session: Session) -> str:
         return _format_time(session.spec, session.plan, measure_speed(session))
     except InvalidOutcome as error:
         raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
-    except Exception as error:  # the env's
+    except Exception as error:  # an env may raise any exception
         return f"time unknown: {last_line(describe_failure(error))}"
 
 
@@ -141,7 +141,7 @@ def expected_seconds(session: Session) -> float:
     """
     try:
         speed = measure_speed(session)
-    except Exception:  # the env's
+    except Exception:  # an env may raise any exception
         speed = None
     return math.nan if speed is None else _training_seconds(session.spec, session.plan, speed)
 

@@ -145,7 +145,7 @@ class SessionParts:
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
         # one core per Session, which also makes the order of summation, and thus the results, independent of other processes
         torch.set_num_threads(1)
-        self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
+        self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # the threads of numpy's BLAS
         self._torch = TorchSettings()
 
     def _build_local(self) -> ExperienceSource:

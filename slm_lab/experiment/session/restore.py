@@ -125,7 +125,7 @@ def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool =
     assert session.sink is not None
     begin, store, timer = perf_counter(), session.context.store, session.parts.timer
     session.context.beat(SAVING)
-    for learner in session.learners:  # first, since the state contains the best value
+    for learner in session.learners:  # first, since the state contains the rank of the best weights
         learner.checkpointer.save_best()
     ends = bundle is not None
     bundle = {**(bundle or state_dict(session)), "done": done}

@@ -69,7 +69,7 @@ def _open(minari: Any, where: str) -> Any:
         path = Path(where).expanduser()
         folder = path.parent if path.is_file() else path
         return minari.MinariDataset(folder / "data" if (folder / "data").is_dir() else folder)
-    except Exception as error:  # whatever Minari and h5py raise
+    except Exception as error:  # Minari and h5py raise errors of many types
         known = ", ".join(minari.list_local_datasets()) if where.startswith(PREFIX) else ""
         hint = f"; local data sets: {known or 'none'}" if where.startswith(PREFIX) else ""
         raise ValueError(f"{where} cannot be read by Minari: {type(error).__name__}: {error}{hint}") from None

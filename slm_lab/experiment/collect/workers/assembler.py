@@ -79,7 +79,7 @@ class RolloutAssembler:
         return -(-columns // sum(int(slot.played_TN.shape[1]) for slot in self.slots[0][0])) - waiting
 
     def _next(self) -> FilledSlot | None:
-        if self.rounds is None:  # oldest first
+        if self.rounds is None:  # the oldest rollout first
             heads = [queue[0] for queue in self.waiting if queue]
             return min(heads, key=lambda filled: filled.report.end, default=None)
         queue = self.waiting[self.turn]

@@ -159,7 +159,7 @@ def main(setup: None, name: str, restart: int, connection: Connection, heartbeat
     finally:
         context.send("_end")
         for left in multiprocessing.active_children():
-            left.kill()  # sys.exit would wait for its end
+            left.kill()  # sys.exit would wait until the child ends
         if _is_forked_from_server():
             atexit._run_exitfuncs()  # a copy of the fork server ends without calling its exit hooks
         if context.orphaned:

@@ -116,7 +116,7 @@ def ensure_server() -> None:
     if not has_feature("groups"):  # child processes are not supported on this system, which the engine reports
         return
     with stop_signals_blocked():
-        resource_tracker.ensure_running()  # starting it unblocks signals
+        resource_tracker.ensure_running()  # starting the tracker unblocks signals
     if start_method() == "spawn":
         return
     if "ensure_running" not in vars(_server):
@@ -130,7 +130,7 @@ def ensure_server() -> None:
 def _start_server() -> None:
     with _lock:
         with stop_signals_blocked():
-            resource_tracker.ensure_running()  # starting it unblocks signals
+            resource_tracker.ensure_running()  # starting the tracker unblocks signals
         _server.set_forkserver_preload(["slm_lab.experiment.execute.local.preload"])
         with stop_signals_blocked(), temporary_environment(_server_environment()):
             type(_server).ensure_running(_server)

@@ -187,7 +187,7 @@ def _start_fewer_processes() -> Iterator[None]:
             (Node, "start_api_server", lambda self, **options: None),
         ]
         before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    except (ImportError, AttributeError, TypeError):  # another version
+    except (ImportError, AttributeError, TypeError):  # another version of Ray
         yield
         return
     for owner, name, value in replaced:

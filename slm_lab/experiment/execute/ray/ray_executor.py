@@ -50,7 +50,7 @@ class RayTask(Task):
 
     def send(self, order: Any) -> None:
         self.outbox.append(_pack_argument(order))
-        if self.taken is not None:  # otherwise the next call of `take` sends them
+        if self.taken is not None:  # otherwise the next call of `take` sends the order
             self.actor.order.options(concurrency_group="control").remote(*self._take_unsent_orders())
 
     def signal(self, content: Any) -> bool:
@@ -106,7 +106,7 @@ class RayExecutor(Executor):
             max_restarts=0,
             scheduling_strategy="SPREAD",
             concurrency_groups={"control": 1, "mail": 1},
-            enable_task_events=False,  # only the dashboard needs them
+            enable_task_events=False,  # only Ray's dashboard needs task events
         )(TaskActor)
         task.actor = remote.remote(task.name, task.restart, Path(os.getcwd()), self._limits)
         task.actor.run.remote(task.target, task.args)

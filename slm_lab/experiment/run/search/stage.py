@@ -207,7 +207,7 @@ class Stage(Totals):
         """Run all trials. After a stop request, no new trial begins, and running trials save their state."""
         self._stop, self.table.totals = stop, self
         for trial in self.trials:
-            if trial.status == "running":  # it was running when an earlier start of the search ended
+            if trial.status == "running":  # the trial was running when an earlier start of the search ended
                 trial.status = "waiting"
         run_plan(self, self.executor, self.resources, stop)
         self.save()

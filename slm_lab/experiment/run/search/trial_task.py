@@ -228,5 +228,5 @@ def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
     for file in files:
         bundle = state.load(file)
         if "tables" in bundle:
-            bundle["tables"] = None  # these are positions in the files of the source trial
+            bundle["tables"] = None  # the positions belong to the files of the source trial
         state.save(file.with_name(f"{paths.stem}_t{trial}_{file.name.removeprefix(prefix)}"), bundle)

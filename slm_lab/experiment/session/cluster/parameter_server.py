@@ -340,7 +340,7 @@ class ParameterServers:
             arrays = {name: tensor.numpy() for name, tensor in state.load(path)["arrays"].items()}
         self.generation += 1
         for number in sorted(range(len(self.servers)), key=lambda number: (number in restarted, number)):
-            with suppress(Exception):  # as in poll
+            with suppress(Exception):  # the process has died too often, as in `poll`
                 self.servers[number].call("begin", self.generation, arrays)
         if len(self.servers) > 1:
             self.first.call_async("join", self.servers[1:])

@@ -265,7 +265,8 @@ def _describe_damaged_member(file: IO[bytes]) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
-            bad = bad or next((info.filename for info in archive.infolist() if info.external_attr), None)  # torch treats a member with attributes as a folder
+            # torch treats a member with external attributes as a folder
+            bad = bad or next((info.filename for info in archive.infolist() if info.external_attr), None)
     except Exception as error:  # zipfile raises many types, also ValueError, NotImplementedError and RuntimeError
         return f" or not a checkpoint: it is not a complete ZIP archive ({str(error) or type(error).__name__})"
     return None if bad is None else f": its member '{bad}' does not match its checksum (CRC-32)"

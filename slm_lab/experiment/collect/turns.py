@@ -16,7 +16,7 @@ class TurnTransitionBuilder:
 
     A transition begins when an agent acts, and ends at the agent's next action or at the end of the agent's episode. The reward of the
     transition is the sum of the rewards that the agent receives from the beginning to the end of the transition. The next observation of
-    the transition is the observation on which the agent acts next. If a move of another player ends the game, the agent's final reward
+    the transition is the agent's observation at its next action. If a move of another player ends the game, the agent's final reward
     belongs to the agent's own last move. Rewards that an agent receives before its first action of an episode do not belong to any
     transition. The discount factor is applied once per transition, and not once per env step. The observation of the agent's first action
     counts as the first observation of the episode, even if the agent had to wait for its turn.

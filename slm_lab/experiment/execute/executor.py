@@ -94,7 +94,8 @@ class Task(ABC):
 
     @abstractmethod
     def send(self, order: Any) -> None:
-        """Send an order to the process, in which `Context.receive` returns the order. An order to an ended process is ignored."""
+        """Send an order (any picklable object) to the process, in which `Context.receive` returns the order. An order to an ended process
+        is ignored."""
 
     @abstractmethod
     def signal(self, content: Any) -> bool:

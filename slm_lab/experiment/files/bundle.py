@@ -31,19 +31,20 @@ from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import UserError
 
 VERSION = 6
-"""Version of the layout of bundles and of the encoding of observations. A bundle of another version cannot be loaded."""
+"""Version of the layout of checkpoint dicts (bundles) and of the encoding of observations. A bundle of another version cannot be loaded."""
 
 HEADER = (
     *("version", "frame", "frames", "wall_t", "done", "lost", "tables", "spec"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo"),
 )
-"""Keys of a bundle whose values are also stored in the header of the checkpoint file, if the bundle has these keys."""
+"""Keys of a checkpoint dict (bundle) whose values are also stored in the header of the checkpoint file, if the checkpoint has these
+keys."""
 
 PLAYABLE = (
     *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo", "source", "policy"),
 )
-"""Keys of a bundle that are needed to act with the saved agent and to describe the agent."""
+"""Keys of a checkpoint dict (bundle) that are needed to act with the saved agent and to describe the agent."""
 
 ENOUGH_EPISODES = 5
 """Minimum number of training episodes over which the current return of saved weights must be averaged to be precise enough for comparing
@@ -153,7 +154,8 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries of a bundle whose keys are in HEADER. The tensors of the bundle are not read, unless the file has no valid header.
+    """Return the entries of a checkpoint whose keys are in HEADER. The tensors of the checkpoint are not read, unless the file has no valid
+    header.
 
     Raises BundleError under the same conditions as `load`.
 
@@ -209,8 +211,8 @@ def _bundle_errors(path: Location) -> Iterator[None]:
 
 
 def _check_version(bundle: Any, path: Location) -> dict[str, Any]:
-    """Return `bundle` unchanged. Raises BundleError if `bundle` is not a bundle or the header of a bundle, or if its version is not
-    VERSION."""
+    """Return `bundle` unchanged. Raises BundleError if `bundle` is neither a checkpoint dict nor the header of a checkpoint, or if its
+    version is not VERSION."""
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
@@ -297,7 +299,7 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
 
 
 def to_tensors(tree: Any) -> Any:
-    """Return nested dicts, lists and tuples with each numpy array converted to a tensor, since a bundle cannot contain numpy arrays."""
+    """Return nested dicts, lists and tuples with each numpy array converted to a tensor, since a checkpoint cannot contain numpy arrays."""
     return _convert_leaves(tree, np.ndarray, lambda array: _torch().from_numpy(array))
 
 
@@ -331,8 +333,8 @@ def weights_sort_key(weights: Mapping[str, Any] | None) -> tuple[int, float]:
     current return was measured by evaluation, 1 for weights whose current return was measured over at least ENOUGH_EPISODES training
     episodes, and 0 for all other weights. The second element of the key is the Elo rating or the current return of the weights.
 
-    Args: weights: a bundle or the header of a bundle. None, and weights that were saved before the end of the first episode, have the
-        lowest key.
+    Args: weights: a checkpoint dict, or the header of a checkpoint. None, and weights that were saved before the end of the first episode,
+        have the lowest key.
     """
     elo = None if weights is None else weights.get("elo")
     if elo is not None and math.isfinite(elo):

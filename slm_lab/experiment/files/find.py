@@ -353,7 +353,7 @@ def _best_weights_key(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
 
 
 def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple[Location, dict[str, Any]]:
-    """Return the location of a checkpoint file, and the bundle of one policy in this file.
+    """Return the location of a checkpoint file, and the saved dict (bundle) of one policy in this file.
 
     Args:
         where: a checkpoint file, the folder of a run, search or study (whose best checkpoint is used), or the name or folder of a named

@@ -277,8 +277,8 @@ class RunPaths:
         return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
     def _tables(self, mode: DataMode) -> set[tuple[int, int]]:
-        """Return the set of (index of the trial, number of the table) for all existing tables of a mode. Table numbers are defined in
-        events.Row."""
+        """Return the set of (index of the trial, number of the table) for all existing tables of `mode` ("train" or "eval"). Table numbers
+        are defined in events.Row."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
         return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}

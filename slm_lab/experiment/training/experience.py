@@ -28,12 +28,12 @@ and `step` is the result of the env step."""
 
 
 class Experience(NamedTuple):
-    """Experience of one policy from one vector step."""
+    """Experience of one policy from one step of a vector env."""
 
     policy: int
     frames: int
     episodes: list[Episode]
-    """Episodes that ended in the vector step."""
+    """Episodes that ended in the step of the vector env."""
     transition: Transition | None
     """Transition to learn from. If the algorithm is offline, `transition` is None, no env is stepped, and each frame is a gradient step."""
     time: float | None = None

@@ -43,7 +43,7 @@ class InferenceServer:
         """Connection → number of the connected worker."""
 
     def answer(self, asked: Sequence[tuple[int, int]]) -> None:
-        """Compute the action distributions of env groups, and write them to the inference buffers.
+        """Compute the action distributions for env groups (vector envs), and write them to the inference buffers.
 
         Args: asked: (index of the worker, index of the env group) for each request.
         """

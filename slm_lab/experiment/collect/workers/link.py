@@ -32,7 +32,7 @@ from slm_lab.lib.system import has_feature
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
-"""First order to a worker on this machine. The order CONNECT means that the shared arrays are ready."""
+"""The first message that a worker on this machine receives. CONNECT means that the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
 """Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. When the weights were broadcast
 after every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
@@ -62,7 +62,7 @@ class SharedMemoryLink:
         shared memory."""
 
     def connect(self, task: Task) -> None:
-        """Send the first order to a new worker process."""
+        """Send the order CONNECT to a new worker process."""
         task.send(CONNECT)
 
     def refresh(self, tasks: Iterable[Task]) -> None:
@@ -94,7 +94,7 @@ class MemoryEndpoint:
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
         """Connect a worker to the learner's arrays, build the worker's policies, and begin the worker's episodes.
 
-        Args: first: the first order that the worker has received.
+        Args: first: the first message that the worker has received.
         """
         worker.attach(lambda own: self.store.attach({"workers": own}))
         config = worker.config
@@ -162,8 +162,8 @@ class MessageLink:
     def _send(self, task: Task) -> bool:
         """Send the newest broadcast to a worker. Returns whether the broadcast was sent.
 
-        In synchronous rounds, the broadcast is sent as an order before the order for the next rollout. Without rounds, the broadcast is
-        sent as a signal, which is not sent if the previous signal has not been delivered yet.
+        In synchronous rounds, the broadcast is sent by Task.send, before the order for the next rollout. Without rounds, the broadcast is
+        sent by Task.signal, but is not sent if the previous signal has not been delivered yet.
         """
         if not self.in_rounds:
             return task.signal(self._broadcast)
@@ -216,8 +216,8 @@ WorkerEndpoint = MemoryEndpoint | MessageEndpoint
 
 
 SAVE, LOAD = "save", "load"
-"""Orders to a worker between two rounds. The order (SAVE, number of the request) makes the worker send its state. The order (LOAD, state or
-None, number of times that the run was continued) makes the worker continue a run."""
+"""Orders (messages) to a worker between two rounds. The order (SAVE, number of the request) makes the worker send its state. The order
+(LOAD, state or None, number of times that the run was continued) makes the worker continue a run."""
 _ORPHAN_SECONDS = 10.0
 """Time in seconds for which the inference server still answers workers after the learner was killed, so that the workers can close their
 envs."""

@@ -58,10 +58,10 @@ class Inference(Protocol):
     """Interface of the objects that compute the next actions of an env group."""
 
     def request(self, group: EnvGroup) -> None:
-        """Start the computation of the env group's next actions."""
+        """Start the computation of the next actions for the env group (vector env) `group`."""
 
     def result(self, group: EnvGroup) -> ActOut:
-        """Wait for the env group's next actions, and return them."""
+        """Wait for the next actions of the env group (vector env) `group`, and return these actions."""
 
 
 _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")

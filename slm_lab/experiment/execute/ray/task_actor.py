@@ -156,7 +156,7 @@ class TaskActor:
         return Taken(messages, False)
 
     def order(self, number: int, *orders: Any) -> None:
-        """Pass packed orders to the target.
+        """Pass packed orders (messages of the executor) to the target.
 
         Args: number: number of earlier orders. The call waits for the earlier orders, which may arrive in another thread.
         """

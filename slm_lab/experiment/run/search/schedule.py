@@ -65,7 +65,7 @@ class _TuneTrial:
 
 
 class Asha:
-    """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934), by ray.tune.schedulers.ASHAScheduler.
+    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934), by ray.tune.schedulers.ASHAScheduler.
 
     At grace_period · reduction_factor^k frames (k = 0, 1, …), a trial continues only if its metric is in the best fraction 1 /
     reduction_factor of the metrics of all trials that have reached this frame so far.
@@ -92,7 +92,7 @@ class Asha:
 
 
 class Pbt:
-    """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846), by ray.tune.schedulers.PopulationBasedTraining.
+    """Population-based training (Jaderberg et al., 2017, arXiv:1711.09846), by ray.tune.schedulers.PopulationBasedTraining.
 
     Every `interval` frames, a trial in the worst quarter of the running trials copies the state of a trial in the best quarter. Each
     searched key of the copying trial gets a new value. The new value is the value of the better trial times 0.8 or 1.2, clipped to the

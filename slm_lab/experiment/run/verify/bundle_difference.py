@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _RECORDS = ("version", "wall_t", "resumes", "tables", "done", "lost", "spec")
-"""Keys of a bundle that are not compared, since they contain times, the number of continuations and descriptions, and no results."""
+"""Keys of a checkpoint that are not compared, since they contain times, the number of continuations and descriptions, and no results."""
 _OBSERVERS = "observers/user/"
 
 

@@ -223,7 +223,7 @@ def _leaf_decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
 
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
-    """Return the torch dtype of the values of a space. Raises UserError if torch has no such dtype."""
+    """Return the torch dtype of the values of a space. Raises UserError if torch has no dtype for the space."""
     try:
         return torch.from_numpy(np.zeros(1, space.dtype)).dtype
     except TypeError:

@@ -159,7 +159,7 @@ class Opponent:
 
 
 def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
-    """Return the opponent with the name `name`. Raises UserError if there is no such opponent.
+    """Return the opponent with the name `name`. Raises UserError if no opponent has this name.
 
     Args: name: "random", the name of a class in slm_lab.env.board_players, "package.module:Class", or the name of a run or model.
     """

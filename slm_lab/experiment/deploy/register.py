@@ -114,7 +114,8 @@ def register(
 
 
 def _export_to_model(agent: LoadedAgent, format: Format | None, folder: Path) -> ExportResult:
-    """Export a policy to the folder of a named model. If the export fails, raise UserError if `format` is given, else log a notice."""
+    """Export a policy to the folder of a named model. If the export fails, raise UserError (if `format` is given) or log a notice (if
+    `format` is None)."""
     chosen = choose_format(None, format)
     try:
         check_packages(chosen)

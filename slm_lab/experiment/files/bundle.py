@@ -3,8 +3,7 @@
 A checkpoint file consists of a ZIP archive written by torch.save, a header and a seal. The file is written atomically, so that a reader
 never sees a partially written file. `read_header` reads the header without the archive. The seal (`_SEAL`) contains the CRC-32 of all bytes
 before the seal, since torch does not verify the checksums inside the archive. Programs that read ZIP archives, including torch.load, ignore
-the bytes after the archive. The checkpoint of a named model, which was exported under a name, is a safetensors file instead
-(tensor_file.py).
+the bytes after the archive. The checkpoint of a named model, which was exported under a name, is a safetensors file (tensor_file.py).
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ def _find_user_algorithm(name: str, where: str) -> type[AlgorithmSpec]:
 
 
 def _raw_spec(like: str) -> dict[str, Any]:
-    """Return the spec that `like` names, as a dict without defaults. Raises UserError or SpecError if there is no such spec.
+    """Return the spec that `like` names, as a dict without defaults. Raises UserError or SpecError if `like` names no spec.
 
     Args: like: name of a shipped spec, FILE:NAME, or the path of a file with one spec.
     """

@@ -93,7 +93,8 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
         sets: overrides of spec keys, each as "KEY=VALUE".
         trial: number of the trial if the folder belongs to a search, or None if the run is a single trial.
 
-    Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or cannot be continued with these overrides.
+    Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or cannot be continued with the overrides
+    `sets`.
     """
     name, t = paths.spec_name, trial or 0
     if trial is None and paths.has_several_trials:

@@ -44,7 +44,8 @@ class Session:
     A Session consists of a source of experience and a learner for each policy.
 
     `Session(spec).run()` writes no files. The returned SessionResult contains the rows, and the attribute `agent` is the trained agent. If
-    a sink is given, rows and checkpoints are written to the sink instead. The method `build` creates envs and agents and writes no files.
+    a sink is given, rows and checkpoints are written to the sink, and the SessionResult contains no rows. The method `build` creates envs
+    and agents and writes no files.
 
     Args:
         index: index of the Session in its trial, which determines the random seed.

@@ -60,7 +60,7 @@ class EvaluationPlan:
     """Settings that determine when and how the policies of a Session are evaluated."""
 
     envs: int
-    """Number of evaluation envs. An evaluation plays one episode in each of these envs."""
+    """Number of evaluation envs. An evaluation plays one episode in each evaluation env."""
     every: int
     """Number of frames between two evaluations. A further evaluation takes place at the end of training."""
     deterministic: bool

@@ -100,7 +100,7 @@ class PublishedWeights:
         self.write(version, param, buffer, acting_state)
 
     def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, acting_state: np.ndarray) -> None:
-        """Make the given weights available to all readers. Only one process or thread may call this method at a time."""
+        """Make the weights in `param` and `buffer` available to all readers. Only one process or thread may call this method at a time."""
         arrays = self._arrays
         count = int(arrays["done"][0]) + 1
         half = count % 2

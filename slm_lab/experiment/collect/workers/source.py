@@ -133,7 +133,7 @@ class WorkerSource:
         self.spec, self.sampler, self.pool, self.learners = spec, get_sampler_spec(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.normalizers = learners[0].normalizers
-        """Normalizers that all learners share. The statistics that the workers collect are merged into these normalizers."""
+        """Normalizers that all learners share. The statistics that the workers collect are merged into `normalizers`."""
         self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
         """Whether the workers wait while the learner trains."""
         self._midway = False

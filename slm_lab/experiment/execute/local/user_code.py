@@ -117,7 +117,7 @@ def error_location(error: BaseException) -> str:
 def convert_build_errors(name: str, stop: Stop) -> Iterator[None]:
     """Context manager that raises UserError if the env `name`, which is built in the block, blocks or ends the program.
 
-    Raises Interrupted instead if the env blocks and a stop was requested.
+    If the env blocks and a stop was requested, Interrupted is raised instead of UserError.
     """
     try:
         yield
@@ -134,7 +134,7 @@ def convert_build_errors(name: str, stop: Stop) -> Iterator[None]:
 def close_env(close: Callable[[], None]) -> None:
     """Call the close() method of an env. If close() fails or does not return within CLOSE_SECONDS, only show a notice.
 
-    Such a failure is not an error of the run, since no result depends on the closing of an env.
+    A failing close() is not an error of the run, since no result depends on the closing of an env.
     """
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):

@@ -100,11 +100,11 @@ class Cluster:
 
 
 def node_strategy(node: str, *, soft: bool = False) -> Any:
-    """Return Ray's scheduling strategy that runs a task on the given node.
+    """Return Ray's scheduling strategy that runs a task on the node with the id `node`.
 
     Args:
         node: id of the node.
-        soft: whether the task may run on another node if the given node is not alive.
+        soft: whether the task may run on another node if the node with the id `node` is not alive.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

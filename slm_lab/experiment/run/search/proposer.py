@@ -107,8 +107,8 @@ class RandomProposer:
 class GridProposer(RandomProposer):
     """Proposer that proposes each combination of the values of the grid_search keys once.
 
-    The values of searched keys without grid_search are drawn at random. If the search has such keys, the grid is repeated after its last
-    combination.
+    The values of searched keys without grid_search are drawn at random. If the search has keys without grid_search, the grid is repeated
+    after its last combination.
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:

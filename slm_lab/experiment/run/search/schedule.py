@@ -21,7 +21,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 _OPTIONS, _SAMPLES = 20, 200
 """_OPTIONS is the maximum number of different values for which the values of a key count as an ordered list of options. _SAMPLES is the
-number of samples from the search space that are drawn to count these values."""
+number of samples from the search space that are drawn to count the different values of a key."""
 _PERTURBATIONS = 10
 """Number of perturbations per trial in population-based training if meta.search_scheduler is absent."""
 
@@ -111,7 +111,7 @@ class Pbt:
             self.report(trial, frame, metric)
 
     def _make_tune_scheduler(self, interval: int) -> Any:
-        """Return the scheduler of Ray Tune. A decision to exploit is stored in this object instead of being executed by Tune's
+        """Return the scheduler of Ray Tune. A decision to exploit is stored in the Pbt object instead of being executed by Tune's
         controller."""
         from ray.tune.schedulers import PopulationBasedTraining
 

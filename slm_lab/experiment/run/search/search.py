@@ -104,7 +104,7 @@ class Search(Experiment[RunPaths]):
         Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
 
         Raises SpecError if the saved spec is invalid. Raises UserError if the folder contains no search or is in use, or if the search
-        cannot be continued with these overrides.
+        cannot be continued with the overrides `sets`.
         """
         paths = find_run(folder)
         if not paths.search_state.exists():

@@ -181,7 +181,8 @@ def verify(
 
 
 def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
-    """Return the saved spec of a training. Raises UserError if the run is being trained, cannot be verified, or has no such Session."""
+    """Return the saved spec of a training. Raises UserError if the run is being trained, cannot be verified, or has no Session with the
+    index `session`."""
     root = training.paths.root
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains it; wait until it ends")

@@ -218,7 +218,8 @@ class TaskPool:
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Handle events until `condition` returns True or a stop is requested.
 
-        Raises SpecError if the envs of a worker cannot be built, and WorkerFailed if a worker fails or the timeout has passed."""
+        Raises SpecError if the envs of a worker cannot be built, and WorkerFailed if a worker fails or the timeout has passed.
+        """
         limit = math.inf if self.link.remote else _BUILD_SECONDS * max(1.0, len(self.workers) / cores())
         deadline = time.monotonic() + limit
         while not condition() and not self.stop.requested:

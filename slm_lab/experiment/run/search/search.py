@@ -207,7 +207,8 @@ class Search(Experiment[RunPaths]):
     def _create_run_folder(self) -> None:
         """Create the run folder, and save the spec in the folder. A continued search uses the existing folder.
 
-        Raises UserError if the folder cannot be written."""
+        Raises UserError if the folder cannot be written.
+        """
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths

@@ -274,7 +274,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _create_study_folder(self) -> None:
         """Create the folder of the study, and save the study in the folder. A continued study uses the existing folder.
 
-        Raises UserError if the folder cannot be written."""
+        Raises UserError if the folder cannot be written.
+        """
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -403,7 +404,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _check_builds(self, executor: Executor, missing: Sequence[RunState], stop: Stop) -> int:
         """Build env and agent once for each pair of entry and env, in a separate process, and return the number of GPUs.
 
-        Raises SpecError if a build fails."""
+        Raises SpecError if a build fails.
+        """
         specs = {state.run.digest: state.run for state in missing}
         source = f"{self.study.source} {self.study.name}"
         arguments = list(specs.values()), replace(self.plan, jobs=None), source

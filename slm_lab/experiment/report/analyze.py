@@ -62,38 +62,40 @@ def analyze_trial(
     """Write the metrics and figures of trial `t` from the existing tables of its Sessions, and return the metrics.
 
     Args:
-        failed: index of each failed Session → the cause. The tables of failed Sessions are drawn and their metrics files have the status
-            "failed", but the metrics of the trial do not include failed Sessions.
+        failed: index of each failed Session → cause of the failure. The tables of failed Sessions are drawn and their metrics files have
+            the status "failed", but the metrics of the trial do not include failed Sessions.
         stop: the Stop object of a run that has just ended, which tells whether a stop was requested. If a stop was requested, Sessions may
-            be incomplete, and the env's random baseline is not measured. If `stop` is None, the table of a Session alone determines whether
-            the Session is done.
-        recorded_baseline: random baseline of the env, which is used if no baseline is shipped or cached.
-        episodes: description, for the figures, of the training episodes whose mean is the return.
+            be incomplete, and the env's random baseline is not measured. If `stop` is None, a Session counts as done if its table has
+            reached the last frame of the Session or meta.max_seconds.
+        recorded_baseline: random baseline of the env (mean return of a random agent), which is used if no baseline is shipped or cached.
+        episodes: description, for the figures, of the training episodes over which the returns are averaged.
         complete: whether to raise UserError if a file cannot be written, for example because the disk is full.
 
-    Unfinished runs are analyzed too. Returns {} if the trial has neither a table nor a failed Session. With meta.rigorous_eval, the metrics
-    and returns of the trial are computed from the evaluations. If a table cannot be read, or a file or figure cannot be written, a notice
-    is printed and the analysis continues.
+    The run may be unfinished. Returns {} if the trial has neither a table nor a failed Session. With meta.rigorous_eval, the metrics and
+    returns of the trial are computed from the evaluations. If a table cannot be read, or a file or figure cannot be written, a notice is
+    printed and the analysis continues.
 
-    If the random baseline is neither shipped, cached nor recorded, the baseline is measured for at most 30 s after all files are written.
-    A stop request interrupts the measurement. After the measurement, the metrics and the figures of the returns are written again.
+    If the random baseline is neither shipped, cached nor recorded, the baseline is measured for at most 30 s after all files are written. A
+    stop request interrupts the measurement of the baseline. After the measurement of the baseline, the metrics and the figures of the
+    returns are written again.
 
-    The returned dict has the following metrics, where a metric that is not defined is None:
+    The returned dict has the following keys, where the value of a metric that is not defined is None:
 
     - current_return is the return of the last evaluation or, without a recent evaluation, the last finite current_return of the table.
       The standard error of current_return is current_return_se, computed over Sessions if there are several, and over episodes if there is
       one Session. `returns_from_evaluation` tells whether current_return comes from evaluations.
-    - Means over Sessions: final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength, final_strength,
-      sample_efficiency, training_efficiency, stability and frame (the last frame).
-    - consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or "failed").
-    - If Sessions failed: failed (the number of failed Sessions) and failures (index of the Session → last line of the cause).
-    - If the busy time of the rollout workers and the learner was measured: bottleneck and busy (see sampler_metrics).
-    - If a Session trains several policies: policies and best_policy (see sampler_metrics). With several policies, all means over Sessions
-      are means over all policies of all Sessions.
-    - With self-play: elo (the last Elo rating, averaged over the Sessions).
+    - The means over the Sessions are final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength,
+      final_strength, sample_efficiency, training_efficiency, stability and frame (the last frame).
+    - Other keys are consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or
+      "failed").
+    - If Sessions failed, failed is the number of failed Sessions, and failures is a dict: index of the Session → cause in one line.
+    - If the busy time of the rollout workers and the learner was measured, the dict has the keys bottleneck and busy (see sampler_metrics).
+    - If a Session trains several policies, the dict has the keys policies and best_policy (see sampler_metrics). With several policies, all
+      means over Sessions are means over all policies of all Sessions.
+    - If the run uses self-play, elo is the last Elo rating, averaged over the Sessions.
 
-    If the Sessions train one shared net, they are a single experiment. The metrics of this experiment are computed over global frames from
-    the rows of all workers, including failed workers. With a shared net, frame is the last global frame, and consistency is None.
+    If the Sessions are workers that train one shared net, the metrics are computed over global frames from the rows of all workers,
+    including failed workers. With a shared net, frame is the last global frame, and consistency is None.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -127,7 +129,7 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
 
     In self-play, the text has the Elo rating instead of the return.
 
-    Args: episodes: description of the training episodes whose mean is the return.
+    Args: episodes: description of the training episodes over which the return is averaged.
     """
     value, sessions = metrics["current_return"], metrics["sessions"]
     if metrics.get("elo") is not None:
@@ -142,12 +144,15 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
 
 
 class _Trial:
-    """The tables of a trial. The index of a table is Session · policies + policy (see RunPaths.session_df)."""
+    """The CSV tables of a trial, from which its metrics and figures are computed.
+
+    The index of a table is Session · policies + policy (see RunPaths.session_df).
+    """
 
     def __init__(self, spec: Spec, run: Run, failures: Mapping[int, str], stop: Stop | None) -> None:
         self.spec, self.run, self.stop = spec, run, stop
         self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-        """Mode of the tables from which the metrics are computed."""
+        """Mode ("train" or "eval") of the tables from which the metrics are computed."""
         self.failures = {s: failures[s] for s in sorted(failures)}
         self.train, self.metric_tables = run.tables("train"), run.tables_per_training(self.mode)
         self.evaluations = run.tables_per_training("eval") if spec.meta.may_evaluate else {}
@@ -174,7 +179,7 @@ class _Trial:
 
     @cached_property
     def returns_from_evaluation(self) -> bool:
-        """Whether current_return comes from the last evaluation, which is the case if each Session that did not fail has a recent one."""
+        """Whether current_return is the return of the last evaluation: true if each Session that did not fail has a recent evaluation."""
         tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
         return bool(tables) and all(is_recent(self.evaluations.get(index), table) for index, table in tables.items())
 
@@ -223,7 +228,10 @@ class _Trial:
         return metrics
 
     def _table_metrics(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
-        """Return the metrics of the table with index `index`. For a single worker of a shared net, only the metric `frame` has a value."""
+        """Return the metrics of the table with index `index`.
+
+        If the table belongs to a single worker of a shared net, all metrics except `frame` are None.
+        """
         frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
@@ -237,7 +245,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the Session of the table with index `index` ended.
+        """Return how the Session to which the table with index `index` belongs has ended.
 
         A Session that has not reached its last frame is "stopped", unless `self.stop` shows that no stop was requested.
         """
@@ -253,8 +261,8 @@ class _Trial:
 def _failure_in_one_line(text: str) -> str:
     """Return the cause of a failure in one line: the last line of a traceback or, without a traceback, the first line of the cause.
 
-    If the last line of the cause is "(at frame …)", this line is appended. If the cause contains no
-    traceback, the lines after the first line are the output of a process that died.
+    If the last line of the cause is "(at frame …)", this line is appended. If the cause contains no traceback, its lines after the first
+    line are the output of a process that died.
     """
     lines = nonblank_lines(text) or ["unknown cause"]
     if "Traceback" not in text:

@@ -69,12 +69,14 @@ class SeedResult:
     tables: list[Table]
     status: Status = "done"
     rows: Sequence[Table] = ()
-    """The tables as written, one for each worker of a shared net. An empty sequence means the same as `tables`."""
+    """If the workers of a shared net are this seed, the table of each worker, while `tables` has their joint table. In all other cases,
+    `rows` is empty."""
     evaluation: Sequence[Table] = ()
-    """Evaluation tables that have rows, if the run uses meta.rigorous_eval."""
+    """The evaluation tables that have rows if the run uses meta.rigorous_eval, else an empty sequence."""
     few_evaluations: Sequence[Table] = ()
-    """Evaluation tables, one for each of `tables`, if the run uses meta.eval_episodes, whose evaluations are too few for a curve. The
-    sequence `few_evaluations` is empty if the last evaluation is not recent."""
+    """If the run uses meta.eval_episodes, the evaluation table that belongs to each of `tables`. These tables have too few evaluations for
+    a curve, and are used only for the final return. The sequence `few_evaluations` is empty if the last evaluation of a table is not
+    recent."""
     deterministic: bool = True
     """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
@@ -86,11 +88,11 @@ class SeedResult:
         return f"evaluation with {'deterministic' if self.deterministic else 'sampled'} actions"
 
     def curve(self, column: str, x_column: str) -> Curve:
-        """Return the curve of `column` over `x_column`, which is the mean over the tables if the seed has several tables.
+        """Return the curve of `column` over `x_column`. If the seed has several tables, return the mean of their curves.
 
         Args:
             column: a column of the training tables, "evaluation" (the return of the evaluation rows), or "training_return" (the current
-                return of the training episodes). If there are evaluation rows, "current_return" is the same as "evaluation".
+                return of the training episodes). If the seed has evaluation rows, "current_return" means the same as "evaluation".
             x_column: frame, global_frame, wall_t (seconds) or opt_step.
         """
         curves = self._curves(column, x_column)
@@ -104,7 +106,7 @@ class SeedResult:
 
     @property
     def threshold_rule(self) -> str:
-        """Key of RULES: the data of this seed that are compared with a threshold: "evaluation", "return_new" or "total_reward"."""
+        """Key of RULES for the data of this seed that are compared with a threshold: "evaluation", "return_new" or "total_reward"."""
         if self.evaluation:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
@@ -112,12 +114,13 @@ class SeedResult:
     def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> ReachedPoint | None:
         """Return the lowest value of `x_column` at which a table of this seed reached the threshold.
 
-        Between two evaluations, the value of `x_column` is interpolated linearly. Between two training rows, the value of `x_column` is not
-        interpolated, since the return of a training row is a mean over the time before the row. If the first row is already at or above
-        the threshold, the value of `x_column` is only an upper limit. Returns None if no table reached the threshold or there is no
-        threshold.
+        If the threshold is reached between two evaluations, the value of `x_column` is interpolated linearly. Between two training rows,
+        the value of `x_column` is not interpolated, since the return of a training row is a mean over the time before the row. If already
+        the first row is at or above the threshold, the returned value of `x_column` is only an upper limit. Returns None if no table
+        reached the threshold, or if `threshold` is None.
 
-        Args: rule: the data to compare with the threshold: "evaluation", "return_new" or another column, by default `threshold_rule`.
+        Args: rule: name of the data to compare with the threshold: "evaluation", "return_new" or another column, by default
+            `threshold_rule`.
         """
         if threshold is None:
             return None
@@ -125,7 +128,7 @@ class SeedResult:
         between = bool(self.evaluation) and rule in ("evaluation", "current_return")
         if rule not in RULES or (rule == "total_reward" and self.threshold_rule != rule):
             curves = self._curves(rule, x_column)
-        elif rule == "return_new":  # in the rows of all workers together, each episode is counted once
+        elif rule == "return_new":  # the tables of all workers together count each episode once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
             curves = [_curve(table, "total_reward", x_column) for table in self._evaluation or self.rows or self.tables]
@@ -135,7 +138,7 @@ class SeedResult:
     def final_return(self, metric: str = "current_return") -> float | None:
         """Return the last value of the column `metric`, averaged over the tables of this seed, or None if no episode ended.
 
-        If the seed has evaluations, its last current_return is the return of the last evaluation.
+        For metric="current_return", the return of the last evaluation is used if the seed has evaluations.
         """
         if metric == "current_return" and self.few_evaluations:
             return average(last_value(table, metric) for table in self.few_evaluations)
@@ -143,7 +146,10 @@ class SeedResult:
 
     @property
     def _evaluation(self) -> list[Table]:
-        """Evaluation tables of this seed. Workers of a shared net have a single joint table, in which the frame is the global frame."""
+        """Evaluation tables of this seed.
+
+        If the seed consists of the workers of a shared net, the list has their joint table, whose frame is the global frame.
+        """
         return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
@@ -171,7 +177,7 @@ class ComparableMetric(NamedTuple):
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> ComparableMetric:
-    """Return the metric by which all seeds can be compared: `metric` itself if `metric` is measured in the same way for all seeds.
+    """Return `metric` if `metric` is measured in the same way for all seeds, else another metric by which all seeds can be compared.
 
     The current return of a seed is computed either from evaluations or from training episodes. If the current return of only some seeds is
     computed from evaluations, the metric training_return (the current return of training episodes) is returned, or total_reward if a run
@@ -204,7 +210,8 @@ class Setting:
     name: str
     runs: list[Run]
     label: str = ""
-    """Name of the setting without the env, or "" if the label is equal to `name`. Settings of one agent in different envs share a label."""
+    """Name of the setting without the env, or "" if the label is equal to `name`. Settings of the same agent in different envs have the
+    same label."""
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
@@ -212,12 +219,12 @@ class Setting:
 
     @property
     def seeds(self) -> list[SeedResult]:
-        """The seeds to compare: all seeds whose training is done, or all seeds if none is done."""
+        """The seeds to compare: all seeds whose training is done, or all seeds if no seed is done."""
         return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
 
     @property
     def status(self) -> str:
-        """Text that says how the seeds ended: "done", "1 failed (left out)", or "2 stopped" if no seed is done."""
+        """Text that says how the seeds ended, such as "done", "1 failed (left out)", or, if no seed is done, "2 stopped"."""
         each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
@@ -243,13 +250,13 @@ class Setting:
         return ranges.pop() if len(ranges) == 1 else None
 
     def scores(self, metric: str = "current_return") -> np.ndarray:
-        """Return the final return of each seed that has one, float64 [seeds]."""
+        """Return the final return of each seed that has a final return, float64 [seeds]."""
         return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
 
     def aligned_curves(self, column: str, x_column: str) -> AlignedCurves:
-        """Return the curves of `column` over `x_column` of all seeds, interpolated at common points. Aligned.value_SF is [seeds, F].
+        """Return the curves of `column` over `x_column` of all seeds, interpolated at F common points, as value_SF [seeds, F].
 
-        The common points are in the range that all curves with points cover.
+        The common points are in the range of `x_column` that all nonempty curves cover.
         """
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
@@ -261,7 +268,7 @@ class Setting:
 
 
 def seed_results(run: Run) -> list[SeedResult]:
-    """Return the results of each seed of a run that has training rows."""
+    """Return the results of those seeds of a run that have training rows."""
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.distributed:
         rows = list(tables.values())
@@ -276,7 +283,7 @@ def seed_results(run: Run) -> list[SeedResult]:
 
 
 def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
-    """Return the results of one seed. Args: evaluation: index of the table → evaluation table of the seed, for tables that have rows."""
+    """Return the results of one seed. Args: evaluation: index → evaluation table, for the evaluation tables of the seed that have rows."""
     found = list(evaluation.values())
     if run.has_evaluation_curve:
         return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
@@ -303,11 +310,11 @@ def read_settings(
 
     Runs are grouped by label or, without labels, by the content of their specs except the seeds (see Run.settings). Each word names a run
     folder, the folder of a search or a study (with or without `data_dir`), a pattern of run folders, or anything else that `find_training`
-    accepts. Of a search, the trial `choice.trial` is used or, by default, the best trial (the best confirmed trial if trials were
-    confirmed). Of a study, all runs are used, or the runs with the entry, env and seed of `choice`. Failed runs and runs of mode dev that
-    match a pattern are left out with a notice, but are compared if their folders are named. Runs in different envs belong to
-    different settings, even if their labels are equal. If different specs have the same name, the keys that differ are appended to the
-    name of each setting, for example "ppo_cartpole gamma=0.5".
+    accepts. If a word names a search, the trial `choice.trial` is used or, by default, the best trial (the best confirmed trial if trials
+    were confirmed). If a word names a study, all its runs are used, or only the runs with the entry, env and seed of `choice`. Failed runs
+    and runs of mode dev that match a pattern are left out with a notice, but are compared if their folders are named. Runs in different
+    envs belong to different settings, even if their labels are equal. If different specs have the same name, the spec keys that differ are
+    appended to the name of each setting, for example "ppo_cartpole gamma=0.5".
 
     Raises UserError if a word, a label or `choice` is invalid, or if a run has no rows. A notice is printed for runs with the same label
     but different specs, and for runs that failed or have not ended.
@@ -335,7 +342,7 @@ def read_settings(
 
 
 def group_runs(runs: Iterable[Run]) -> list[Setting]:
-    """Group runs into settings by the content of their specs without the seeds, like `read_settings` without labels."""
+    """Group runs into settings, as `read_settings` does without labels: runs whose specs differ only in the seeds are one setting."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.name, run.env, json.dumps(run.settings(), sort_keys=True)), []).append(run)
@@ -345,7 +352,8 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
 def study_runs(word: str, choice: TrainingChoice = BEST) -> list[Run]:
     """Return the runs of the study in folder `word` that match `choice`, or [] if `word` is not the folder of a study.
 
-    The runs are read from the result files of the study. Raises UserError if the study has no result, or no result that matches `choice`.
+    The runs are read from the result files of the study. Raises UserError if the study has no result file, or no result file that matches
+    `choice`.
     """
     paths = study_in(Path(word))
     if paths is None:
@@ -370,7 +378,7 @@ def study_runs(word: str, choice: TrainingChoice = BEST) -> list[Run]:
 def _entry_order(paths: StudyPaths) -> dict[str, int]:
     """Return label of each study entry → position of the entry, or {} if the study file is damaged.
 
-    The baseline entry is first. The other entries have the order of the study file.
+    The baseline entry of the study has the position 0. All other entries follow in the order of the study file.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         study = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]["study"]
@@ -380,7 +388,7 @@ def _entry_order(paths: StudyPaths) -> dict[str, int]:
 
 
 def _named_runs(word: str, choice: TrainingChoice, data_dir: Path) -> list[Run]:
-    """Return the runs that `word` names. If `word` is a pattern, failed runs and runs of mode dev are left out.
+    """Return the runs that `word` names. If `word` is a pattern with *, ? or [, failed runs and runs of mode dev are left out.
 
     Raises UserError if `word` is invalid.
     """
@@ -404,7 +412,8 @@ def _is_search(folder: Path) -> bool:
 
 
 def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
-    """Return the trial `choice.trial` of a search, by default its best trial. For word="latest", return the latest run in mode train."""
+    """Return the trial `choice.trial` of the search `word`, by default the best trial, or, for word="latest", the latest run in mode train.
+    """
     training = find_training(word, None, data_dir, TrainingChoice(trial=choice.trial))
     if training.name:
         notice(f"{word}: comparing {training.name}")
@@ -412,7 +421,7 @@ def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
 
 
 def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a Setting for each group of runs. Args: groups: (name, env, content of the spec) → runs.
+    """Return a Setting for each group of runs in `groups`. Args: groups: (name, env, content of the spec) → runs.
 
     If several groups have the same name, the env or the spec keys that differ are appended to the name of the setting.
     """
@@ -433,7 +442,7 @@ def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the sorted paths of the keys in which the flat `specs` differ.
+    """Return the sorted paths of the spec keys in which `specs` differ, where each spec is a flat dict: path of the key → value.
 
     If specs use different components, such as different algorithms, keys that only some components have are omitted.
     """
@@ -450,7 +459,7 @@ def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
 def _difference_text(spec: dict[str, Any], keys: Sequence[str]) -> str:
     """Return a text with the values of the first few `keys` of a spec, such as "gamma=0.5 lr=0.1".
 
-    A key is shown as the last part of its path if that part is unique, else as the path.
+    A key is shown as the last part of its path or, if several keys have the same last part, as the full path.
     """
     short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
     counts = Counter(short.values())
@@ -478,7 +487,7 @@ def _report_status(setting: Setting) -> None:
 
 
 class Summary(NamedTuple):
-    """The results of a setting, which are the columns of the comparison tables. A result that is unknown is None."""
+    """The results of a setting, which are one row of the comparison tables. An unknown result is None."""
 
     name: str
     label: str
@@ -491,15 +500,16 @@ class Summary(NamedTuple):
     solved: int | None
     """Number of seeds that reached the threshold, or None if there is no threshold."""
     solved_by: str | None
-    """Key of RULES that names the data compared with the threshold. If the seeds have different keys, the keys are joined by " and "."""
+    """Key of RULES that names the data that were compared with the threshold. If this key differs between seeds, the keys are joined by the
+    word "and"."""
     seconds_to_threshold: Median | None
-    """Median time over the seeds until the threshold was reached, in seconds since the start of training. The median is infinite if half of
-    the seeds did not reach the threshold, and None without a threshold."""
+    """Median time over the seeds until the threshold was reached, in seconds since the start of training. The median is infinite if at
+    least half of the seeds did not reach the threshold. The field is None if there is no threshold."""
     steps_to_threshold: Median | None
-    """Median number of global frames over the seeds until the threshold was reached, with the same special values as
+    """Median number of global frames over the seeds until the threshold was reached, infinite or None in the same cases as
     seconds_to_threshold."""
     final_return: Estimate | None
-    """Mean of the final returns over the seeds. The fields opt_steps_per_second and grad_norm are means over the seeds too."""
+    """Mean of the final returns over the seeds. The fields opt_steps_per_second and grad_norm are also means over the seeds."""
     final_return_median: float | None
     interquartile_mean: Estimate | None
     """Interquartile mean of the final returns, with the bootstrap interval over seeds."""
@@ -513,9 +523,9 @@ def summarize(
     """Return the results of a setting. A seed counts as solved if one of its tables reaches `threshold` (see SeedResult.first_reached).
 
     Args:
-        metric: the column whose last value is final_return.
+        metric: the column whose last value is the final return of a seed.
         seeds: the seeds to summarize, by default `setting.seeds`.
-        rule: the data to compare with the threshold (see SeedResult.first_reached).
+        rule: name of the data to compare with the threshold (see SeedResult.first_reached).
     """
     seeds = setting.seeds if seeds is None else seeds
     steps = [seed.first_reached(threshold, "global_frame", rule) for seed in seeds]
@@ -542,10 +552,10 @@ def summarize(
 
 
 def recent_returns(table: Table, x_column: str) -> Curve:
-    """Return for each row of a table the mean return of the newest episodes, of which there are at least SOLVE_EPISODES.
+    """Return, for each row of a table, the mean return of at least SOLVE_EPISODES newest episodes.
 
-    The newest episodes are those of the row and of as few previous rows as necessary. The curve begins at the first row up to which at
-    least SOLVE_EPISODES episodes have ended.
+    The mean is over the episodes of the row and of as few previous rows as are necessary for SOLVE_EPISODES episodes. The returned curve
+    begins at the first row up to which at least SOLVE_EPISODES episodes have ended.
     """
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))

@@ -1,7 +1,8 @@
-"""Learning curves, the metrics of docs/equations.md, and estimates over seeds with 95 % confidence intervals.
+"""Compute learning curves, the metrics of docs/equations.md, and estimates over seeds with 95 % confidence intervals.
 
 A curve has the values of a table column over another column, such as the frame. The strength s of a table row is the total_reward of the
-row minus the random baseline of the env. Rows without a total_reward are omitted. A metric whose denominator is zero is None.
+row minus the random baseline of the env. Table rows without a total_reward have no strength and are omitted. A metric whose denominator is
+zero is None.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import numpy as np
 from slm_lab.lib.episodes import MAX_AGE
 
 Table = dict[str, np.ndarray]
-"""Table of a Session: column → values, float64 [rows]. The value is NaN where a cell is empty or not a number."""
+"""Table of a Session as a dict: column → values, float64 [rows]. A value is NaN if its cell in the CSV file is empty or not a number."""
 _MAX_POINTS = 5000
 """Maximum number of points of interpolated curves."""
 
 
 class Curve(NamedTuple):
-    """Values over frames, or over another increasing column such as seconds or global frames.
+    """Values of a table column over frames, or over another increasing column such as seconds or global frames.
 
-    Both arrays are float64 [points] and finite. `frame` contains the values of the other column if the curve is not over frames.
+    `frame` and `value` are float64 [points] and finite. If the curve is not over frames, `frame` contains the values of the other column.
     """
 
     frame: np.ndarray
@@ -32,10 +33,10 @@ class Curve(NamedTuple):
 
 
 def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
-    """Return the curve of the finite values of `column` over `x_column`. The curve is empty if one of both columns is missing.
+    """Return the curve of the finite values of `column` over `x_column`. The curve is empty if one of these columns is missing.
 
-    If `x_column` is not the frame, only the last of several rows with the same value of `x_column` is used. In tables of SLM Lab, which
-    have no column current_return, total_reward is used for column="current_return".
+    If several rows have the same value of `x_column`, only the last of these rows is used, except for x_column="frame". In tables of SLM
+    Lab, which have no column current_return, total_reward is used for column="current_return".
     """
     if column == "current_return" and column not in table:
         column = "total_reward"
@@ -69,7 +70,7 @@ class AlignedCurves:
         return np.asarray(np.nanstd(self.value_SF, axis=0)) if len(self.frame) else np.empty(0)
 
     def band(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the edges of the band: the mean minus one standard deviation, and the mean plus one standard deviation, [F] each."""
+        """Return the edges of the band around the mean: mean − standard deviation, and mean + standard deviation, [F] each."""
         mean, std = self.mean().value, self.std()
         return mean - std, mean + std
 
@@ -90,7 +91,7 @@ def evenly_spaced_indices(count: int, most: int) -> np.ndarray:
 
 
 def align(curves: Sequence[Curve], min_count: int = 1) -> AlignedCurves:
-    """Align curves at the frames at which at least `min_count` of the curves have a value. No value is interpolated."""
+    """Align curves at the frames at which at least `min_count` of the curves have a value. Missing values are NaN, not interpolated."""
     frame = np.unique(np.concatenate([np.empty(0), *(one.frame for one in curves)]))
     value_SF = np.full((len(curves), len(frame)), np.nan)
     for row, one in zip(value_SF, curves, strict=True):
@@ -100,7 +101,7 @@ def align(curves: Sequence[Curve], min_count: int = 1) -> AlignedCurves:
 
 
 def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> AlignedCurves:
-    """Align curves that share a grid of frames, and interpolate other curves, for example curves of policies that share envs.
+    """Align curves that share a grid of frames, and interpolate curves that do not, for example curves of policies that share envs.
 
     Curves share a grid if the frames at which at least `min_count` curves have a value are at least half as many as the points of the
     shortest curve.
@@ -112,7 +113,7 @@ def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned
 
 
 def interpolate(curves: Sequence[Curve]) -> AlignedCurves:
-    """Align curves by linear interpolation, at the frames of all curves within the range that every curve covers.
+    """Align curves by linear interpolation. The common frames are the frames of all curves that are in the range covered by every curve.
 
     Curves without points are omitted. If there are more than _MAX_POINTS frames, only _MAX_POINTS evenly spaced frames are used.
     """
@@ -135,7 +136,7 @@ _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 
 
 @dataclass(frozen=True)
 class Strengths:
-    """Strength, frame and optimizer step of each table row that has a total_reward. All arrays are float64 [rows]."""
+    """Strength (`value`), frame and optimizer step of each table row that has a total_reward. All arrays are float64 [rows]."""
 
     frame: np.ndarray
     opt_step: np.ndarray
@@ -153,7 +154,7 @@ class Strengths:
 
 
 def session_metrics(strengths: Strengths) -> Scalars:
-    """Return the metrics SESSION_METRICS of one Session, computed from the strengths of its table, or None for undefined metrics."""
+    """Return the metrics SESSION_METRICS of one Session, computed from the strengths of its table. An undefined metric is None."""
     s = strengths.value
     if not len(s):
         return dict.fromkeys(SESSION_METRICS)
@@ -168,7 +169,7 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
-    """Return the strength of each row and the value of the other metrics over all rows up to this row, float64 [rows] each.
+    """Return a dict: metric → float64 [rows]. The strength of a row depends on this row, all other metrics on the rows up to this row.
 
     A value is NaN where the metric is not defined.
     """
@@ -182,9 +183,9 @@ def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Return the efficiency Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, float64 [rows], or NaN if the denominator is zero.
+    """Return the efficiency Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, float64 [rows]. An efficiency is NaN if Σ sᵢ is zero.
 
-    Rows before the first optimizer step have no training efficiency, and both sums exclude these rows.
+    Both sums exclude rows with spentᵢ = 0, such as the rows before the first optimizer step.
 
     Args:
         s: strength of each row.
@@ -206,8 +207,8 @@ def stabilities(s: np.ndarray) -> np.ndarray:
 def consistencies(strengths: AlignedCurves) -> np.ndarray:
     """Return the consistency 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames i of `strengths` and the Sessions j, [F].
 
-    std is the population standard deviation. The consistency of fewer than two Sessions is NaN, since no deviation is defined, whereas SLM
-    Lab writes 1 for a single Session.
+    Here, std is the population standard deviation. The consistency of a single Session is NaN, since there is no deviation between
+    Sessions, whereas SLM Lab writes 1.
     """
     if len(strengths.value_SF) < 2:
         return np.full(len(strengths.frame), np.nan)
@@ -215,9 +216,9 @@ def consistencies(strengths: AlignedCurves) -> np.ndarray:
 
 
 def consistency_curve(strengths: AlignedCurves) -> Curve:
-    """Return the curve of the consistency over frames, at the frames at which the consistency is defined.
+    """Return the curve of the consistency over frames, without the frames at which the consistency is not defined.
 
-    Args: strengths: strengths of the Sessions at the frames that all Sessions have.
+    Args: strengths: strengths of all Sessions at common frames.
     """
     return _finite_curve(strengths.frame, consistencies(strengths))
 
@@ -228,9 +229,9 @@ def consistency(strengths: AlignedCurves) -> float | None:
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Return the mean of each metric over the Sessions in which the metric is defined, or None for a metric that no Session defines.
+    """Return the mean of each metric over the Sessions in which the metric is defined. A metric that is defined in no Session is None.
 
-    The mean of integer values (counts) is rounded to an integer.
+    If all values of a metric are integers (counts), the mean is rounded to an integer.
     """
     names = sessions[0] if sessions else {}
     known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
@@ -243,7 +244,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def current_return(table: Table) -> Scalars:
-    """Return the last finite current_return of a table and its standard error current_return_se, or None for a missing value."""
+    """Return the last finite current_return of a table and its standard error current_return_se. A value that the table lacks is None."""
     known = np.flatnonzero(np.isfinite(table.get("current_return", np.empty(0))))
     errors = table.get("current_return_se")
     error = _last(errors[known[-1:]]) if errors is not None and len(known) else None
@@ -267,7 +268,7 @@ def is_recent(evaluation: Table | None, table: Table) -> bool:
 def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, float | None] | None:
     """Return the mean Elo rating of several Sessions and the standard error of this mean, or None if there are no ratings.
 
-    The rating of a single Session is returned with its own standard error. Args: ratings: (Elo, standard error) of each Session.
+    For a single Session, return its rating and the standard error of its rating. Args: ratings: (Elo, standard error) of each Session.
     """
     if len(ratings) < 2:
         return ratings[0] if ratings else None
@@ -278,8 +279,8 @@ def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, f
 def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:
     """Return the mean current return of a trial and the standard error of this mean.
 
-    The standard error is computed over the Sessions if there are several, and over episodes if there is one Session. The policies of a
-    Session are one training, so their mean counts as one value.
+    The standard error is computed over the Sessions if there are several, and over episodes if there is one Session. For a Session with
+    several policies, the mean over its policies is used as one value.
 
     Args: tables: index of each table (Session · policies + policy) → metrics current_return and current_return_se of the table.
     """
@@ -332,12 +333,12 @@ Bounds = tuple[float, float]
 
 
 def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
-    """Return the mean of the values that are not None with its 95 % interval. Return None if there are no values.
+    """Return the mean of the values that are not None, with the 95 % interval of this mean. Return None if there are no values.
 
-    The interval has zero width if all values are equal.
+    If all values are equal, the interval has zero width.
 
     Args: bounds: range of possible values, to which the interval is clipped, or None if the range is unknown. Clipping does not change how
-        often the interval contains the true mean. Bounds that a value violates are ignored.
+        often the interval contains the true mean. If a value is outside the bounds, the bounds are ignored.
     """
     known = [value for value in values if value is not None]
     if len(known) < 2:
@@ -357,7 +358,7 @@ def _clipped_interval(value: float, half: float, bounds: Bounds | None = None) -
 
 
 def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
-    """Return the mean (or another statistic, `compute`) of the values that are not None, or None if there are no values."""
+    """Return the mean, or the statistic `compute`, of the values that are not None. Return None if there are no values."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
 
@@ -365,13 +366,13 @@ def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mea
 def t_quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t distribution with `freedom` degrees of freedom.
 
-    For more degrees of freedom than the table _T_QUANTILES has, a series expansion with an error below 0.001 is used.
+    For more than 18 degrees of freedom (the length of _T_QUANTILES), a series expansion with an error below 0.001 is used.
     """
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
 def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False, bounds: Bounds | None = None) -> Estimate | None:
-    """Return mean(values) − mean(others) with its 95 % interval: Student's t interval of the differences if paired, else Welch's interval.
+    """Return mean(values) − mean(others) with a 95 % interval: Student's t interval of the differences if `paired`, else Welch's interval.
 
     Returns None if `values` or `others` is empty. The estimate has no interval if `values` or `others` has a single element.
 
@@ -402,7 +403,7 @@ class ReachedPoint(NamedTuple):
 
     point: float
     at_most: bool = False
-    """Whether the first value of the curve is already at or above the threshold, so that the point is only an upper limit."""
+    """Whether already the first value of the curve is at or above the threshold, so that `point` is only an upper limit."""
 
 
 def first_reached(one: Curve, threshold: float, *, between: bool) -> ReachedPoint | None:
@@ -423,7 +424,7 @@ def first_reached(one: Curve, threshold: float, *, between: bool) -> ReachedPoin
 class Median(NamedTuple):
     """Median of the points at which curves reached a threshold, and its 95 % interval.
 
-    `low` and `high` are None for fewer than 6 curves.
+    The ends `low` and `high` of the interval are None if there are fewer than 6 curves.
     """
 
     value: float
@@ -437,8 +438,8 @@ def median_point(values: Sequence[ReachedPoint | None]) -> Median:
     """Return the median of the points at which curves reached a threshold, with a 95 % interval by order statistics.
 
     A curve that never reached the threshold is None in `values` and counts as infinite. The interval is valid for any distribution: its
-    coverage is at least 95 %. There is no interval for fewer than 6 values. For the lower end of the interval, a point that is only an
-    upper limit counts as 0.
+    coverage is at least 95 %. For fewer than 6 values, the ends of the interval are None. A point that is only an upper limit counts as 0
+    in the computation of the lower end of the interval.
     """
     latest = sorted(math.inf if value is None else value.point for value in values)
     earliest = sorted(math.inf if value is None else 0.0 if value.at_most else value.point for value in values)

@@ -31,7 +31,7 @@ _POINTS = 201
 
 
 class PairComparison(NamedTuple):
-    """The comparison of setting B with setting A in one env."""
+    """The comparison of the returns of setting B with the returns of setting A in one env."""
 
     env: str
     a: str
@@ -43,7 +43,7 @@ class PairComparison(NamedTuple):
     p_value: float | None
     """p-value of Welch's test, or None if setting A or B has a single seed, or if the returns of both settings do not vary."""
     p_holm: float | None
-    """`p_value`, adjusted for the number of pairs by Holm's method."""
+    """`p_value`, adjusted by Holm's method for the number of compared pairs of settings."""
 
 
 class OverallResult(NamedTuple):
@@ -54,8 +54,8 @@ class OverallResult(NamedTuple):
     interquartile_mean: Estimate
     optimality_gap: Estimate
     improvement: Estimate | None
-    """Probability that a seed of this setting has a higher return than a seed of the first setting, as a mean over the envs. For the first
-    setting itself, the probability is None."""
+    """Probability that a seed of this setting has a higher return than a seed of the first setting, as a mean over the envs, or None if
+    this setting is the first setting."""
 
 
 class Scale(NamedTuple):
@@ -84,8 +84,8 @@ def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[s
 
     In an env in which the first setting has no results, the settings are compared with the first setting that has results in this env.
 
-    Args: published: env → published score. In an env with a published score, the normalised return 1 is the published score instead of the
-        highest possible return.
+    Args: published: env → published score. In an env with a published score, returns are normalised so that 1 is the published score
+        instead of the highest possible return.
     """
     pairs = []
     for env in dict.fromkeys(one.env for one in settings):
@@ -118,7 +118,7 @@ def _compare_over_envs(
 ) -> tuple[list[OverallResult], list[Scale], dict[str, Profile]]:
     """Compare the settings that have results in several envs, over the envs in which all of these settings have results.
 
-    The results are empty if there are fewer than two such envs.
+    The results are empty if there are fewer than two envs in which all of these settings have results.
     """
     of_label: dict[str, dict[str, Setting]] = {}
     for one in settings:
@@ -153,8 +153,8 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
 
     The normalised return 0 is the random baseline or, if the baseline is unknown, the lowest result of the settings. The normalised return
     1 is the published score or, without a published score, the highest possible return. If the highest possible return is unknown too, the
-    normalised return 1 is the highest result of the settings. If the return for 1 is not above the return for 0, the lowest and the highest
-    result are used for 0 and 1.
+    normalised return 1 is the highest result of the settings. If these rules give an upper return that is not above the lower return, the
+    lowest and the highest result of the settings are used instead.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
     zero, zero_is = _random_baseline(settings[0]), "random actions"

@@ -1,7 +1,7 @@
 """Read the notices, restarts and failures of a run from its log files, and compute the frame and the training time of each event.
 
-A process writes its notices to the log file of its Session, with date and time. The line "begins: …, frame F" marks the start of a process.
-The training time of later lines is computed from the date and time of this line.
+A training process writes its notices, with date and time, to the log file of its Session. The line "begins: …, frame F" marks the start of
+a process. The training time of a later line is computed from the time that has passed since the line "begins: …".
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)")
 _BEGINS = re.compile(r"begins: index \d+, .*frame (\d+)")
 _TIME = re.compile(r"time: ([\d.]+) s collecting, ([\d.]+) s learning")
 _EXPECTED = re.compile(r"ends at frame \d+|time: |process \d+ on node |open episodes |close\(\) failed")
-"""Lines of a log file that are not warnings and therefore not events."""
+"""Pattern of the lines of a log file that are not warnings, and that are therefore not events."""
 _MAX_BYTES = 1_000_000
 """Maximum number of bytes that are read from the end of a log file, since an env may print without limit."""
 _MAX_EVENTS, _MAX_LETTERS = 100, 400
 
 
 class _Process(NamedTuple):
-    """The start of a process that trains a Session."""
+    """The start of a process that trains a Session: the time of day, and the training time so far."""
 
     time: datetime
     seconds: float
@@ -40,8 +40,8 @@ class _Process(NamedTuple):
 def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return the events of all Sessions of a trial in order of time, as dicts with the keys frame, seconds, line, name, kind and text.
 
-    The kind of an event is start, notice or failed. Equal notices of a Session are merged into one event, whose text gives the number of
-    notices.
+    The kind of an event is start, notice or failed. Notices of a Session with the same text are merged into one event, whose text says how
+    often the notice occurred.
 
     Args: names: index of each table → name of the line that is drawn from this table.
     """
@@ -60,7 +60,7 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def collecting_and_learning_time(run: Run) -> tuple[float, float] | None:
-    """Return the time that all Sessions together spent collecting experience and the time they spent learning, both in seconds.
+    """Return the time that all Sessions together have spent collecting experience, and the time that they have spent learning, in seconds.
 
     Returns None if no Session has ended normally.
     """
@@ -99,9 +99,10 @@ def _lines(log: Path) -> list[tuple[datetime, str]]:
 
 
 def _interpolated(table: Table, x: str, y: str, at: float) -> float:
-    """Return the value of column `y` at the point at which column `x` has the value `at`, by linear interpolation.
+    """Return the value of column `y` where column `x` has the value `at`, by linear interpolation between the rows of a table.
 
-    The interpolation begins at (0, 0). Returns 0 if the table has no rows or lacks a column.
+    Before the first row, the interpolation begins at the point x = 0, y = 0. Returns 0 if the table has no rows, or lacks the column `x` or
+    `y`.
     """
     if x not in table or y not in table:
         return 0.0
@@ -110,7 +111,10 @@ def _interpolated(table: Table, x: str, y: str, at: float) -> float:
 
 
 def _merged(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of a Session, in which events with the same text are merged into the first of them."""
+    """Return the events of a Session.
+
+    Events with the same text are merged into one event, which has the time of the first of these events.
+    """
     first: dict[str, dict[str, Any]] = {}
     counts: dict[str, int] = {}
     for one in events:

@@ -1,4 +1,4 @@
-"""Read a run folder: the spec, tables, metrics and status of a run. Nothing is written, and the run may still be training.
+"""Read a run folder: the spec, tables, metrics and status of a run. The functions write no file, and the run may still be training.
 
 `read_columns`, the only CSV reader of the analysis, uses only the standard library, since importing pandas takes 0.25 s, which is 6 % of a
 short run. pandas is imported only when a DataFrame is requested.
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 Status = Literal["done", "stopped", "failed", "running"]
-"""Status of a run or Session. The status "stopped" means stopped early or killed, "failed" means that a Session failed, and "running" means
-that a process is training the run."""
+"""Status of a run or of a Session. The status "stopped" means stopped early or killed, "failed" means that a Session failed, and "running"
+means that a process is training the run."""
 _IGNORED_KEY_PREFIXES = (
     "meta.random_seed",
     "meta.run",
@@ -78,12 +78,18 @@ class Run:
 
     @property
     def train(self) -> pd.DataFrame:
-        """Training rows of all Sessions. The columns are session and policy, followed by the columns of the CSV files."""
+        """DataFrame with the training rows of all Sessions.
+
+        The columns are session and policy, followed by the columns of the CSV files.
+        """
         return self._frame("train")
 
     @property
     def eval(self) -> pd.DataFrame:
-        """Evaluation rows of all Sessions, with the same columns session and policy as `train`."""
+        """DataFrame with the evaluation rows of all Sessions.
+
+        The columns are session and policy, followed by the columns of the CSV files.
+        """
         return self._frame("eval")
 
     @cached_property
@@ -93,15 +99,15 @@ class Run:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The saved spec. The spec is not validated, since another version of the program may have saved it.
+        """The saved spec of the run. The spec is not validated, since another version of the program may have saved the spec.
 
-        Raises UserError if the file cannot be read.
+        Raises UserError if the spec file cannot be read.
         """
         return self._named_spec[1]
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The metrics of the trial, or {} if the metrics file has not been written yet."""
+        """The metrics of the trial from its metrics file, or {} if this file has not been written yet."""
         return self._trial_metrics or {}
 
     @cached_property
@@ -120,7 +126,7 @@ class Run:
 
     @cached_property
     def sessions(self) -> dict[int, Status]:
-        """Index of each Session that has a table or has failed → status of the Session."""
+        """Dict: index of each Session that has a table or has failed → status of the Session."""
         with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
         return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
@@ -160,9 +166,10 @@ class Run:
         return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
 
     def tables(self, mode: DataMode) -> dict[int, Table]:
-        """Return index (see RunPaths.session_df) → table of the mode, for all Sessions with a training table.
+        """Return a dict: index of a table (see RunPaths.session_df) → training table (mode "train") or evaluation table (mode "eval").
 
-        A table that cannot be read causes a notice and is returned as an empty table.
+        The dict has the indices of all training tables. If a table does not exist or cannot be read, the dict has an empty table. If a
+        table cannot be read, a notice is printed too.
         """
         if mode not in self._tables:
             indices = self.paths.sessions("train", self.trial)
@@ -170,9 +177,9 @@ class Run:
         return self._tables[mode]
 
     def tables_per_training(self, mode: DataMode) -> dict[int, Table]:
-        """Return index → table of each independent training: `tables(mode)` or, for a shared net, one joint table of all workers.
+        """Return `tables(mode)` or, if the Sessions are workers that train a shared net, a single joint table of all workers.
 
-        The joint table has the index ALL_WORKERS.
+        The key of the joint table in the returned dict is ALL_WORKERS.
         """
         return tables_per_training(self.tables(mode))
 
@@ -188,17 +195,20 @@ class Run:
         return str(self.starts[0].get("mode", "train"))
 
     def settings(self) -> dict[str, Any]:
-        """Return key path → value of the settings that affect the results of the run.
+        """Return a dict with the settings that affect the results of the run: path of the spec key → value.
 
-        The settings are the mode and all spec keys except keys of seeds, provenance and saving. Missing keys have their default values, so
-        that a run that was saved before a key existed is not considered different.
+        The settings are the mode and all spec keys except keys about seeds, provenance and saving. A key that is missing in the saved spec
+        has its default value, so that a run that was saved before the key existed does not count as different.
         """
         keys = self.keys()
         ignored = _IGNORED_KEY_PREFIXES if keys["meta.distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
         return {key: value for key, value in keys.items() if not key.startswith(ignored)}
 
     def keys(self) -> dict[str, Any]:
-        """Return key path → value of the mode and of all spec keys except meta.run. Missing keys have their default values."""
+        """Return a dict with the mode and all spec keys except meta.run: path of the key → value.
+
+        A key that is missing in the saved spec has its default value.
+        """
         agent = {key: _with_name_key(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
@@ -228,7 +238,7 @@ class Run:
         return read_json(file)
 
     def _session_status(self, s: int) -> Status:
-        """Return the status of Session `s`. A Session without a metrics file has the status of the run."""
+        """Return the status of Session `s` from its metrics file, or the status of the run if there is no current metrics file."""
         metrics = self._read_if_current(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
@@ -248,7 +258,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder.
+    """Return the Run in a run folder.
 
     Raises UserError if the folder is not a run folder, if the run has several trials, or if the spec of the run cannot be read.
 
@@ -271,9 +281,9 @@ def load_run(folder: str | Path) -> Run:
 
 
 def with_data_dir(word: str, data_dir: Path) -> str:
-    """Return the path of the folder that `word` names, which may be relative to `data_dir`. Return any other word unchanged.
+    """Return the path `data_dir`/`word` if `word` is the name of a folder in `data_dir`. Return any other word unchanged.
 
-    Raises UserError if the folder contains an exported model.
+    Raises UserError if `word` names a folder with an exported model.
     """
     check_no_model(word, data_dir)
     named = word not in {"", "latest"} and not Path(word).is_dir() and (data_dir / word).is_dir()
@@ -281,9 +291,9 @@ def with_data_dir(word: str, data_dir: Path) -> str:
 
 
 def run_folders(word: str) -> list[Path]:
-    """Return the folder `word`, or all run folders that match `word` if it is a pattern with *, ? or [.
+    """Return the folder `word` or, if `word` is a pattern with *, ? or [, all run folders that match the pattern.
 
-    Raises UserError if there is no such folder.
+    Raises UserError if no folder matches `word`.
     """
     if word and Path(word).is_dir():
         return [Path(word)]
@@ -300,12 +310,12 @@ def run_folders(word: str) -> list[Path]:
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a CSV file as text, or {} if the file does not exist or is empty.
+    """Return a dict: column name → cells of the column as text. The dict is empty if the file does not exist or is empty.
 
-    The file may still be growing, or the process that wrote the file may have been killed. Therefore, a last line without a newline is
-    dropped, even if the line looks complete. Lines with a wrong number of cells are dropped too.
+    A last line without a newline is dropped, even if the line looks complete, since a process may still be writing the line or may have
+    been killed while writing. Lines with a wrong number of cells are dropped too.
 
-    Raises OSError if an existing file cannot be read, and csv.Error if the file is not a CSV file.
+    Raises OSError if the file exists but cannot be read, and csv.Error if the file is not a CSV file.
     """
     if not path.exists():
         return {}
@@ -318,7 +328,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 
 def read_table(path: Path) -> Table:
-    """Read the CSV file of a Session's table, and return its rows whose frame is above 0. Raises the same errors as read_columns."""
+    """Return the table in a CSV file of a Session, without rows whose frame is 0. Raises the same errors as read_columns."""
     columns = {name: parse_numbers(cells) for name, cells in read_columns(path).items()}
     frame = columns.get("frame")
     if frame is None:
@@ -327,9 +337,9 @@ def read_table(path: Path) -> Table:
 
 
 def last_row(path: Path | str) -> dict[str, float]:
-    """Return column → value of the finite numbers in the last complete row of a CSV file, or {} if there is no such row.
+    """Return a dict with the finite numbers in the last complete row of a CSV file: column → number.
 
-    Only the beginning and the end of the file are read.
+    The dict is empty if the file has no complete row or cannot be read. Only the beginning and the end of the file are read.
     """
     try:
         with open(path, "rb") as file:
@@ -345,7 +355,7 @@ def last_row(path: Path | str) -> dict[str, float]:
 
 
 def parse_numbers(cells: Sequence[str | bytes]) -> np.ndarray:
-    """Return the numbers in cells of text, float64 [cells]. The number is NaN if a cell is not a number."""
+    """Convert the texts of table cells to numbers, float64 [cells]. A text that is not a number becomes NaN."""
     return np.array([_parsed_number(cell) for cell in cells], dtype=np.float64)
 
 
@@ -370,7 +380,7 @@ def _read_table_or_empty(path: Path) -> Table:
 
 
 def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
-    """Return the values as int64 if the column contains counts and all values are finite, and unchanged otherwise."""
+    """Return the values of a column as int64 if the column contains counts and all values are finite. Return other values unchanged."""
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 
@@ -389,7 +399,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _with_name_key(net: Any) -> Any:
-    """Return a net section of a saved spec, with the key `type` renamed to `name` as in the pydantic model of the net."""
+    """Return the spec section of a net, with the key `type` renamed to `name` as in the pydantic model of the net."""
     return {"name": net["type"]} | {key: value for key, value in net.items() if key != "type"} if "type" in (net or ()) else net
 
 
@@ -403,9 +413,9 @@ def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str,
 
 
 ALL_WORKERS = -1
-"""Index of the joint table of all workers of a shared net, which belongs to no single Session."""
+"""Index of the joint table of all workers of a shared net. The joint table belongs to no single Session."""
 _SUMMED = ("epi", "t", "opt_step")
-"""Columns with counts of each worker. In the joint table of all workers, these counts are summed over the workers."""
+"""Columns with counts that each worker makes separately. In the joint table, these counts are summed over the workers."""
 
 
 def distributed(tables: Mapping[int, Table]) -> bool:
@@ -414,7 +424,7 @@ def distributed(tables: Mapping[int, Table]) -> bool:
 
 
 def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
-    """Return index → table of each independent training: the given tables or, for a shared net, one joint table of all workers."""
+    """Return `tables` or, if the Sessions are workers that train a shared net, a dict with a single joint table of all workers."""
     return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
 
 
@@ -422,8 +432,8 @@ def global_table(tables: Mapping[int, Table]) -> Table:
     """Return the joint table of all workers of a shared net, in which the rows of all workers are ordered by global frame.
 
     The column frame of the joint table is the global frame. The numbers of episodes, vector steps and optimizer steps are sums over all
-    workers, for which the number of each worker is interpolated between the rows of the worker. The time wall_t is made non-decreasing.
-    All other columns are unchanged.
+    workers. For these sums, the number of each worker is interpolated between its rows. The time wall_t is changed so that wall_t never
+    decreases. All other columns are unchanged.
     """
     parts = [table for table in tables.values() if np.isfinite(table.get("global_frame", np.empty(0))).any()]
     parts = [{name: values[np.isfinite(table["global_frame"])] for name, values in table.items()} for table in parts]

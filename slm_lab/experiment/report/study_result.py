@@ -1,4 +1,5 @@
-"""Write and read the result of a run of a study: one small JSON file, from which all tables and figures of the study can be created."""
+"""Write and read the result files of a study: a small JSON file for each run, from which all tables and figures of the study are created.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from slm_lab.lib.limits import processor_description
 
 VERSION = 1
 MAX_ROWS = 100
-"""Maximum number of rows of a table in a result file. In longer tables, consecutive rows are merged."""
+"""Maximum number of rows of a table in a result file. In tables with more rows, consecutive rows are merged."""
 _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "current_return", "current_return_se", "total_reward",
     "total_reward_ma", "grad_norm", "staleness", "lock_wait", "lag_mean",
@@ -30,10 +31,10 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
     """Write the result of a run of a study that has ended to a JSON file.
 
     Args:
-        identity: the keys entry, env, random_seed, digest, settings and spec_version of the result.
-        seconds: duration of the run including the analysis, or None if it is unknown, for example because the run was continued.
+        identity: dict with the keys entry, env, random_seed, digest, settings and spec_version, which are copied into the file.
+        seconds: duration of the run including the analysis, or None if the duration is unknown, for example because the run was continued.
 
-    Raises OSError if the file cannot be written.
+    Raises OSError if the result file cannot be written.
     """
     content = {
         "version": VERSION,
@@ -54,7 +55,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
 
 def _model(description: str) -> str:
-    """Return the model name in a description of the processor. If there is no model name, return the first line of the description."""
+    """Return the model name in a processor description, or the first line of the description if the description has no model name."""
     lines = description.splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, lines[0] if lines else "")
@@ -74,10 +75,10 @@ def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]
 
 
 def merge_rows(table: Table, rows: int = MAX_ROWS) -> Table:
-    """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows.
+    """Return a table with at most `rows` rows, each of which replaces several consecutive rows of `table`.
 
-    The values of a new row are the last values of the group, with two exceptions: epi_new is the number of new episodes of the whole group,
-    and return_new is the mean return of these episodes.
+    A new row has the values of the last row that it replaces, with two exceptions: epi_new is the number of new episodes in all replaced
+    rows, and return_new is the mean return of these new episodes.
     """
     count = len(table["frame"])
     if count <= rows:
@@ -93,7 +94,7 @@ def merge_rows(table: Table, rows: int = MAX_ROWS) -> Table:
 
 
 class ResultRun(Run):
-    """A Run that is read from the result file of a study instead of a run folder. Raises UserError if the file cannot be read."""
+    """A Run that is read from the result file of a study instead of a run folder. Raises UserError if the result file cannot be read."""
 
     def __init__(self, file: Path) -> None:
         try:

@@ -1,6 +1,6 @@
-"""Decide whether the entries of a study differ, when the study adds seeds until differences are clear (--until-decided).
+"""Decide whether the scores of the entries of a study differ. With --until-decided, a study adds seeds until these decisions are made.
 
-The decisions are based on confidence sequences of the differences of paired seeds.
+A decision is based on a confidence sequence of the differences between runs of two entries with the same seed.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Decision:
     pairs: int
     """Number of seeds with which both entries have been trained."""
     difference: Estimate | None
-    """Mean difference of the pairs and the current interval of the confidence sequence, or None if there are no pairs. The ends `low` and
-    `high` are None while the interval is infinite."""
+    """Mean difference of the paired runs and the current interval of the confidence sequence, or None if there are no paired runs. The ends
+    `low` and `high` are None while the interval is infinite."""
     after: int | None
-    """Number of pairs of seeds after which the interval excluded 0 for the first time, or None if the difference is not decided."""
+    """Number of seeds after which the interval excluded 0 for the first time, or None if the difference is not decided."""
     bounded: bool
-    """Whether the range of possible returns is known. If this range is known, the interval is valid for any distribution of returns."""
+    """Whether the range of possible returns is known. If the range is known, the interval of the difference is valid for any distribution
+    of returns."""
 
     def text(self, where: str = "") -> str:
-        """Return the decision as a sentence. Args: where: text with the env, such as " in CartPole-v1", or ""."""
+        """Return the decision as a sentence. Args: where: text that names the env in the sentence, such as " in CartPole-v1", or ""."""
         if self.difference is None:
             return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
         value, low, high = self.difference
@@ -55,11 +56,11 @@ def _bound_text(value: float | None, infinite: str) -> str:
 
 
 def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> list[Decision]:
-    """Return a Decision for each env and each entry except the reference entry.
+    """Return the decisions of a study: a Decision for each env and each entry except the reference entry of the env.
 
     The reference entry is the study's baseline or, in an env in which the baseline has no runs, the first entry of the env. The error
-    probability of each interval is 0.05 / number of intervals. Therefore, with probability 0.95, all intervals contain the true differences
-    at every number of seeds.
+    probability of each interval is 0.05 / number of intervals. Therefore, with probability 0.95, all intervals of the study contain the
+    true differences at every number of seeds.
 
     Args: found: (env, entry) → Setting.
     """
@@ -99,7 +100,8 @@ def _decide_difference(
 
 
 def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
-    """Return random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions."""
+    """Return a dict: random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions.
+    """
     runs = {run.random_seed: seed_results(run) for run in setting.runs if isinstance(run, ResultRun)}
     means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
     return {key: mean for key, mean in means.items() if mean is not None}

@@ -1,4 +1,4 @@
-"""Figures and metrics of runs with rollout workers or several policies.
+"""Compute metrics and draw figures of runs with rollout workers or several policies.
 
 The module computes metrics of the utilization of the processes, a figure of population-based training, and a timeline figure, which shows
 the activities of each process as bars over time.
@@ -31,20 +31,20 @@ _GAP = 0.7
 _ROW_HEIGHT, _MIN_HEIGHT, _MAX_HEIGHT = 30, 150, 1500
 """Height of a row of bars, and minimum and maximum height of the timeline, in pixels."""
 _NARROW = 0.01
-"""Bars that are narrower than this fraction of the recorded time have no edge, since an edge would hide the bar."""
+"""If the median bar is narrower than this fraction of the recorded time, the bars have no edges, since an edge would hide a narrow bar."""
 _TOLERANCE = 0.02
-"""Overlaps of two bars of less than this fraction of the bar's length are ignored, since the clocks have limited resolution."""
+"""An overlap of two bars that is shorter than this fraction of a bar is ignored, since the clocks have limited resolution."""
 _ROLES = ("rollout", "inference", "learner")
-"""Roles of processes. The table column {role}_busy has the fraction of the time in which the processes of a role were busy."""
+"""Roles of the processes of a run. The table column {role}_busy has the fraction of the time in which the processes of a role were busy."""
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
 """Hyperparameter that population-based training changes → label of the vertical axis."""
 
 
 def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
-    """Return the role that was busy for the largest share of the time, and role → share of the time (0 to 1).
+    """Return the role of processes that was busy for the largest share of the time, and a dict: role → share of the time (0 to 1).
 
-    The roles are "rollout", "inference" and "learner". The shares are means over the second half of the rows of each table, and then over
-    the tables. Returns None if a role has no values.
+    The roles are "rollout", "inference" and "learner". A share is the mean over the second half of the rows of each table, averaged over
+    the tables. Returns None if the tables lack the busy times of a role.
     """
     busy = {role: _second_half_mean(tables, f"{role}_busy") for role in _ROLES}
     known = {role: share for role, share in busy.items() if share is not None}
@@ -82,7 +82,7 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
 def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> Figure | None:
     """Return a figure of population-based training, which shows the mutated hyperparameters and the replaced policies.
 
-    Returns None if the history has no rows.
+    Returns None if the history has no hyperparameter to draw.
 
     Args: columns: column → cells of the history of population-based training.
     """
@@ -109,7 +109,10 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
 
 
 def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Write the figures of the timeline and of population-based training of each Session. An unreadable file causes a notice."""
+    """Write the timeline figure and the figure of population-based training of each Session.
+
+    If a file cannot be read, a notice is printed.
+    """
     if sampler is not None:
         turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"
         for s in sorted({index // sampler.num_policies for index in run.tables("train")}):
@@ -131,7 +134,7 @@ def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) 
 
 
 class Span(NamedTuple):
-    """An activity of a process in a timeline. `begin` and `end` are in seconds since the start of the recorded time."""
+    """An activity of a process in a timeline, from `begin` to `end`, in seconds since the start of the recorded time."""
 
     process: str
     kind: str
@@ -154,9 +157,9 @@ def read_spans(columns: Mapping[str, Sequence[str]]) -> list[Span]:
 
 
 def training_overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of the training time in which a worker collects a rollout at the same time.
+    """Return the share of the training time in which a worker is collecting a rollout.
 
-    The share is 0 if training and collection alternate. Returns None if there is no training or no collection.
+    The share is 0 if training and collection alternate. Returns None if the spans contain no training or no collection.
     """
     training, collecting = (_union(span for span in spans if span.kind == kind) for kind in ("train", "rollout"))
     whole = sum(end - begin for begin, end in training)
@@ -165,7 +168,7 @@ def training_overlap(spans: Sequence[Span]) -> float | None:
 
 
 def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Return the union of the spans as (begin, end) intervals that do not overlap."""
+    """Return the union of the times of the spans as (begin, end) intervals that do not overlap."""
     union: list[tuple[float, float]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         if union and span.begin <= union[-1][1]:
@@ -176,9 +179,9 @@ def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
-    """Return the timeline: a figure with a row of bars for each process. Grey bars show waiting times.
+    """Return the timeline figure, with a row of bars for each process. Grey bars show waiting times.
 
-    From top to bottom, the rows show the learner, inference and the workers.
+    From top to bottom, the rows show the processes of the learner, of inference and of the workers.
     """
     share = training_overlap(spans)
     lead = "" if share is None else f"Rollouts are collected during {100 * share:.0f} % of the training time. "
@@ -202,7 +205,10 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def row_positions(processes: Iterable[str]) -> dict[str, float]:
-    """Return process → vertical centre of the row of the process in the timeline. The first row is at 0, and lower rows are negative."""
+    """Return a dict: process → vertical position of the centre of its row in the timeline.
+
+    The first row is at 0, and rows below have negative positions.
+    """
     positions: dict[str, float] = {}
     position, above = 0.0, ""
     for process in sorted(processes, key=_process_sort_key):
@@ -213,7 +219,7 @@ def row_positions(processes: Iterable[str]) -> dict[str, float]:
 
 
 def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: float) -> Bars:
-    """Return the bars of one kind of activity in a timeline.
+    """Return the bars that show one kind of activity in a timeline.
 
     Simultaneous bars of a process, for example of two groups of envs, share the height of the row of the process.
     """
@@ -241,9 +247,9 @@ def _process_sort_key(process: str) -> tuple[int, int, str]:
 
 
 def _assign_lanes(spans: Sequence[Span]) -> list[int]:
-    """Return the number of the lane of each span. Spans in the same lane do not overlap.
+    """Assign each span to a lane, and return the number of the lane of each span. A lane is a strip of a row whose spans do not overlap.
 
-    Each span gets the lowest lane that is free at its begin. `spans` must be sorted by begin.
+    A span gets the lane with the lowest number that is free when the span begins. The spans must be sorted by `begin`.
     """
     ends: list[float] = []
     lanes = []

@@ -34,15 +34,15 @@ from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.models.spec import Spec
 
 _MAX_COLUMNS = 12
-"""Maximum number of keys in the grid of scatter plots. If there are more keys, the most important keys are shown."""
+"""Maximum number of keys in the grid of scatter plots. If a search has more keys, the most important keys are shown."""
 _MAX_OPTIONS = 12
 """Maximum number of values of a categorical key that have a label at the axis of the key."""
 _LETTERS = 14
-"""Maximum number of characters of the label of a value at an axis."""
+"""Maximum number of characters of the label of a value of a searched key."""
 _POINTS = 300
 """Maximum number of points of the line of a trial in the figure of the returns of all trials."""
 _OUTLIERS = 10
-"""Percentile of the values by which trials are coloured. All trials below this percentile have the same colour, so that outliers do not
+"""Percentile at which the colour scale of the trials begins. All trials below this percentile have the same colour, so that outliers do not
 determine the colour scale."""
 _BEST_COLOURS = ("#440154", "#3B528B", "#0072B2", "#21918C", "#009E73", "#5EC962", "#E69F00", "#D55E00", "#CC79A7", "#882255")
 _RETURN_LABELS = {
@@ -56,7 +56,7 @@ class SearchSummary:
     """The results of a search, and the data of its figures."""
 
     title: str
-    """Title of the figures: the name of the spec, and the env."""
+    """Beginning of the titles of all figures: the name of the spec, and the env."""
     space: SearchSpace
     ranked: Sequence[TrialRecord]
     """All trials of the search, from the best to the worst trial."""
@@ -65,7 +65,7 @@ class SearchSummary:
     importance: Importance | None
     """Importance of the searched keys, or None if the importance cannot be computed (see key_importance)."""
     files: Sequence[Path] = ()
-    """The files that have been written, without the script of the HTML pages."""
+    """Paths of the files that have been written, except plotly.min.js, the script of the HTML pages."""
 
     @property
     def best(self) -> TrialRecord | None:
@@ -79,13 +79,14 @@ class SearchSummary:
 
     @cached_property
     def known_metric_T(self) -> np.ndarray:
-        """Metric of each trial in `known`, float64 [T]."""
+        """Metric of each trial in `trials_with_metric`, float64 [T]."""
         return np.array([one.known_metric for one in self.trials_with_metric], dtype=float)
 
     def count(self, *, shown: bool = True) -> str:
         """Return a text with the number of trials of each status, such as "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)".
 
-        Args: shown: whether the text belongs to a figure, so that failed trials are marked as "(not shown)".
+        Args: shown: whether the text is for a figure, in which failed trials are not shown. The text then marks failed trials as "(not
+            shown)".
         """
         words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
@@ -109,11 +110,11 @@ class SearchSummary:
 
 
 def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
-    """Write the files of a finished or unfinished search from the records and tables of its trials, and return the results of the search.
+    """Write the files of a search from the records and tables of its trials, and return the results of the search.
 
-    Trials may be running, failed or stopped, and `records` may be empty. A file or figure that cannot be written causes a notice.
+    The search may still be running, and `records` may be empty. If a file or figure cannot be written, a notice is printed.
 
-    Args: metric: name of the metric by which trials are ranked, whose value is TrialRecord.metric.
+    Args: metric: name of the metric by which trials are ranked. TrialRecord.metric is the value of this metric.
     """
     writer, view = Writer(paths.root), summarize_search(spec, records, metric)
     space, order, importance = view.space, view.ranked, view.importance
@@ -144,7 +145,7 @@ def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) ->
 
 
 def search_records(state: SearchState, paths: RunPaths, random_seed: int | None) -> list[TrialRecord]:
-    """Return a record of each trial of a search, which includes the result of the confirmation of the trial (see TrialRecord.confirmed)."""
+    """Return a TrialRecord of each trial of a search, with the result of the confirmation of the trial (see TrialRecord.confirmed)."""
     confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
     intervals = {t: confidence_interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
     return [
@@ -166,7 +167,7 @@ def search_records(state: SearchState, paths: RunPaths, random_seed: int | None)
 
 
 def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval (Student's t) of a metric over the Sessions of a confirmed trial, or None for a single Session.
+    """Return the 95 % interval (Student's t) of a metric over the Sessions of a confirmed trial, or None if the trial has a single Session.
 
     If the metric is a return and the range of possible returns is known, the interval is clipped to this range.
     """
@@ -180,7 +181,10 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
 
 
 def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
-    """Return the content of the spec file of the best trial, with a comment about the search. The command `train` can run this spec."""
+    """Return the content of the spec file of the best trial, with a comment about the search.
+
+    The command `train` accepts this spec file.
+    """
     space = view.space
     body = dump_spec(space.trial_spec(best.values))[space.spec.name]
     body.get("meta", {}).pop("run", None)
@@ -202,9 +206,9 @@ def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
 
 
 def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
-    """Return the table of trials as the content of a CSV file, with one row for each trial, best trial first.
+    """Return the content of the CSV file of a search, which has a row for each trial, from the best to the worst trial.
 
-    If a key is not active in a trial, the cell of the key is empty.
+    If a searched key is not active in a trial, the cell of this key is empty.
     """
     keys = dict.fromkeys([*space.keys, *(key for one in records for key in one.values)])
     after = ("frame", "seconds", "random_seed", "confirmed", "confirmed_low", "confirmed_high", "cause")
@@ -219,7 +223,7 @@ def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value of a key for a CSV file: numbers and texts are unchanged, and other values become JSON."""
+    """Return the value of a searched key for a cell of a CSV file. Numbers and texts are returned unchanged, and other values as JSON."""
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
@@ -227,14 +231,17 @@ def _cell(value: Any) -> Any:
 
 
 def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
-    """Return suffix of the file name after _experiment_graph → figure. The suffixes are "", "parallel_coordinates" and "importance"."""
+    """Return a dict of the figures of a search, whose keys are "", "parallel_coordinates" and "importance".
+
+    The key of a figure is the last part of its file name.
+    """
     return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
 
 
 def grid_figure(view: SearchSummary) -> ScatterGrid:
-    """Return scatter plots of each metric over each searched key. If there are many keys, only the most important keys are shown.
+    """Return a grid of scatter plots of each metric over each searched key.
 
-    A metric without values is omitted.
+    If a search has more than 12 keys, only the 12 most important keys are shown. A metric that no trial has is omitted.
     """
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
@@ -261,7 +268,7 @@ def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
 
 
 def _stack_axes(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
-    """Return the axes, and the positions of all trials on these axes, float [axes, T]."""
+    """Return the axes as a list, and the positions of all T trials on these axes as an array, float [axes, T]."""
     return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.trials_with_metric))
 
 
@@ -290,7 +297,7 @@ def importance_figure(view: SearchSummary) -> Figure:
 
 
 def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
-    """Return name → figure of the mean returns of all trials over frames. In each figure, the ten best trials are highlighted."""
+    """Return a dict of the figures of the mean returns of all trials over frames: name → figure. The ten best trials are highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
     best = {one.trial: (rank, one) for rank, one in enumerate(view.trials_with_metric[: figures.BEST])}
     found = {}
@@ -310,7 +317,10 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
-    """Return name of each figure of returns → curve of the trial, averaged over its Sessions, or {} if the tables have no returns."""
+    """Return a dict: name of each figure of returns → curve of the trial, averaged over its Sessions.
+
+    Figures without returns are omitted.
+    """
     tables = [return_curves(table) for table in Run(paths, trial).tables_per_training(mode).values()]
     result = {}
     for name in _RETURN_LABELS:
@@ -323,9 +333,10 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return path of each key → short name of the key, which consists of the last part of the path and, if necessary, parts before.
+    """Return a dict: path of each spec key → short name of the key.
 
-    Parts before the last part are necessary if the last part is not unique, or if the last part is general, such as "name".
+    The short name is the last part of the path. If this part is not unique or is general, such as "name", the short name has more parts of
+    the path.
     """
     parts = {key: key.split(".") for key in keys}
 
@@ -341,7 +352,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _value_text(value: Any) -> str:
-    """Return a value of a key as a short text for a label."""
+    """Return the value of a searched key as a short text for a label."""
     if isinstance(value, float):
         return format_number(value) if abs(value) >= 0.001 or value == 0 else f"{value:.3g}"
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
@@ -351,7 +362,7 @@ def _value_text(value: Any) -> str:
 def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
     """Return the axis of a searched key, and the position of each trial on this axis, float64 [T].
 
-    The position is NaN if the key is not active in the trial.
+    If the key is not active in a trial, the position of the trial is NaN.
     """
     label = short_names(view.space.keys)[key]
     same = [one for one in view.space.named.values() if one.text == key]
@@ -384,12 +395,12 @@ def _categorical_axis(
 
 
 def _hashable_text(value: object) -> str:
-    """Return a value as a hashable text, which is the same for equal values."""
+    """Convert a value to a text. Equal values have equal texts, so that values that are not hashable can be compared by their texts."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def _option_texts(values: Sequence[Any]) -> list[str]:
-    """Return the values of a categorical key as texts. Dicts are shown by their names if all names differ."""
+    """Return the values of a categorical key as texts. The text of a dict is the value of its key `name`, if all texts then differ."""
     names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else _value_text(value) for value in values]
     return names if len(set(names)) == len(names) else [_value_text(value) for value in values]
 
@@ -399,9 +410,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _numeric_axis(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
-    """Return a linear or logarithmic axis, and the positions of the values on this axis, float64 [T].
+    """Return a linear or logarithmic axis, and the positions of the values of the T trials on this axis, float64 [T].
 
-    The axis reaches from the minimum to the maximum of the values and `ends`. If there are `ends`, both ends of the axis have a label.
+    The axis reaches from the smallest to the largest number in `value_T` and `ends`. If `ends` is not empty, both ends of the axis have a
+    label.
     """
     finite = [*value_T[np.isfinite(value_T)].tolist(), *ends]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
@@ -417,7 +429,7 @@ def _numeric_axis(label: str, value_T: np.ndarray, *, log: bool = False, ends: S
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return at most six round numbers between `low` and `high`."""
+    """Return at most six round numbers between `low` and `high`, for the ticks of an axis."""
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)

@@ -18,7 +18,7 @@ _SHARE = 0.9
 """A seed counts as having learned if its return has covered this fraction of the range from the random baseline (or the lowest return) to
 the best return."""
 _WINDOW = 0.2
-"""Length of the part of the run in which the returns of two seeds differ most, as a fraction of the points of the return curves."""
+"""Length of the interval of frames in which the returns of two seeds differ most, as a fraction of the points of the return curves."""
 _SMALL = 0.05
 """Differences between two return curves that are smaller than this fraction of the range of all returns are not explained."""
 _FALL = 0.3
@@ -45,12 +45,12 @@ _MEANINGS = {
     "lag_mean": ("policy lag", "its data were newer", "its data were older"),
     "staleness": ("staleness", "its gradients were newer", "its gradients were older"),
 }
-"""Column of a diagnostic → (name, meaning of a lower value, meaning of a higher value). Losses and value estimates are omitted, since they
-follow the returns."""
+"""Table column of a diagnostic → (name, meaning of a lower value, meaning of a higher value). The dict has no losses and value estimates,
+since these diagnostics follow the returns."""
 
 
 class _Pair(NamedTuple):
-    """A seed, the best seed, and the difference of the returns of both seeds at common frames."""
+    """A seed and the best seed, with their tables and the difference of their returns at common frames."""
 
     name: str
     best_name: str
@@ -73,15 +73,15 @@ def seed_difference_sentences(
     baseline: float | None = None,
     latest: Mapping[int, Table] | None = None,
 ) -> list[str]:
-    """Return a paragraph of sentences for each seed except the best seed, which compares the seed with the best seed.
+    """Return a paragraph of sentences for each seed except the best seed. The paragraph compares the seed with the best seed.
 
-    Returns [] if fewer than two seeds have returns.
+    At most six seeds are compared. Returns [] if fewer than two seeds have returns.
 
     Args:
         tables: index → training table of the seed.
         returns: index → training table or evaluation table from which the seed's returns are taken.
         names: index → name of the seed.
-        baseline: random baseline of the env, or None if it is unknown.
+        baseline: random baseline of the env, or None if the baseline is unknown.
         latest: index → table whose last row has the current return of the seed, by default `returns`.
     """
     latest = returns if latest is None else latest
@@ -104,10 +104,10 @@ def seed_difference_sentences(
 
 
 def learned_return(curves: Iterable[Curve], baseline: float | None) -> float | None:
-    """Return the return at which a seed counts as having learned, or None if there are no returns.
+    """Return the level of the return at which a seed counts as having learned, or None if the curves have no returns.
 
-    A seed counts as having learned at 90 % of the range from the random baseline to the best return of all seeds. If the baseline is None,
-    the range begins at the lowest return.
+    A seed counts as having learned at 90 % of the range from the random baseline to the best return of all seeds. If `baseline` is None,
+    the range begins at the lowest return of all seeds.
     """
     values = np.concatenate([np.empty(0), *(one.value for one in curves)])
     if not len(values):
@@ -117,7 +117,7 @@ def learned_return(curves: Iterable[Curve], baseline: float | None) -> float | N
 
 
 def first_frame_at_level(one: Curve, level: float | None) -> float | None:
-    """Return the first frame at which a curve is at or above `level`, or None if there is no such frame or `level` is None."""
+    """Return the first frame at which a curve is at or above `level`, or None if the curve stays below `level` or `level` is None."""
     above = np.flatnonzero(one.value >= (math.inf if level is None else level))
     return float(one.frame[above[0]]) if len(above) else None
 
@@ -167,7 +167,7 @@ def _mean_gap_sentence(pair: _Pair, own: Curve, best: Curve, level: float | None
 
 
 def _fall(pair: _Pair, one: Curve) -> str:
-    """Return a sentence about the largest fall of the return of the seed from its previous best value, or "" if the fall is small."""
+    """Return a sentence about the largest fall of a seed's return from its previous best value, or "" if this fall is small."""
     falls = np.maximum.accumulate(one.value) - one.value
     low = int(falls.argmax())
     if falls[low] < _FALL * pair.scale:
@@ -178,7 +178,8 @@ def _fall(pair: _Pair, one: Curve) -> str:
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
-    """Return sentences about the part of the run in which the returns of two seeds differ most, and about the diagnostics in this part."""
+    """Return sentences about the frames at which the returns of two seeds differ most, and about the diagnostics near these frames.
+    """
     found = _largest_gap(pair)
     if found is None:
         return []
@@ -191,10 +192,10 @@ def _cause_sentences(pair: _Pair) -> list[str]:
 
 
 def _largest_gap(pair: _Pair) -> tuple[float, float, float] | None:
-    """Return (first frame, last frame, mean gap) of the part of the run with the largest mean gap between the returns of two seeds.
+    """Return (first frame, last frame, mean gap) of the interval of frames with the largest mean gap between the returns of two seeds.
 
-    A part in which the seed is worse than the best seed is preferred, since the sentences explain why the seed is worse. Returns None if
-    the largest gap is small.
+    An interval in which the seed is worse than the best seed is preferred, since the sentences explain why the seed is worse. Returns None
+    if the largest gap is less than 5 % of the range of all returns.
     """
     if len(pair.frame) < 5:
         return None
@@ -209,7 +210,7 @@ def _largest_gap(pair: _Pair) -> tuple[float, float, float] | None:
 
 
 def _differing_diagnostics(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
-    """Yield (difference in standard deviations, text) for each diagnostic that differs between two seeds from frame `begin` to `end`."""
+    """Yield (difference in standard deviations, text) for each diagnostic that differs between two seeds in the frames `begin` to `end`."""
     for column, (name, lower, higher) in _MEANINGS.items():
         if column not in pair.own or column not in pair.best:
             continue

@@ -1,11 +1,12 @@
 """Statistics for the comparison of agents, computed with numpy alone.
 
 The module computes interquartile means, probabilities of improvement, performance profiles, significance tests and confidence sequences.
-The intervals of a confidence sequence stay valid even if they are inspected after every seed.
+The intervals of a confidence sequence stay valid even if the intervals are inspected after every seed.
 
-Scores are a sequence with one array for each env, float64 [seeds of the env]. The number of seeds may differ between envs. The aggregates
-and their stratified bootstrap, which resamples the seeds of each env separately, are described in Agarwal et al. 2021, "Deep Reinforcement
-Learning at the Edge of the Statistical Precipice" (https://arxiv.org/abs/2108.13264). docs/statistics.md has the formulas.
+The type Scores is a sequence with one array for each env, float64 [seeds of the env]. The number of seeds may differ between envs. The
+statistics over several envs and their stratified bootstrap, which resamples the seeds of each env separately, are described in Agarwal et
+al., 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (https://arxiv.org/abs/2108.13264). The formulas are in
+docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Interval = tuple[float, float]
 REPLICATES = 2000
 """Number of bootstrap samples."""
 LEVEL = 0.05
-"""1 − confidence level of all intervals, which is the probability that an interval does not contain the true value."""
+"""Probability that an interval does not contain the true value (1 − confidence level)."""
 _QUANTILES = (LEVEL / 2, 1 - LEVEL / 2)
 _SEED = 0
 """Random seed of the bootstrap. With a fixed seed, a repeated comparison gives the same intervals."""
@@ -44,14 +45,14 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(values: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """Return the mean of max(target − value, 0) along the last axis: the amount by which values miss `target`."""
+    """Return the mean of max(target − value, 0) along the last axis: the mean amount by which the values are below `target`."""
     return np.asarray(target - np.minimum(values, target).mean(axis=-1))
 
 
 def bootstrap_statistic(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], replicates: int = REPLICATES) -> Estimate:
     """Return a statistic of the scores of all envs together, with the percentile interval of the stratified bootstrap.
 
-    If every env has a single seed, the estimate has no interval.
+    If every env has a single seed, the ends of the interval are None.
 
     Args: statistic: function of values [..., N] that reduces the last axis, such as `interquartile_mean`.
     """
@@ -66,9 +67,9 @@ def bootstrap_statistic(scores: Scores, statistic: Callable[[np.ndarray], np.nda
 def probability_of_improvement(scores: Scores, others: Scores, replicates: int = REPLICATES) -> Estimate:
     """Return P(scores > others), with the percentile interval of the stratified bootstrap.
 
-    In each env, P(scores > others) is the probability that a random seed of `scores` is better than a random seed of `others`. The result
-    is the mean of these probabilities over the envs. The probability in an env is the Mann-Whitney statistic U / (n m), in which a pair of
-    equal values counts one half. If `scores` and `others` have a single seed in every env, the estimate has no interval.
+    In each env, P(scores > others) is the probability that a random seed of `scores` is better than a random seed of `others`. The returned
+    estimate is the mean of the probabilities of the envs. The probability in an env is the Mann-Whitney statistic U / (n m), in which a
+    pair of equal values counts one half. If `scores` and `others` have a single seed in every env, the ends of the interval are None.
     """
     rng = np.random.default_rng(_SEED)
     values, samples = [], []
@@ -83,7 +84,7 @@ def probability_of_improvement(scores: Scores, others: Scores, replicates: int =
 
 
 class Profile(NamedTuple):
-    """A performance profile: the fraction of runs above each of T thresholds. Each array is float64 [T]."""
+    """A performance profile: the fraction of runs whose score is above each of T thresholds. All fields are arrays, float64 [T]."""
 
     threshold: np.ndarray
     fraction: np.ndarray
@@ -120,7 +121,8 @@ def _percentiles(samples: np.ndarray) -> Interval:
 def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None:
     """Return the two-sided p-value of Welch's t-test of equal means of `values` and `others`.
 
-    Returns None if `values` or `others` has fewer than two elements, or if the elements of both do not vary.
+    Returns None if `values` or `others` has fewer than two elements, or if all elements of `values` are equal and all of `others` are
+    equal.
     """
     if min(len(values), len(others)) < 2:
         return None
@@ -132,10 +134,10 @@ def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None
 
 
 def adjust_holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values adjusted for multiple testing: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """Adjust p-values for multiple testing by the method of Holm, 1979, "A simple sequentially rejective multiple test procedure".
 
-    The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. If the adjusted (k − 1)-th smallest p-value is larger, the
-    k-th is raised to that value. An element None, which means that there was no test, is not counted and stays None.
+    The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. An adjusted p-value that is then below the adjusted p-value
+    of a smaller p-value is raised to the latter. An element None, which means that there was no test, is not counted and stays None.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
@@ -180,21 +182,21 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 # ---- confidence sequences
 
 _GRID = 1001
-"""Number of evenly spaced candidate means of a confidence sequence. Intervals are rounded outwards to the next candidate mean. The distance
-between two candidate means is 1/500 of the range of returns."""
+"""Number of evenly spaced candidate means of a confidence sequence. The ends of an interval are rounded outwards to a candidate mean. The
+distance between two candidate means is 1/500 of the range of returns."""
 _BETS = 16
-"""Number of betting fractions. Each fraction is used for a bet that the mean is above the candidate mean and for a bet that the mean is
-below. The wealth of all bettors is averaged."""
+"""Number of betting fractions. Each fraction is used by two bettors: the first bets that the mean is above the candidate mean, the second
+bets that the mean is below it. The wealth of all bettors is averaged."""
 
 
 def confidence_sequence(differences: Sequence[float], span: float | None, level: float = LEVEL) -> list[Interval]:
     """Return the confidence intervals of the mean difference after the first 1, 2, … differences.
 
-    An interval is infinite if there are too few differences. With probability 1 − level, *all* intervals contain the true mean. Therefore,
-    it is valid to stop as soon as one interval excludes 0.
+    An interval after too few differences is infinite. With probability 1 − `level`, *all* intervals contain the true mean. Therefore, it is
+    valid to stop the experiment as soon as one interval excludes 0.
 
-    Args: span: the largest possible |difference|, or None if it is unknown. With a span, the intervals are valid for any distribution of
-        the differences. Without a span, the intervals are valid for normally distributed differences.
+    Args: span: the largest possible |difference|, or None if unknown. If `span` is a number, the intervals are valid for any distribution
+        of the differences. If `span` is None, the intervals are valid for normally distributed differences.
     """
     return list(_normal_sequence(differences, level) if span is None else _betting_sequence(differences, span, level))
 
@@ -210,13 +212,14 @@ def first_decisive_count(intervals: Sequence[Interval]) -> int | None:
 def _betting_sequence(differences: Sequence[float], span: float, level: float) -> Iterator[Interval]:
     """Yield the intervals of a confidence sequence for differences in [−span, span].
 
-    An interval contains the candidate means m that bets against m have not refuted. With differences xᵢ scaled to [0, 1], a bettor who bets
-    the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m). Another bettor bets that the mean is below m.
-    If m is the true mean, the average wealth of all bettors is a martingale that starts at 1. The probability that this wealth ever exceeds
-    1 / level is at most `level` (Ville's inequality): Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by
-    betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow the arcsine law of the universal portfolio, as in Orabona and
-    Jun 2024, "Tight concentrations and confidence sequences from the regret of universal portfolio" (https://arxiv.org/abs/2110.14099).
-    Therefore, no betting fraction has to be chosen, and the intervals do not depend on the order of the differences.
+    An interval contains the candidate means m that were not refuted by bets against m. With differences xᵢ scaled to [0, 1], a bettor who
+    bets the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m). Another bettor bets that the mean is
+    below m. If m is the true mean, the average wealth of all bettors is a martingale that starts at 1. The probability that the average
+    wealth ever exceeds 1 / level is then at most `level` (Ville's inequality): Waudby-Smith and Ramdas 2024, "Estimating means of bounded
+    random variables by betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow the arcsine law of the universal
+    portfolio, as in Orabona and Jun 2024, "Tight concentrations and confidence sequences from the regret of universal portfolio"
+    (https://arxiv.org/abs/2110.14099). With the average over many betting fractions, no fraction has to be chosen, and the intervals do not
+    depend on the order of the differences.
     """
     mean_G1 = np.linspace(0.0, 1.0, _GRID)[1:-1, None]
     bet_K = np.cos((2 * np.arange(1, _BETS + 1) - 1) * np.pi / (4 * _BETS))
@@ -232,7 +235,7 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
 
 
 def _grid_interval(kept: np.ndarray, mean: float, span: float) -> Interval:
-    """Return the interval of the candidate means that were not refuted, rounded outwards to the next refuted candidate mean.
+    """Return the interval of the candidate means that were not refuted, extended at both ends to the next refuted candidate mean.
 
     Args:
         kept: indices of the candidate means that were not refuted.
@@ -250,10 +253,13 @@ def _normal_sequence(differences: Sequence[float], level: float) -> list[Interva
 
     An interval contains the means m that the mixture test of the t statistic has not rejected. For n differences and ν = n − 1, the
     likelihood ratio of t, for effects (mean − m) / σ ~ N(0, 1) against no effect, is
-    (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2). This likelihood ratio is a martingale if m is the true mean (Lai 1976, "On
-    confidence sequences", and Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown
-    variance", https://arxiv.org/abs/2310.03722). The interval follows from solving the equation ratio = 1 / level for |t|. With level =
-    0.05, there is no finite interval for fewer than 5 differences.
+
+        (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2).
+
+    This likelihood ratio is a martingale if m is the true mean (Lai 1976, "On confidence sequences", and Wang and Ramdas 2025,
+    "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance", https://arxiv.org/abs/2310.03722). The ends
+    of the interval follow from solving the equation likelihood ratio = 1 / level for |t|. With level=0.05, the intervals after fewer than 5
+    differences are infinite.
     """
     count = np.arange(1, len(differences) + 1)
     shifted = np.asarray(differences, dtype=np.float64) - differences[0]  # the shift avoids numerical cancellation

@@ -37,7 +37,7 @@ SCORES = {
     "evaluation": "mean return of the last evaluation",
     "training_return": "mean return of the most recent training episodes at the end, because not all runs have the same evaluations",
 }
-"""Metric of a study → description of the score that is computed from this metric."""
+"""Name of a study's metric → description of the score that is computed from this metric."""
 _BOOTSTRAP = "Intervals of interquartile means and probabilities: percentiles of the bootstrap over seeds."
 _Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
@@ -46,11 +46,12 @@ _MORE = {
     "lock_wait": ("lock wait", "wait for the lock (ms)"),
     "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
 }
-"""Additional table column → (title of the figure, label of the vertical axis). A column is drawn if an entry has values."""
+"""Additional table column → (title of the figure, label of the vertical axis). A column is drawn if a study entry has values in this
+column."""
 
 
 class EntryResult(NamedTuple):
-    """The results of a study entry in an env, which are a row of the table. A result that is unknown is None."""
+    """The results of a study entry in an env, which are one row of the table of the study. An unknown result is None."""
 
     env: str
     entry: str
@@ -58,32 +59,35 @@ class EntryResult(NamedTuple):
     failed: int
     """Number of failed runs of the entry in the env."""
     score: Estimate | None = None
-    """Mean of the final metric over the seeds."""
+    """Mean, over the seeds, of the final value of the metric."""
     median: float | None = None
     interquartile_mean: Estimate | None = None
-    """Interquartile mean of the final metric over the seeds."""
+    """Interquartile mean, over the seeds, of the final value of the metric."""
     difference: Estimate | None = None
-    """Score of the entry minus score of the study's baseline entry."""
+    """Score of this entry minus score of the study's baseline entry."""
     improvement: Estimate | None = None
-    """Probability that a seed of the entry scores higher than a seed of the baseline entry."""
+    """Probability that a seed of this entry scores higher than a seed of the baseline entry."""
     p_holm: float | None = None
-    """p-value of Welch's test against the baseline entry, adjusted for the number of tests in the table by Holm's method."""
+    """p-value of Welch's test of this entry against the baseline entry, adjusted by Holm's method for the number of tests in the table."""
     solved: int | None = None
     """Number of seeds that reached the return that counts as solved (`solve`)."""
     solve_seconds: Median | None = None
-    """Median number of seconds until a seed reached `solve`, or infinite if at least half of the seeds did not reach `solve`."""
+    """Median number of seconds until a seed reached the return `solve`. The median is infinite if at least half of the seeds did not reach
+    it."""
     solve_frames: Median | None = None
-    """Median number of global frames until a seed reached `solve`, or infinite if at least half of the seeds did not reach `solve`."""
+    """Median number of global frames until a seed reached the return `solve`, or infinite if at least half of the seeds did not reach
+    `solve`."""
     published: float | None = None
     """Published score of the entry in the env."""
     verdict: str = ""
-    """Comparison of the score with the published score: "≥", "≈" or "below" (see `verdict`), or "" if there is no published score."""
+    """Comparison of the score with the published score: "≥", "≈" or "below" (see compare_with_published), or "" if there is no published
+    score."""
     updates_per_second: float | None = None
     grad_norm: float | None = None
     grad_norm_variance: float | None = None
     """Variance of the gradient norm over the table rows of a seed, averaged over the seeds."""
     return_variance: float | None = None
-    """Variance of the final metric between the seeds."""
+    """Variance, between the seeds, of the final value of the metric."""
     staleness: float | None = None
     lock_wait: float | None = None
     lag: float | None = None
@@ -98,9 +102,9 @@ def write_report(
     *,
     decide: bool = False,
 ) -> list[str]:
-    """Write the tables and figures of a study, and return lines for the terminal: the table, explanations and the path of the table.
+    """Write the tables and figures of a study, and return lines for the terminal: the table, explanations and the path of the table file.
 
-    A file that cannot be written causes a notice.
+    If a file cannot be written, a notice is printed.
 
     Args:
         results: result of each run that has ended.
@@ -131,9 +135,9 @@ def write_report(
 
 
 def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
-    """Return the study with the metric that `comparable_metric` chooses for its runs, and the reason why this metric differs.
+    """Return the study with the metric that `comparable_metric` chooses, and the reason why this metric is not the study's own metric.
 
-    The reason is "" if the metric is the original metric of the study.
+    The reason is "" if the chosen metric is the study's own metric.
 
     Args: found: (env, entry) → Setting.
     """
@@ -147,13 +151,13 @@ def _decision_row(one: Decision) -> dict[str, Any]:
 
 
 def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
-    """Return a sentence for each decision, and a text that explains the intervals of the decisions, or [] if there are no decisions."""
+    """Return a sentence for each Decision, and a text that explains the intervals of the decisions. Return [] if there are no decisions."""
     lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
     return [*lines, decision_explanation(found)] if lines else []
 
 
 def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
-    """Return (env, entry) → Setting with the runs of the entry that have ended, in the order of the study."""
+    """Return a dict in the order of the study: (env, entry) → Setting with those runs of the entry in the env that have ended."""
     found: dict[tuple[str, str], list[ResultRun]] = {}
     for env in study.envs:
         for entry in study.entries:
@@ -220,7 +224,7 @@ def _scores(setting: Setting, metric: str) -> list[float]:
 
 
 def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
-    """Return score of `setting` − score of `base`, with an interval.
+    """Return the difference: score of `setting` − score of `base`, with a 95 % interval.
 
     With paired=True, the difference is computed from the pairs of runs that have the same random_seed.
     """
@@ -238,10 +242,11 @@ def _column_mean(setting: Setting, column: str) -> float | None:
 
 
 def compare_with_published(score: Estimate | None, published: float | None) -> str:
-    """Compare a score with a published score, and return "≥", "≈" or "below", or "" if one of both is unknown.
+    """Compare a score with a published score, and return "≥", "≈" or "below", or "" if a score is unknown.
 
-    "≥" means that the score is at least the published score. "≈" means that the score is lower, but the interval of the score contains the
-    published score. "below" means that the interval does not contain the published score, or that there is no interval.
+    "≥" means that the score is at least the published score. "≈" means that the score is below the published score, but the interval of the
+    score contains the published score. "below" means that the whole interval of the score is below the published score, or that the score
+    is below it and has no interval.
     """
     if score is None or published is None:
         return ""
@@ -254,9 +259,9 @@ def compare_with_published(score: Estimate | None, published: float | None) -> s
 
 
 def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
-    """Return name → figure of a study. Each env has figures of the metric over each axis of the study.
+    """Return a dict of the figures of a study: name → figure. For each env, the dict has figures of the metric over each axis of the study.
 
-    Each env also has figures of the variance between seeds and of additional columns, such as the gradient norm.
+    For each env, the dict also has figures of the variance between seeds and of additional table columns, such as the gradient norm.
     """
     figures: dict[str, Figure] = {}
     for env in study.envs:
@@ -284,10 +289,10 @@ def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) ->
 
 
 def _reference_line_level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
-    """Return the level of the horizontal line in the figure of an env, and the name of this line.
+    """Return the level of the horizontal reference line in the figure of an env, and the name of this line.
 
-    The level is the return that counts as solved (`solve`). If the study has no `solve`, the level is the published score if this score is
-    the same for all entries. Without `solve` and such a score, the level is None.
+    The level is the return that counts as solved (the key `solve` of the study). Without the key `solve`, the level is the published score
+    if all entries have the same published score, else None (no line).
     """
     if (solve := study.solve_score(env)) is not None:
         return solve, "solved"
@@ -299,7 +304,10 @@ def _reference_line_level(study: StudyPlan, env: str, settings: Sequence[Setting
 
 
 def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]]:
-    """Return the header and the rows of the table of a study. Columns without any value are omitted."""
+    """Return the table of a study as lists of cells: the header, and a row for each entry and env.
+
+    Columns without any value are omitted.
+    """
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
@@ -333,16 +341,16 @@ def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]
 
 
 def markdown_table(study: StudyPlan, rows: Sequence[EntryResult]) -> str:
-    """Return the table of a study as Markdown, followed by an explanation of the columns of the table."""
+    """Return the table of a study as Markdown text, followed by an explanation of the columns of the table."""
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
 def text_lines(study: StudyPlan, rows: Sequence[EntryResult], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
-    """Return the lines for the terminal: the table of a study, explanations and decisions.
+    """Return the lines for the terminal: the table of a study, explanations of its columns, and decisions.
 
-    Args: reason: why the table has another metric than the study, or "" if the metric is the same.
+    Args: reason: why the table has a different metric than the study, or "" if the table has the metric of the study.
     """
     texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = format_table(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
@@ -417,7 +425,7 @@ def _solved_sentences(study: StudyPlan, rows: Sequence[EntryResult]) -> Iterator
 
 
 def definitions(study: StudyPlan) -> dict[str, str]:
-    """Return term → definition, for the terms in the HTML report of a study."""
+    """Return a dict with definitions of the terms in the HTML report of a study: term → definition."""
     terms = {
         "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
         "score": f"{SCORES[study.metric][:1].upper()}{SCORES[study.metric][1:]}.",
@@ -431,7 +439,8 @@ def definitions(study: StudyPlan) -> dict[str, str]:
 
 
 def origins(results: Sequence[ResultRun]) -> list[str]:
-    """Return a text for each combination of processor, software versions and git commit of the runs, with the number of its runs."""
+    """Return a text for each combination of processor, software versions and git commit, with the number of runs of this combination.
+    """
     described = (
         f"{one.content.get('processor') or 'unknown processor'}; "
         f"{', '.join(f'{name} {version}' for name, version in one.content.get('versions', {}).items()) or 'unknown versions'}; "
@@ -442,7 +451,7 @@ def origins(results: Sequence[ResultRun]) -> list[str]:
 
 
 def study_commands(study: StudyPlan, paths: StudyPaths) -> dict[str, str]:
-    """Return label → shell command, for the commands that repeat and continue a study, compare its runs, and play its best policy."""
+    """Return a dict: label → shell command that repeats or continues a study, compares the runs of the study, or plays its best policy."""
     sets = "".join(f" -s {shlex.quote(one)}" for one in study.sets)
     file, folder = shlex.quote(study.source), shlex.quote(str(display_path(paths.root)))
     env = f" --env {shlex.quote(study.envs[0])}" if len(study.envs) > 1 else ""

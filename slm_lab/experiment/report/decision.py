@@ -100,8 +100,7 @@ def _decide_difference(
 
 
 def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
-    """Return a dict: random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions.
-    """
+    """Return a dict: random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions."""
     runs = {run.random_seed: seed_results(run) for run in setting.runs if isinstance(run, ResultRun)}
     means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
     return {key: mean for key, mean in means.items() if mean is not None}

@@ -1,4 +1,4 @@
-"""Diagnose a run: find the faults of its training, rank them by severity, and name the evidence and the spec key to change.
+"""Implementation of the command `doctor`: find the faults of a run, rank them by severity, and name the evidence and a spec key to change.
 
 The rules that detect the faults are in doctor_rules.py and doctor_learning.py.
 """
@@ -35,27 +35,28 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
     *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
-"""The rules that are applied to each session. Rules for causes precede rules for symptoms. Findings of equal severity keep this order."""
+"""The rules that are applied to each session. Rules for causes precede rules for symptoms. Findings of equal severity are reported in the
+order of these rules."""
 TRIAL_RULES: tuple[Callable[[DiagnosedRun], Finding | None], ...] = (rules.seeds,)
-"""The rules that are applied once to the whole trial."""
+"""The rules that are applied once to the whole trial instead of to each session."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of the doctor in a run, and the rules that could be applied."""
+    """Result of `examine`: the findings in a run, and the names of the rules that could be applied."""
 
     findings: tuple[Finding, ...]
     """The findings, ordered by severity and then by the order of RULES."""
     checked: tuple[str, ...]
     """Names of the rules for which at least one session had the necessary data."""
     not_checked: dict[str, str]
-    """Name of each rule that could not be applied because data is missing → the missing data."""
+    """Name of each rule that could not be applied because data is missing → description of the missing data."""
 
 
 def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
-    """Return the faults of a run, ordered by severity, and the names of the rules that could be applied.
+    """Apply all rules to a run, and return the findings, ordered by severity, and the names of the rules that could be applied.
 
-    A rule that needs a missing or damaged file is not applied.
+    If a file is missing or damaged, the rules that need the file are not applied.
 
     Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
 
@@ -78,9 +79,10 @@ def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
 def _apply_rule(
     rule: Callable[[Subject], Finding | None], subjects: Sequence[Subject], missing: dict[str, str]
 ) -> Iterator[tuple[Subject, Finding | None]]:
-    """Yield (subject, finding or None) for each subject that has the data that the rule needs.
+    """Apply a rule to each subject (a session or the whole run), and yield (subject, finding or None).
 
-    If a subject lacks data, the description of this data is stored in `missing` under the name of the rule.
+    Subjects that lack the data for the rule are omitted, and missing[name of the rule] becomes the description of the missing data.
+    Subjects to which the rule does not apply are omitted too.
     """
     for subject in subjects:
         try:
@@ -97,7 +99,8 @@ def _apply_rule(
 def _merge_findings(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Finding]:
     """Merge the findings of one rule in several sessions into one finding.
 
-    The evidence is taken from the first finding. If less than half of the sessions have the fault, the severity is lowered by one level.
+    The evidence of the merged finding is the evidence of the first finding. If less than half of the sessions have the fault, the severity
+    is lowered by one level.
 
     Args: sessions: number of sessions in which the rule was applied.
     """
@@ -112,9 +115,11 @@ def _merge_findings(found: Sequence[tuple[Session, Finding]], sessions: int) -> 
 
 
 def find_trial(where: str, data_dir: Path, choice: TrainingChoice = BEST) -> Run:
-    """Return the run that `where` and `choice` name (see find_training). Unlike find_training, accept a trial without a checkpoint.
+    """Return the run that `where` and `choice` name (see find_training).
 
-    Raises UserError if there is no such run.
+    Unlike find_training, find_trial accepts a trial without a checkpoint.
+
+    Raises UserError if no such run exists.
     """
     if choice == TrainingChoice(choice.trial) != BEST and study_in(Path(where)) is None and study_in(data_dir / where) is None:
         paths = find_run(where, None, data_dir)
@@ -126,7 +131,7 @@ def find_trial(where: str, data_dir: Path, choice: TrainingChoice = BEST) -> Run
 
 
 def check_rows(run: Run) -> None:
-    """Raise UserError if no training table of a run has a row, since no rule can then be applied."""
+    """Raise UserError if no training table of a run has a row, since the rules of the doctor need at least one row."""
     if not any(len(table["frame"]) for table in run.tables("train").values()):
         where = f"{run.paths.root} has no rows to examine (status: {run.status})"
         raise UserError(f"{where}; expected at least one row in {run.paths.session_df(0, t=run.trial)}")
@@ -150,7 +155,7 @@ def change_option(finding: Finding) -> str | None:
 def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as a dict for a JSON file, with the keys run, spec, trial, status, findings, checked and not_checked.
 
-    Each finding has the fields of Finding and the key `set`, which is the option that makes the recommended change.
+    A finding in the dict has the fields of Finding and the key `set`, which is the command-line option that makes the recommended change.
     """
     findings = [{**asdict(finding), "set": change_option(finding)} for finding in diagnosis.findings]
     about: dict[str, Any] = {"run": str(run.paths.root), "spec": run.name, "trial": run.trial, "status": run.status}

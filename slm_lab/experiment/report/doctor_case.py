@@ -1,4 +1,4 @@
-"""The data of a run that the rules of the doctor use: the settings, the tables, and the state in the last checkpoint."""
+"""The data of a run for the rules of the command `doctor`: the settings, the tables, and the content of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from slm_lab.spec.models.env import EnvSpec
 FEWEST_ROWS = 4
 """Minimum number of values that a rule needs in a column of a table."""
 MAX_HORIZON = 1e5
-"""Number of steps that replaces an infinite horizon."""
+"""Number of steps that replaces the infinite horizon of a discount factor γ = 1."""
 _LARGEST_CHECKPOINT = 2**27
-"""Size in bytes above which a checkpoint, such as one with a replay buffer, is not read. Reading 128 MiB takes about 0.1 s."""
+"""Maximum size in bytes of a checkpoint that is read (128 MiB, which takes about 0.1 s). Checkpoints with a replay buffer are often
+larger."""
 _HEADS = ("_head.", "head.")
-"""Parts of the names of output layers, whose units are not hidden units."""
+"""Texts that occur in the names of output layers. The units of output layers are not hidden units."""
 
 
 class NotMeasured(Exception):
-    """Raised if a run lacks data that a rule of the doctor needs. The message names the missing data."""
+    """Raised if a run lacks data that a rule of the doctor needs. The message of the exception names the missing data."""
 
 
 class NotApplicable(NotMeasured):
@@ -54,12 +55,12 @@ class Window(NamedTuple):
 
     @property
     def frames(self) -> tuple[int, int]:
-        """First and last frame at which the column has a value."""
+        """The first and the last frame, in the interval, at which the column has a value."""
         return int(self.curve.frame[0]), int(self.curve.frame[-1])
 
     @property
     def peak(self) -> tuple[int, float]:
-        """The frame of the largest value, and the largest value."""
+        """The largest value, as (frame of this value, value)."""
         place = int(np.argmax(self.curve.value))
         return int(self.curve.frame[place]), float(self.curve.value[place])
 
@@ -76,27 +77,33 @@ class DiagnosedRun:
     def __init__(self, run: Run, *, checkpoints: bool = True) -> None:
         self.run, self.checkpoints = run, checkpoints
         self.settings: dict[str, Any] = run.settings()
-        """Path of each spec key → value. Missing keys have their default values."""
+        """Path of each spec key → value. A key that is missing in the saved spec has its default value."""
 
     @cached_property
     def algorithm(self) -> type[AlgorithmSpec]:
-        """The spec model of the algorithm, which declares the kind of the algorithm. A user's own algorithm has the base model."""
+        """The pydantic model of the algorithm's spec, which says for example whether the algorithm is on-policy.
+
+        For an algorithm that a user has written, the property is the base class AlgorithmSpec.
+        """
         return ALGORITHMS.get(str(self.setting("agent.algorithm.name")), AlgorithmSpec)
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """The independent trainings that have rows. One training is a session, a policy of a session, or all workers of a shared net."""
+        """The independent trainings of the run that have table rows.
+
+        An independent training is a session, a policy of a session, or all workers of a shared net.
+        """
         tables = self.run.tables_per_training("train")
         return [Session(self, index, table) for index, table in tables.items() if len(table["frame"])]
 
     @cached_property
     def eval_tables(self) -> dict[int, Table]:
-        """Evaluation tables with at least one row. Each key is the index of an independent training (see Session.index)."""
+        """Index of an independent training (see Session.index) → evaluation table, for evaluation tables with at least one row."""
         return {index: table for index, table in self.run.tables_per_training("eval").items() if len(table["frame"])}
 
     @cached_property
     def baseline(self) -> float:
-        """Mean return of a random agent in the env. Raises NotMeasured if this return is unknown."""
+        """Mean return of a random agent in the env. Raises NotMeasured if the return of a random agent is unknown."""
         value = self.run.metrics.get("random_baseline")
         if value is None:
             with suppress(ValidationError, TypeError):
@@ -107,18 +114,18 @@ class DiagnosedRun:
         return float(value)
 
     def setting(self, path: str, default: Any = None) -> Any:
-        """Return the value of the spec key at `path`, or `default` if the key is absent or null."""
+        """Return the value of the spec key with the path `path`, or `default` if the key is absent or null."""
         value = self.settings.get(path)
         return default if value is None else value
 
     def spec_number(self, path: str, default: float = math.nan) -> float:
-        """Return the value of the spec key at `path` as a float, or `default` if the value is not a number."""
+        """Return the value of the spec key with the path `path` as a float, or `default` if the value is not a number."""
         value = self.settings.get(path)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
 
     @cached_property
     def has_opponents(self) -> bool:
-        """Whether the env has other agents that learn too, according to the spec. Returns then depend on these opponents."""
+        """Whether the env has opponents that learn too, according to the spec, so that the returns depend on these opponents."""
         pool = envpool_envs().get(str(self.setting("env.name")))
         policies = self.run.spec.get("agent", {}).get("policies")
         return (
@@ -132,9 +139,11 @@ class DiagnosedRun:
         return own if any(path.startswith(f"{own}.") for path in self.settings) else "agent.net.optim_spec"
 
     def schedule(self, name: str) -> tuple[str, float]:
-        """Return the path and the value of the key start_val of a schedule of the algorithm, such as name="entropy_coef_spec".
+        """Return the path and the value of the spec key start_val of a schedule of the algorithm.
 
-        Raises NotApplicable if the spec has no such schedule.
+        Args: name: name of the schedule in the spec, such as "entropy_coef_spec".
+
+        Raises NotApplicable if the spec does not have the schedule.
         """
         path = f"agent.algorithm.{name}.start_val"
         if math.isnan(value := self.spec_number(path)):
@@ -148,7 +157,7 @@ class DiagnosedRun:
 
     @property
     def horizon(self) -> float:
-        """The horizon 1 / (1 − γ): the number of steps over which rewards count. The horizon is infinite for γ = 1."""
+        """The horizon 1 / (1 − γ), which is about the number of steps over which rewards count. The horizon is infinite for γ = 1."""
         gamma = self.spec_number("agent.algorithm.gamma", 0.99)
         return math.inf if gamma >= 1.0 else 1.0 / (1.0 - gamma)
 
@@ -167,7 +176,7 @@ def require_applicable(condition: bool, reason: str) -> None:
 
 @contextmanager
 def _checkpoint_errors_as_missing(what: str) -> Iterator[None]:
-    """Raise NotMeasured if the with-block cannot read an entry of the checkpoint. Args: what: name of this entry, for the message."""
+    """Raise NotMeasured if the with-block cannot read an entry of the checkpoint. Args: what: name of the entry, for the message."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
@@ -209,15 +218,15 @@ class Session:
         return window
 
     def second_half(self, name: str) -> Window:
-        """Return the finite values of the column `name` in the second half of the frames, as `column` does."""
+        """Return the finite values of the column `name` in the second half of the frames. Raises the same errors as `column`."""
         return self.column(name, 0.5)
 
     @cached_property
     def final_returns(self) -> Window:
-        """The values of current_return in the last fifth of the frames, or the last value if there is none in this interval.
+        """The values of current_return in the last fifth of the frames.
 
-        The returns are taken from the evaluation table if there is one, else from the training table. Raises NotMeasured if no episode has
-        ended.
+        If current_return has no value in this interval, the only element is its last value. The values are taken from the evaluation table
+        of the training or, without an evaluation table, from the training table. Raises NotMeasured if no episode has ended.
         """
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return")
@@ -266,7 +275,10 @@ class Session:
 
     @property
     def steps_per_frame(self) -> float:
-        """Gradient steps per frame in the second half of the frames. Raises NotMeasured if this half has fewer than two rows."""
+        """Number of gradient steps per frame in the second half of the frames.
+
+        Raises NotMeasured if the second half has fewer than two table rows.
+        """
         steps = curve(self.table, "opt_step")
         late = steps.frame >= 0.5 * self.last_frame
         require_measured(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
@@ -275,7 +287,10 @@ class Session:
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:
-        """The content of the last checkpoint. Raises NotMeasured if there is no checkpoint that can be read quickly."""
+        """The content of the last checkpoint.
+
+        Raises NotMeasured if there is no last checkpoint, or if the checkpoint is too large or cannot be read.
+        """
         case, paths = self.case, self.case.run.paths
         require_measured(case.checkpoints, "checkpoints are not read")
         first = max(self.index, 0) // case.run.policies * case.run.policies  # all policies of a Session are in one checkpoint
@@ -290,7 +305,7 @@ class Session:
 
     @property
     def policy_state(self) -> Mapping[str, Any]:
-        """The state of the policy in the last checkpoint."""
+        """The state of this session's policy in the last checkpoint: a dict with the spaces, the weights and the state of the agent."""
         checkpoint = self.checkpoint
         with _checkpoint_errors_as_missing("policies"):
             policies = checkpoint["policies"]
@@ -299,9 +314,9 @@ class Session:
 
     @property
     def acts_continuously(self) -> bool:
-        """Whether actions are continuous, according to the action space in the last checkpoint.
+        """Whether the actions are continuous, according to the action space in the last checkpoint.
 
-        If the checkpoint cannot be read, actions count as continuous if an entropy in the table is negative.
+        If the checkpoint cannot be read, the actions count as continuous if an entropy in the training table is negative.
         """
         with suppress(NotMeasured, KeyError, TypeError):
             return bool(self.policy_state["spaces"]["action"]["type"] == "Box")
@@ -309,10 +324,10 @@ class Session:
 
     @cached_property
     def checkpoint_steps(self) -> dict[str, np.ndarray]:
-        """The env steps in the last checkpoint: obs [B, …] and, if the checkpoint has a rollout, action [B, …] and reward [B].
+        """The env steps in the last checkpoint: a dict with obs [B, …] and, if the checkpoint has a rollout, action [B, …] and reward [B].
 
-        The observations are those that the net receives, for example normalised. Raises NotMeasured if the checkpoint has no observations
-        because the envs cannot be saved.
+        The observations have the form that the net receives, for example normalised. Raises NotMeasured if the checkpoint has no
+        observations because the envs cannot be saved.
         """
         checkpoint = self.checkpoint
         with _checkpoint_errors_as_missing("observations (the envs cannot be saved)"):
@@ -333,7 +348,7 @@ class Session:
 
         A unit receives no gradient if the moving averages of squared gradients (Adam, RMSprop) of its bias and all its incoming weights are
         at most 1e-10 times the largest average of the layer. Examples are a ReLU unit that is 0 for every observation, and a tanh unit that
-        is always ±1. Raises NotMeasured if the checkpoint has no moving averages of squared gradients.
+        is always ±1. Raises NotMeasured if the checkpoint contains no moving averages of squared gradients.
         """
         squares = self._squared_gradient_averages()
         hidden = [name for name in squares if name.endswith(".weight") and not any(part in name for part in _HEADS)]
@@ -344,9 +359,9 @@ class Session:
             yield name.removesuffix(".weight"), float(np.mean(rows <= 1e-10 * rows.max(initial=0.0)))
 
     def _squared_gradient_averages(self) -> dict[str, np.ndarray]:
-        """Return name of each parameter of the policy's net → moving averages of the squared gradients of the parameter.
+        """Return a dict: name of each parameter of the policy's net → moving averages of the squared gradients of this parameter.
 
-        Raises NotMeasured if the checkpoint has no such averages.
+        Raises NotMeasured if the checkpoint has no moving averages of squared gradients.
         """
         policy = self.policy_state
         with _checkpoint_errors_as_missing("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
@@ -357,7 +372,7 @@ class Session:
             named, begin = dict[str, np.ndarray](), 0
             for name, weight in policy["weights"].items():
                 end = begin + weight.numel()
-                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # false for buffers, which are no parameters
+                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # false for buffers, which have no gradient
                     named[name], begin = flat[begin:end].reshape(tuple(weight.shape)), end
             if begin != len(flat):
                 raise ValueError

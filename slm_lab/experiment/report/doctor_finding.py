@@ -1,4 +1,4 @@
-"""The class of the findings of the doctor, and functions that several rules of the doctor use."""
+"""Define the findings of the command `doctor`, and functions that several rules of the doctor use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 from slm_lab.experiment.report.doctor_case import Session, Window
 
 Severity = Literal["problem", "warning", "remark"]
-"""problem: the fault prevents good training; warning: the fault probably lowers the performance; remark: the training itself is good."""
+"""Severity of a finding. "problem" means that the fault prevents good training, "warning" means that the fault probably lowers the
+performance, and "remark" means that the training itself has no fault."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Finding:
     advice: str
     """Description of the recommended change."""
     key: str | None = None
-    """Path of the spec key to change, or None if no key helps against the fault."""
+    """Path of the spec key to change, or None if no spec key helps against the fault."""
     value: Any = None
     """Recommended value of the spec key `key`."""
     sessions: tuple[int, ...] = ()
-    """Numbers of the sessions that have the fault, or empty if the fault concerns the whole trial."""
+    """Numbers of the sessions that have the fault. The tuple is empty if the fault concerns the whole trial."""
     frames: tuple[int, int] | None = None
     """First and last frame of the table rows that are the evidence."""
 
@@ -51,9 +52,9 @@ def range_text(window: Window) -> str:
 
 
 def half_with_largest_median(session: Session, column: str) -> Window:
-    """Return the values of a column in that half of the frames in which the median of the column is larger.
+    """Return the values of a table column in that half of the run in which the median of the column is larger.
 
-    Both halves are examined because a fault may disappear when the learning rate decays.
+    Both halves of the run are compared, since a fault may disappear when the learning rate decays.
     """
     return max(session.column(column, 0.0, 0.5), session.second_half(column), key=lambda half: half.median)
 
@@ -61,7 +62,8 @@ def half_with_largest_median(session: Session, column: str) -> Window:
 def learning_rate_setting(session: Session) -> tuple[str, float]:
     """Return the path of the spec key of the learning rate, and the learning rate.
 
-    If the spec does not have the key, the learning rate is the first finite value in the column `lr` of the table, or 1e-3.
+    If the spec does not have the key, the learning rate is the first finite value in the column `lr` of the training table or, without such
+    a value, 1e-3.
     """
     path = f"{session.case.optim_path}.lr"
     rate = session.case.spec_number(path)

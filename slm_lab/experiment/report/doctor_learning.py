@@ -1,4 +1,4 @@
-"""Rules of the doctor about learning: changes of the policy, values, gradients and the learning rate.
+"""Rules of the command `doctor` about learning: changes of the policy, values, gradients and the learning rate.
 
 As in doctor_rules.py, the docstring of a rule describes the fault that the rule detects, and cites the sources of its threshold.
 """
@@ -22,8 +22,8 @@ from slm_lab.experiment.report.doctor_finding import (
 )
 
 MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
-"""Maximum median of approx_kl in half of a run, maximum of approx_kl in any row, minimum 90 % quantile of approx_kl, and maximum median
-of clip_fraction."""
+"""Limits that count as a fault if they are passed: maximum median of approx_kl in half of a run, maximum of approx_kl in any row, minimum
+90 % quantile of approx_kl, and maximum median of clip_fraction."""
 MIN_ENTROPY = 0.02
 """A categorical policy counts as deterministic if its entropy is below this fraction of its largest entropy."""
 MAX_SATURATED = 0.85
@@ -33,11 +33,11 @@ MAX_UNUSED = 0.5
 USUAL_RATE = 0.003
 """Largest usual learning rate of the Adam optimizer."""
 MIN_EXPLAINED = 0.05
-"""Minimum explained variance of a critic that is better than a constant."""
+"""Minimum explained variance at which a critic counts as better than a constant prediction."""
 MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
 """Maximum growth factor of the gradient norm during a run, and maximum ratio of the gradient norm to the norm to which it is clipped."""
 MAX_AT_FLOOR = 0.25
-"""Maximum share of the frames of a run that are trained with the lowest learning rate."""
+"""Maximum share of the frames of a run that may be trained with the lowest learning rate."""
 
 
 # ---- how the policy changes
@@ -46,9 +46,9 @@ MAX_AT_FLOOR = 0.25
 def clipping(session: Session) -> Finding | None:
     """Detect a clip range ε of PPO that does not fit the size of the updates.
 
-    The range is too narrow if most ratios are clipped although the policy hardly changes, and too wide if hardly any ratio is clipped
-    although the policy changes much. Schulman et al. 2017 (arXiv:1707.06347) use ε = 0.2. Andrychowicz et al. 2021 (arXiv:2006.05990),
-    section 3.1, recommend to start with ε = 0.25.
+    The clip range is too narrow if most ratios are clipped although the policy hardly changes. The clip range is too wide if hardly any
+    ratio is clipped although the policy changes much. Schulman et al., 2017 (arXiv:1707.06347), use ε = 0.2. Andrychowicz et al., 2021
+    (arXiv:2006.05990), section 3.1, recommend to start with ε = 0.25.
     """
     clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
     path, eps = session.case.schedule("clip_eps_spec")
@@ -71,9 +71,9 @@ def clipping(session: Session) -> Finding | None:
 def large_updates(session: Session) -> Finding | None:
     """Detect updates of PPO that change the policy too much.
 
-    The rule applies if the median of approx_kl is above 0.1, if this median is above 0.01 and the median of clip_fraction is above 0.5, or
-    if approx_kl is above 1 in any row. Schulman et al. 2017 (arXiv:1707.06347), section 6.1, use 0.003 to 0.03 as targets for the KL
-    divergence. Engstrom et al. 2020 (arXiv:2005.12729) show that clipping alone does not keep the policy in its trust region.
+    The fault is reported in three cases: the median of approx_kl is above 0.1, this median is above 0.01 and the median of clip_fraction is
+    above 0.5, or approx_kl is above 1 in any row. Schulman et al., 2017 (arXiv:1707.06347), section 6.1, use 0.003 to 0.03 as targets for
+    the KL divergence. Engstrom et al., 2020 (arXiv:2005.12729), show that clipping alone does not keep the policy in its trust region.
     """
     clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
     peak_frame, peak = session.column("approx_kl").peak
@@ -98,9 +98,9 @@ def large_updates(session: Session) -> Finding | None:
 def small_updates(session: Session) -> Finding | None:
     """Detect a policy that hardly changes: in nine of ten rows, approx_kl is below 1e-5 and at most 0.1 % of the ratios are clipped.
 
-    The rule does not apply if approx_kl is above 0.1 in any row, since such a large update may have made the policy deterministic, so that
-    the policy no longer changes. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Usual
-    targets of the KL divergence are 0.003 to 0.03.
+    The fault is not reported if approx_kl is above 0.1 in any row. Such a large update may have made the policy deterministic, so that the
+    policy no longer changes. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Usual targets
+    of the KL divergence are 0.003 to 0.03.
     """
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
     if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
@@ -121,9 +121,9 @@ def small_updates(session: Session) -> Finding | None:
 def entropy_high(session: Session) -> Finding | None:
     """Detect an entropy bonus that keeps the policy random.
 
-    The rule applies if the spec has an entropy bonus, the median entropy in the second half of the run is at least 95 % of the largest
-    entropy, and the return is not above the return of a random agent (see is_at_baseline). Mnih et al. 2016 (arXiv:1602.01783) use an
-    entropy bonus of 0.01. Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
+    The fault is reported if the spec has an entropy bonus, the median entropy in the second half of the run is at least 95 % of the largest
+    entropy, and the return is not above the return of a random agent (see is_at_baseline). Mnih et al., 2016 (arXiv:1602.01783), use an
+    entropy bonus of 0.01. Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
     entropy, largest = session.second_half("entropy"), float(session.column("entropy").curve.value.max())
@@ -145,10 +145,9 @@ def entropy_high(session: Session) -> Finding | None:
 def entropy_lost(session: Session) -> Finding | None:
     """Detect a categorical policy that stops exploring too early.
 
-    The rule applies if the entropy falls below 2 % of its largest value in the first half of the run and stays below, and the final return
-    is poor (see has_poor_return). Mnih et al. 2016 (arXiv:1602.01783), section 4, describe the premature convergence to a deterministic
-    policy.
-    Ahmed et al. 2019 (arXiv:1811.11214) study the effect of entropy on policy optimization.
+    The fault is reported if the entropy falls below 2 % of its largest value in the first half of the run and stays below this level, and
+    the final return is poor (see has_poor_return). Mnih et al., 2016 (arXiv:1602.01783), section 4, describe the premature convergence to a
+    deterministic policy. Ahmed et al., 2019 (arXiv:1811.11214), study the effect of entropy on policy optimization.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
     entropy = session.column("entropy")
@@ -176,8 +175,9 @@ def entropy_lost(session: Session) -> Finding | None:
 def saturated_actions(session: Session) -> Finding | None:
     """Detect continuous actions of which at least 85 % of the components are at or beyond the bounds of the action space.
 
-    All actions beyond a bound have the same effect in the env. Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2, recommend a narrow
-    and centred initial distribution. Chou et al. 2017 (beta policies) describe the bias of clipped Gaussians.
+    All actions beyond a bound of the action space have the same effect in the env. Andrychowicz et al., 2021 (arXiv:2006.05990), section
+    3.2, recommend a narrow initial distribution of actions that is centred in the action space. Chou et al., 2017 (beta policies) describe
+    the bias of clipped Gaussians.
     """
     case, steps = session.case, session.checkpoint_steps
     require_measured("action" in steps, "the last checkpoint has no actions")
@@ -205,7 +205,8 @@ def saturated_actions(session: Session) -> Finding | None:
 def dead_units(session: Session) -> Finding | None:
     """Detect a hidden layer of which at least half of the units receive no gradient and therefore no longer learn.
 
-    Lu et al. 2019 (arXiv:1903.06733) describe dying ReLU units. Sokar et al. 2023 (arXiv:2302.12902) describe dormant neurons in deep RL.
+    Lu et al., 2019 (arXiv:1903.06733), describe dying ReLU units. Sokar et al., 2023 (arXiv:2302.12902), describe dormant neurons in deep
+    RL.
     """
     shares = dict(session.unused_units())
     require_measured(bool(shares), "the net has no hidden layer")
@@ -228,10 +229,10 @@ def dead_units(session: Session) -> Finding | None:
 def critic(session: Session) -> Finding | None:
     """Detect a critic that is no better than a constant prediction.
 
-    The rule applies if the explained variance is at most 0.05 in nine of ten rows of each half of the run, and the return is poor (see
-    has_poor_return). The explained variance has no meaning in rollouts of a few steps and after a task is solved, since returns are then
-    nearly equal. Therefore, a low explained variance in one half of the run, or with a good return, is no fault. Schulman, Nuts and Bolts
-    of Deep RL (2016), states that a critic with an explained variance of 0 or less only adds noise.
+    The fault is reported if the explained variance is at most 0.05 in nine of ten rows of each half of the run, and the return is poor (see
+    has_poor_return). If rollouts have only a few steps or the task is solved, the returns are nearly equal and the explained variance has
+    no meaning. Therefore, a low explained variance in only one half of the run, or with a good return, is not reported. Schulman, Nuts and
+    Bolts of Deep RL (2016), states that a critic with an explained variance of 0 or less only adds noise.
     """
     explained = session.column("explained_variance")
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.second_half("explained_variance").quantile(0.9))
@@ -252,7 +253,7 @@ def critic(session: Session) -> Finding | None:
 def values(session: Session) -> Finding | None:
     """Detect action values that are more than twice as large as the largest return of the run.
 
-    van Hasselt et al. 2016 (arXiv:1509.06461) describe the overestimation of action values. van Hasselt et al. 2018 (arXiv:1812.02648)
+    van Hasselt et al., 2016 (arXiv:1509.06461), describe the overestimation of action values. van Hasselt et al., 2018 (arXiv:1812.02648),
     interpret values above the largest possible value as a sign of divergence.
     """
     case, value = session.case, session.second_half("q_mean")
@@ -275,7 +276,10 @@ def values(session: Session) -> Finding | None:
 
 
 def _entropy_bonus(session: Session) -> float:
-    """Return α |H| / (1 − γ), an upper bound of the entropy bonus that soft action values contain, or 0 if the algorithm is not soft."""
+    """Return α |H| / (1 − γ), an upper bound of the entropy bonus that soft action values contain.
+
+    Return 0 if the algorithm has no soft action values.
+    """
     case = session.case
     if not case.algorithm.soft:
         return 0.0
@@ -284,10 +288,10 @@ def _entropy_bonus(session: Session) -> float:
 
 
 def gradients(session: Session) -> Finding | None:
-    """Detect a gradient norm that has increased by a factor of 100, or gradients that are clipped to less than a thousandth of their norm.
+    """Detect a gradient norm that has increased by a factor of 100, or that clipping reduces to less than a thousandth.
 
-    Gradient clipping helps a little (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.3). The threshold of gradient clipping should be
-    chosen according to the norms that occur in training (Pascanu et al. 2013, arXiv:1211.5063).
+    Gradient clipping improves results a little (Andrychowicz et al., 2021, arXiv:2006.05990, section 3.3). The threshold of gradient
+    clipping should be chosen according to the norms that occur in training (Pascanu et al., 2013, arXiv:1211.5063).
     """
     norm, early = session.second_half("grad_norm"), session.column("grad_norm", 0.0, 0.25)
     clip = session.case.spec_number("agent.net.clip_grad_val")
@@ -311,7 +315,8 @@ def gradients(session: Session) -> Finding | None:
 def learning_rate(session: Session) -> Finding | None:
     """Detect a learning rate that is constant and at most a tenth of its start value during the last quarter of the run or longer.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.7, found that a linear decay over the whole run helps a little.
+    Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.7, found that a linear decay of the learning rate over the whole run improves
+    results a little.
     """
     rate = session.column("lr").curve
     low = (rate.value <= 1.001 * rate.value[-1]) & (rate.value <= 0.1 * rate.value[0])

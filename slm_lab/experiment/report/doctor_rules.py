@@ -1,8 +1,10 @@
-"""Rules of the doctor about the settings, the data and the results of a run. Each rule detects one fault and names the spec key to change.
+"""Rules of the command `doctor` about the settings, the data and the results of a run.
+
+Each rule detects one fault and names a spec key to change.
 
 A rule returns a Finding, or None if the run does not have the fault. A rule raises NotMeasured if the run lacks the data that the rule
-needs, and NotApplicable if the rule does not apply to the run. The thresholds of the rules are well outside the values of the shipped
-specs, so that findings are relevant. docs/doctor.md lists the thresholds with their reasons.
+needs, and NotApplicable if the rule does not apply to the run. The thresholds of the rules are far outside the values that runs of the
+shipped specs have, so that a finding shows a real fault. The thresholds and their reasons are listed in docs/doctor.md.
 """
 
 from __future__ import annotations
@@ -16,18 +18,18 @@ from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, nu
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
-"""A discount factor γ whose horizon 1 / (1 − γ) has at least this number of steps is never too low."""
+"""Minimum horizon 1 / (1 − γ) in steps. A discount factor γ with at least this horizon never counts as too low."""
 MAX_TARGET = 5000.0
 """Largest target of a value function that nets can learn without normalisation."""
 MAX_OBSERVATION = 100.0
-"""Maximum root mean square of one entry of the observation vectors."""
+"""Maximum root mean square of an entry of the observation vectors that does not count as a fault."""
 MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
 """Minimum number of times that each transition of a replay buffer is used, and maximum number of gradient steps per frame."""
 MAX_LAG = 8.0
-"""Maximum policy lag. The policy lag is the age of the policy that collected the data, as the number of datasets that the learner has used
-since."""
+"""Maximum policy lag, in datasets. The policy lag is the number of datasets that the learner has used since the policy that collected the
+data."""
 MIN_BUSY = 0.75
-"""Minimum share of the time in which a process works, for the process to count as busy."""
+"""A process counts as busy if it works for at least this share of the time."""
 MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
@@ -37,9 +39,9 @@ MIN_EPISODES, MIN_SEEDS = 20, 3
 def discount(session: Session) -> Finding | None:
     """Detect a discount factor γ that is so low that rewards after a few steps do not count.
 
-    The rule applies if the horizon 1 / (1 − γ) is below 10 steps and below a tenth of an episode, or below 2 steps. Andrychowicz et al.
-    2021 (arXiv:2006.05990), section 3.6, found that the discount factor is among the choices that matter most, and recommend to start with
-    0.99.
+    The fault is reported if the horizon 1 / (1 − γ) is below 10 steps and also below a tenth of an episode, or if the horizon is below 2
+    steps. Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.6, found that the discount factor is among the choices that matter most,
+    and recommend to start with 0.99.
     """
     horizon, length = session.case.horizon, session.episode_length
     if horizon >= min(MIN_HORIZON, max(0.1 * length, 2.0)) or length < 5.0:
@@ -57,7 +59,8 @@ def discount(session: Session) -> Finding | None:
 def time_limit(session: Session) -> Finding | None:
     """Detect a time limit that truncates nearly every episode and is shorter than half of the horizon 1 / (1 − γ).
 
-    The agent never observes the steps after the time limit, and only estimates their value (Pardo et al. 2018, arXiv:1712.00378).
+    The agent never observes the steps after the time limit, and can only estimate the value of these steps (Pardo et al., 2018,
+    arXiv:1712.00378).
     """
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
@@ -78,8 +81,9 @@ def time_limit(session: Session) -> Finding | None:
 def truncation(session: Session) -> Finding | None:
     """Detect an env that seems to report its time limit as termination.
 
-    The rule applies if no episode is truncated, but the longest episode has the same length in at least half of the rows. The agent then
-    assumes that the value after the time limit is 0, although the episode would have continued (Pardo et al. 2018, arXiv:1712.00378).
+    The fault is reported if no episode is truncated, but the longest episode has the same length in at least half of the table rows. If a
+    time limit is reported as termination, the agent assumes that the value after the time limit is 0, although the episode would have
+    continued (Pardo et al., 2018, arXiv:1712.00378).
     """
     require_applicable(not session.case.has_opponents, "a game ends by its rules")
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
@@ -101,9 +105,9 @@ def truncation(session: Session) -> Finding | None:
 def reward_scale(session: Session) -> Finding | None:
     """Detect rewards that are not normalised and so large that the targets of the value function are at least 5,000.
 
-    With such targets, the value loss dominates the loss, and Adam needs many steps to reach such values. van Hasselt et al. 2016
-    (arXiv:1602.07714) normalise the targets of the value function. Henderson et al. 2018 (arXiv:1709.06560) study the reward scale.
-    Engstrom et al. 2020 (arXiv:2005.12729) study reward normalisation.
+    With large targets, the value loss dominates the loss, and Adam needs many steps until the predictions are as large as the targets. van
+    Hasselt et al., 2016 (arXiv:1602.07714), normalise the targets of the value function. Henderson et al., 2018 (arXiv:1709.06560), study
+    the reward scale. Engstrom et al., 2020 (arXiv:2005.12729), study reward normalisation.
     """
     case = session.case
     case.require_raw_rewards()
@@ -126,10 +130,11 @@ def reward_scale(session: Session) -> Finding | None:
 
 
 def value_range(session: Session) -> Finding | None:
-    """Detect a discounted return that a categorical critic cannot represent, since it is outside the range v_min to v_max of the critic.
+    """Detect a discounted return that is outside the range v_min to v_max that a categorical critic can represent.
 
     The discounted return is computed as if rewards were distributed evenly over the episode. The projection of the critic clips targets to
-    the range, so that all returns beyond an end of the range are equal (Bellemare et al. 2017, arXiv:1707.06887, equation 7).
+    this range, so that all targets above v_max become v_max, and all targets below v_min become v_min (Bellemare et al., 2017,
+    arXiv:1707.06887, equation 7).
     """
     case = session.case
     low, high = case.spec_number("agent.algorithm.v_min"), case.spec_number("agent.algorithm.v_max")
@@ -155,7 +160,7 @@ def value_range(session: Session) -> Finding | None:
 def observation_scale(session: Session) -> Finding | None:
     """Detect observations with an entry whose root mean square is at least 100, so that the entry saturates or dominates the first layer.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3, and LeCun et al. 1998 (Efficient BackProp) recommend to normalise
+    Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.3, and LeCun et al., 1998 (Efficient BackProp) recommend to normalise
     observations.
     """
     obs = session.checkpoint_steps["obs"]
@@ -181,10 +186,10 @@ def observation_scale(session: Session) -> Finding | None:
 
 
 def replay_ratio(session: Session) -> Finding | None:
-    """Detect training from a replay buffer that uses each transition less than 0.5 times, or has more than 8 gradient steps per frame.
+    """Detect a replay buffer whose transitions are used less than 0.5 times each, or a run with more than 8 gradient steps per frame.
 
-    Mnih et al. 2015 use each transition 8 times: they make a gradient step on 32 transitions after every 4 new transitions. Fedus et al.
-    2020 (arXiv:2007.06700) study the replay ratio. Nikishin et al. 2022 (arXiv:2205.07802) show that agents with many gradient steps per
+    Mnih et al., 2015 use each transition 8 times: DQN makes a gradient step on 32 transitions after every 4 new transitions. Fedus et al.,
+    2020 (arXiv:2007.06700), study the replay ratio. Nikishin et al., 2022 (arXiv:2205.07802), show that agents with many gradient steps per
     frame overfit to their first data.
     """
     case = session.case
@@ -210,10 +215,10 @@ def replay_ratio(session: Session) -> Finding | None:
 
 
 def policy_lag(session: Session) -> Finding | None:
-    """Detect data from rollout workers that is many updates old, or of which at least a tenth is discarded because of its age.
+    """Detect data from rollout workers that is more than 8 datasets old, or of which at least a tenth is discarded because of its age.
 
-    Espeholt et al. 2018 (arXiv:1802.01561) show that such a policy lag (data from an older policy) lowers returns, but less with V-trace.
-    Petrenko et al. 2020 (arXiv:2006.11751) measure the policy lag of asynchronous sampling.
+    Espeholt et al., 2018 (arXiv:1802.01561), show that such a policy lag (data from an older policy) lowers returns, but less with V-trace.
+    Petrenko et al., 2020 (arXiv:2006.11751), measure the policy lag of asynchronous sampling.
     """
     case, lag = session.case, session.second_half("lag_mean")
     require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
@@ -238,9 +243,9 @@ def policy_lag(session: Session) -> Finding | None:
 def staleness(session: Session) -> Finding | None:
     """Detect workers of a shared net whose gradients are computed with outdated weights.
 
-    The rule applies if the other workers make, on average, more than twice as many updates as there are other workers, between the moment a
-    worker reads the weights and the moment it applies its gradient. Asynchronous workers are described by Mnih et al. 2016
-    (arXiv:1602.01783). Ho et al. 2013 (stale synchronous parallel) show that convergence needs bounded staleness.
+    With N workers, the fault is reported if the weights receive, on average, more than 2 (N − 1) updates of other workers while a worker
+    computes a gradient. Asynchronous workers are described by Mnih et al., 2016 (arXiv:1602.01783). Ho et al., 2013 (stale synchronous
+    parallel) show that convergence needs bounded staleness.
     """
     stale, workers = session.second_half("staleness"), session.case.spec_number("meta.max_session", 1.0)
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
@@ -262,8 +267,8 @@ def staleness(session: Session) -> Finding | None:
 def baseline(session: Session) -> Finding | None:
     """Detect an agent whose final return (in self-play, final Elo rating) is not above the return of a random agent.
 
-    The margin in the comparison with a random agent is two standard errors or 5 % (see is_at_baseline). Henderson et al. 2018
-    (arXiv:1709.06560) recommend to compare an agent with a baseline before anything else.
+    The final return must exceed the return of a random agent by two standard errors and by 5 % (see is_at_baseline). Henderson et al., 2018
+    (arXiv:1709.06560), recommend to compare an agent with a baseline first.
     """
     require_applicable(session.case.algorithm.learns, "the algorithm does not learn")
     require_measured(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
@@ -291,9 +296,9 @@ def _last_rating(session: Session) -> str:
 def rating(session: Session) -> Finding | None:
     """Detect self-play in which the final Elo rating is not significantly above the rating of the first snapshot, or has fallen.
 
-    The final rating has fallen if it is significantly below the highest rating. In figure 1 of Silver et al. 2018 (arXiv:1712.01815), the
-    rating rises during training. Vinyals et al. 2019 (AlphaStar) describe that strategies can be forgotten and learned again in cycles if
-    the agent plays only against its latest snapshot.
+    The rating counts as fallen if the final rating is significantly below the highest rating. In figure 1 of Silver et al., 2018
+    (arXiv:1712.01815), the Elo rating of AlphaZero rises during training. Vinyals et al., 2019 (AlphaStar) describe that strategies can be
+    forgotten and learned again in cycles if the agent plays only against its latest snapshot.
     """
     session.require_progress()
     ratings, error = session.column("elo"), math.sqrt(2.0) * session.rating_error
@@ -320,7 +325,7 @@ def rating(session: Session) -> Finding | None:
 def bottleneck(session: Session) -> Finding | None:
     """Detect a learner that waits for the envs: the learner is busy at most 25 % of the time, and the rollout workers at least 75 %.
 
-    The slowest kind of process determines the throughput (Petrenko et al. 2020, arXiv:2006.11751).
+    The slowest kind of process determines the throughput (Petrenko et al., 2020, arXiv:2006.11751).
     """
     session.second_half("rollout_busy")
     found = busiest([session.table])
@@ -342,9 +347,9 @@ def bottleneck(session: Session) -> Finding | None:
 
 
 def episodes(session: Session) -> Finding | None:
-    """Detect a run in which fewer than 20 episodes have ended, which are too few for a mean return.
+    """Detect a run in which fewer than 20 episodes have ended. Fewer episodes are not enough to estimate the mean return.
 
-    Henderson et al. 2018 (arXiv:1709.06560) and Agarwal et al. 2021 (arXiv:2108.13264) describe the uncertainty of estimates from few
+    Henderson et al., 2018 (arXiv:1709.06560), and Agarwal et al., 2021 (arXiv:2108.13264), describe the uncertainty of estimates from few
     samples.
     """
     count = session.episodes
@@ -363,10 +368,10 @@ def episodes(session: Session) -> Finding | None:
 
 
 def seeds(case: DiagnosedRun) -> Finding | None:
-    """Detect a run with fewer than 3 sessions, since the returns of a spec differ considerably between seeds.
+    """Detect a run with fewer than 3 sessions. The returns of a spec can differ considerably between seeds.
 
-    Henderson et al. 2018 (arXiv:1709.06560) show how much returns differ between seeds. Agarwal et al. 2021 (arXiv:2108.13264) recommend
-    interval estimates for 3 to 10 runs.
+    Henderson et al., 2018 (arXiv:1709.06560), show how much returns differ between seeds. Agarwal et al., 2021 (arXiv:2108.13264),
+    recommend interval estimates for 3 to 10 runs.
     """
     count = len({session.session_number for session in case.sessions})
     require_applicable(not case.run.distributed, "the sessions train one net")

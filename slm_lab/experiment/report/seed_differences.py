@@ -178,8 +178,7 @@ def _fall(pair: _Pair, one: Curve) -> str:
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
-    """Return sentences about the frames at which the returns of two seeds differ most, and about the diagnostics near these frames.
-    """
+    """Return sentences about the frames at which the returns of two seeds differ most, and about the diagnostics near these frames."""
     found = _largest_gap(pair)
     if found is None:
         return []

@@ -439,8 +439,7 @@ def definitions(study: StudyPlan) -> dict[str, str]:
 
 
 def origins(results: Sequence[ResultRun]) -> list[str]:
-    """Return a text for each combination of processor, software versions and git commit, with the number of runs of this combination.
-    """
+    """Return a text for each combination of processor, software versions and git commit, with the number of runs of this combination."""
     described = (
         f"{one.content.get('processor') or 'unknown processor'}; "
         f"{', '.join(f'{name} {version}' for name, version in one.content.get('versions', {}).items()) or 'unknown versions'}; "

@@ -1,5 +1,4 @@
-"""Write and read the result files of a study: a small JSON file for each run, from which all tables and figures of the study are created.
-"""
+"""Write and read the result files of a study: a small JSON file for each run, from which all tables and figures of the study are created."""
 
 from __future__ import annotations
 

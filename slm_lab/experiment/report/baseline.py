@@ -1,9 +1,11 @@
-"""Random baseline of an env: the mean return of an agent that samples random actions. The strength metrics are relative to this baseline.
+"""Random baseline of an env: the mean return of an agent that samples random actions.
 
-The baselines of the envs in the shipped specs are in baselines.json, which tools/baselines.py writes. For another env, the baseline is
-measured once, with a fixed seed and a time limit, after the graphs of a run are written. The baseline is cached in the user's cache folder,
-in one file per env. The cache file is written atomically and without a lock, so two runs that end at the same time both measure the
-baseline, without waiting for each other.
+The strength metrics are differences from the random baseline.
+
+The baselines of the envs in the shipped specs are in baselines.json, which tools/baselines.py writes. For an env that is not in this file,
+the baseline is measured once, with a fixed seed and a time limit, after the graphs of a run are written. Measured baselines are cached in
+the user's cache folder, in one file per env. The cache file is written atomically and without a lock. Therefore, two runs that end at the
+same time do not wait for each other, and both measure the baseline.
 """
 
 from __future__ import annotations
@@ -33,28 +35,29 @@ SHIPPED = Path(__file__).with_name("baselines.json")
 """JSON file with the shipped baselines: result of baseline_key → mean return of a random agent."""
 EPISODES = 100
 TIME_LIMIT = 30.0
-"""Maximum time of a measurement, s."""
+"""Maximum time of the measurement of a baseline, s."""
 _EPISODE_TIME_FRACTION = 0.9
-"""Fraction of the time limit that is used for episodes. The remaining time is for the last step and env.close(). If the env takes longer
+"""Fraction of the time limit in which episodes are run. The remaining time is for the last step and env.close(). If the env takes longer
 than the time limit, the thread that measures the baseline is abandoned."""
 _SEED = 0
 _ENVS = 10
-"""Number of parallel envs. Each env contributes the same number of episodes, since short episodes, which end first, would prevail."""
+"""Number of parallel envs. Each env contributes the same number of episodes, since short episodes end first and would otherwise prevail."""
 _MAX_STEPS = 300_000
-"""Maximum number of vector steps of a measurement, which is more than ten times the length of the longest Atari games (27,000 steps)."""
+"""Maximum number of vector steps in the measurement of a baseline: more than ten times the length of the longest Atari games (27,000
+steps)."""
 _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
 """Arguments of Atari envs that change the observations, but not the return of a random agent."""
 
 
 class Baseline(NamedTuple):
-    """Mean return of a random agent, which is None if no episode ended, and the number of episodes of this mean."""
+    """Mean return of a random agent (None if no episode ended), and the number of episodes over which the mean is computed."""
 
     mean_return: float | None
     episodes: int = EPISODES
 
 
 def known_baseline(spec: EnvSpec) -> Baseline | None:
-    """Return the shipped or cached baseline of an env, or None if the baseline must be measured. known_baseline never raises an error."""
+    """Return the shipped or cached baseline of an env, or None if the baseline must be measured. The function never raises an error."""
     try:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -66,9 +69,9 @@ def known_baseline(spec: EnvSpec) -> Baseline | None:
 def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
     """Measure the random baseline of an env, write the baseline to the cache, and return the mean return.
 
-    The measurement takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested becomes true. When the limit is
-    reached, the mean of the episodes that have ended is used. Prints a notice and returns None if the measurement fails or is interrupted,
-    or if no episode ended.
+    The measurement takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested becomes true. When the time
+    limit is reached, the mean over the episodes that have ended is used. Prints a notice and returns None if the measurement fails or is
+    interrupted, or if no episode ended.
     """
     begin = time.monotonic()
     notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
@@ -117,8 +120,9 @@ def baseline_key(spec: EnvSpec) -> str:
 def measure_mean_return(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed.
 
-    When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes can be used, with the same number from each of
-    the parallel envs. Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the error that the env raises.
+    When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes have ended, counting the same number of
+    episodes of each of the parallel envs. Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the error
+    that the env raises.
     """
     from slm_lab.env.make import make_env
 
@@ -147,15 +151,17 @@ def measure_mean_return(spec: EnvSpec, ended: Callable[[], bool] = lambda: False
 
 
 def cache_folder() -> Path:
-    """Return the folder of the measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError if there is no home folder."""
+    """Return the folder of the cached baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError if the user has no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "slm_lab" / "baselines"
 
 
 def _measure_in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
-    """Measure the baseline in a daemon thread, so that an env that blocks can be abandoned. Return None if the env blocks.
+    """Measure the baseline in a daemon thread, so that an env that blocks can be abandoned.
 
-    Raises the errors of `measure_mean_return`.
+    Return None if the time limit is reached or a stop is requested before the thread has ended.
+
+    Raises the same errors as `measure_mean_return`.
     """
     result: Future[Baseline] = Future()
 
@@ -189,7 +195,7 @@ def _read_cache(file: Path) -> Baseline | None:
 
 
 def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
-    """Write the baseline to the cache and return the cache file, or None if writing fails."""
+    """Write the baseline to a cache file, and return the path of this file, or None if the file cannot be written."""
     try:
         key = baseline_key(spec)
         file = _cache_file(spec, key)
@@ -211,6 +217,6 @@ def _source(spec: EnvSpec) -> bytes:
     if target.registration is not None:
         makers.insert(0, env_creator(target.registration))
     for maker in makers:
-        with suppress(TypeError, OSError):  # a functools.partial, or a class defined in a C extension
+        with suppress(TypeError, OSError):  # raised for a functools.partial or a class of a C extension
             content += Path(inspect.getsourcefile(maker) or os.devnull).read_bytes()
     return content

@@ -412,7 +412,7 @@ def _is_search(folder: Path) -> bool:
 
 
 def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
-    """Return the trial `choice.trial` of the search `word`, by default the best trial, or, for word="latest", the latest run in mode train."""
+    """Return the trial `choice.trial` (by default the best) of the search `word` or, for word="latest", the latest run in mode train."""
     training = find_training(word, None, data_dir, TrainingChoice(trial=choice.trial))
     if training.name:
         notice(f"{word}: comparing {training.name}")

@@ -39,11 +39,11 @@ METRICS = {
 PROFILES = "performance_profiles"
 """Name of the figure that shows the performance profiles."""
 RETURNS = (*METRICS, "total_reward_ma", "evaluation")
-"""Columns that contain returns. All other columns that are drawn are never negative."""
+"""Columns that contain returns, which may be negative. All other columns in figures have no negative values."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
-"""Title of the figure, and label of its vertical axis."""
+"""Title of the figure of the variance between seeds, and label of its vertical axis."""
 MEDIANS = (
     "medians over all seeds, interpolated between evaluations, with an interval from order statistics; ∞: at least half of the seeds "
     "did not reach the return; <=: an upper limit, because the first evaluation or row was already above the return"
@@ -78,16 +78,16 @@ def write_comparison(
     """Compare the runs that `run_patterns` name, write the results to files, and return the tables and the written files.
 
     Args:
-        by: key of AXES: the column on the horizontal axis of the graphs.
-        metric: key of METRICS: the column to draw.
+        by: key of AXES, which names the column on the horizontal axis of the graphs.
+        metric: key of METRICS, which names the column to draw.
         solve: the return that counts as solved.
         labels: a name for each pattern, by default the names of the specs.
         choice: the trial of searches and the runs of studies to compare (see read_settings).
         data_dir: the folder that contains the run folders.
         out: the output folder, by default a new folder in `data_dir`.
 
-    A graph that cannot be drawn causes a notice. Raises UserError if an argument or a run is invalid (before anything is written), or if a
-    file cannot be written.
+    If a graph cannot be drawn, a notice is printed. Raises UserError if an argument or a run is invalid, before any file is written, or if
+    a file cannot be written.
     """
     if by not in AXES:
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
@@ -113,7 +113,7 @@ def write_comparison(
 
 @dataclass(frozen=True)
 class _Report:
-    """Results of a comparison, from which the text and the content of all files are created."""
+    """Results of a comparison, from which the text for the terminal and the content of all files are created."""
 
     settings: Sequence[Setting]
     summaries: Sequence[Summary]
@@ -125,7 +125,7 @@ class _Report:
 
     @property
     def tables(self) -> dict[str, list[list[str]]]:
-        """Title → table as lines of cells, for each table that is not empty."""
+        """Title → table as a list of rows, each a list of cells, for each table that is not empty."""
         tables = {"Results": settings_lines(self.summaries), "Differences": pair_lines(self.found), "All envs": overall_lines(self.found)}
         return {title: lines for title, lines in tables.items() if len(lines) > 1}
 
@@ -139,7 +139,7 @@ class _Report:
 
     @property
     def _metric_sentence(self) -> list[str]:
-        """The sentence that says why another metric than the requested metric is used, or [] if the requested metric is used."""
+        """List with a sentence that says why the requested metric is not used, or [] if the requested metric is used."""
         return [f"{self.used.reason}."] if self.used.reason else []
 
     def content(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
     if writer.reason:
         if remove_empty:
             with suppress(OSError):
-                paths.root.rmdir()  # has no effect if something was written
+                paths.root.rmdir()  # has no effect if the folder has files
         raise UserError(f"{report.text}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
     listed = [paths.table("csv"), paths.table("json"), paths.graph("mean_returns", "png", AXES[report.by].name)]
     lines = [str(file) for file in listed if file in writer.files]
@@ -206,10 +206,10 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
 def comparison_graphs(
     settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "current_return"
 ) -> dict[str, Figure]:
-    """Return name → figure of the return, of the gradient norm, and of the variance of the return between seeds.
+    """Return a dict with figures of the return, of the gradient norm, and of the variance of the return between seeds: name → figure.
 
-    Figures without data are omitted, except the figure of the return. Each env has separate figures. If there are several envs, the env is
-    part of the name of a figure.
+    Figures without data are omitted, except the figure of the return. The dict has separate figures for each env. If there are several
+    envs, the name of a figure contains the env.
     """
     drawn = [
         FigureSpec("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
@@ -226,23 +226,23 @@ def comparison_graphs(
 
 
 class FigureSpec(NamedTuple):
-    """Description of a figure that shows the same column of each setting."""
+    """Description of a figure that shows the same table column for each setting."""
 
     name: str
-    """Name of the figure."""
+    """Name of the figure, which is part of its file name."""
     title: str
     y_label: str
     column: str
     solve: float | None = None
-    """Return at which a horizontal line is drawn (the return that counts as solved, or a published score), or None for no line."""
+    """Level of a horizontal line (the return that counts as solved, or a published score), or None if the figure has no such line."""
     level: str = "solved"
-    """Name of the horizontal line in the legend."""
+    """Name of the horizontal line at `solve` in the legend."""
     spread: bool = False
-    """Whether the lines show the variance between seeds instead of the mean over seeds, which has a band if there are several seeds."""
+    """Whether the lines show the variance between seeds instead of the mean over seeds."""
 
 
 def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
-    """Return the horizontal axis for the column `by`.
+    """Return the horizontal axis of figures over the column `by`.
 
     For by="frame", the axis shows global frames if the Sessions of a run train a shared net.
     """
@@ -252,13 +252,12 @@ def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
 def setting_figures(
     env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[FigureSpec]
 ) -> dict[str, Figure]:
-    """Return name → figure of an env, in which each setting that has points is a line.
+    """Return a dict of the figures of an env: name → figure with a line for each setting that has points.
 
     Args:
         env: env of all `settings`, for the titles.
-        by: key of AXES: the column on the horizontal axis.
-        colours: colour of each setting.
-        drawn: description of each figure.
+        by: key of AXES, which names the column on the horizontal axis. colours: colour of each setting.
+        drawn: descriptions of the figures.
     """
     styles = [
         Line(f"{one.label or one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour)
@@ -277,7 +276,7 @@ def setting_figures(
 
 
 def _limits(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
-    """Return the range of possible values of the column that a figure shows. Bands are clipped to this range."""
+    """Return the range of possible values of the column that a figure shows, to which the bands of the figure are clipped."""
     if what.column not in RETURNS:
         return 0.0, math.inf
     known = {setting.bounds for setting in settings}
@@ -285,9 +284,9 @@ def _limits(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
 
 
 def _line(style: Line, one: AlignedCurves, limits: Bounds, *, spread: bool) -> Line:
-    """Return the line to draw for a setting: the mean over its seeds or, if spread is True, the unbiased variance between its seeds.
+    """Return the line to draw for a setting: the mean over its seeds or, if `spread` is True, the unbiased variance between its seeds.
 
-    The variance is unbiased because the number of seeds may differ between settings.
+    The variance is unbiased, since a biased variance would depend on the number of seeds, which may differ between settings.
     """
     if spread:
         return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
@@ -297,7 +296,7 @@ def _line(style: Line, one: AlignedCurves, limits: Bounds, *, spread: bool) -> L
 
 
 def _threshold_line(of_settings: Sequence[AlignedCurves], what: FigureSpec) -> list[Line]:
-    """Return the horizontal line of a figure at the level `what.solve`, or [] if the figure has no such line."""
+    """Return a list with the horizontal line of a figure at the level `what.solve`, or [] if the figure has no horizontal line."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
     if what.solve is None or not last:
         return []
@@ -307,10 +306,10 @@ def _threshold_line(of_settings: Sequence[AlignedCurves], what: FigureSpec) -> l
 
 
 def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Return the header and the rows of the table of settings.
+    """Return the table with the results of each setting as lists of cells: the header and the rows.
 
-    The table has columns about solving only if there is a threshold, a status column only if a seed is not done, and an env column only if
-    there are several envs.
+    The table has columns about solving only if a threshold for the return is given, a status column only if a seed is not done, and an env
+    column only if the settings have several envs.
     """
     several = len({one.env for one in summaries}) > 1
     columns: dict[str, list[str]] = {
@@ -335,7 +334,7 @@ def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def pair_lines(found: Comparison) -> list[list[str]]:
-    """Return the header and the rows of the table of differences between each setting B and the first setting A."""
+    """Return the table of differences between each setting B and the first setting A as lists of cells: the header and the rows."""
     pairs = found.pairs
     several = len({one.env for one in pairs}) > 1
     columns: dict[str, list[str]] = {
@@ -355,7 +354,7 @@ def _rounded(value: float) -> float:
 
 
 def overall_lines(found: Comparison) -> list[list[str]]:
-    """Return the header and the rows of the table with the results of each setting over all envs."""
+    """Return the table with the results of each setting over all envs as lists of cells: the header and the rows."""
     rows = found.overall
     columns: dict[str, list[str]] = {
         f"over {len(found.scales)} envs": [one.name for one in rows],
@@ -412,7 +411,7 @@ TERMS = {
     "better.",
     "optimality gap": "Mean amount by which normalised returns miss 1; lower is better.",
 }
-"""Term of a comparison → definition. The formulas are in docs/statistics.md."""
+"""Term in a comparison → definition of the term. The formulas are in docs/statistics.md."""
 
 
 # ---- text and files of tables
@@ -423,14 +422,14 @@ _INTERVALS = (
 )  # fmt: skip
 """Columns of output files whose values have a 95 % interval."""
 _MEDIANS = ("steps_to_threshold", "seconds_to_threshold", "solve_seconds", "solve_frames")
-"""Columns of output files whose value may be only an upper limit."""
+"""Columns of output files whose values are medians, which may be only upper limits."""
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a CSV or JSON file.
+    """Convert a row of results to a flat dict for a CSV or JSON file.
 
-    An estimate NAME is split into the columns NAME, NAME_low and NAME_high. A median has the additional column NAME_at_most, which is true
-    if the median is only an upper limit. Infinite numbers become null.
+    A field NAME whose value is an Estimate or a Median becomes the columns NAME, NAME_low and NAME_high. For a Median, the column
+    NAME_at_most says whether the median is only an upper limit. Infinite numbers become null.
     """
     cells: dict[str, Any] = {}
     for name, value in row.items():
@@ -444,25 +443,25 @@ def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the content of a CSV file with the given rows, which all have the same columns."""
+    """Return the content of a CSV file with the rows `rows`, which all have the same columns."""
     return csv_bytes(rows[0], [row.values() for row in rows])
 
 
 def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the header and the rows of a table, without empty columns. Args: columns: title → cells."""
+    """Convert columns to the lines of a table: the header, then the rows. Empty columns are omitted. Args: columns: title → cells."""
     kept = {title: cells for title, cells in columns.items() if cells}
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
 
 
 def number_text(value: float | None) -> str:
-    """Format a number for a table of the terminal or the page: "1,234", "0.25", "∞", or "-" for None."""
+    """Format a number for a table in the terminal or in the HTML page, such as "1,234", "0.25", "∞", or "-" for None."""
     if value is not None and math.isinf(value):
         return "∞"
     return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else format_number(value)
 
 
 def estimate_text(one: Estimate | None, sign: str = "") -> str:
-    """Format an estimate with its interval, such as "12 [11, 13]". With sign="+", positive values have a plus sign."""
+    """Format an estimate with its interval, such as "12 [11, 13]". If `sign` is "+", positive values have a plus sign."""
     if one is None:
         return "-"
     value = f"{sign if one.value > 0 else ''}{number_text(one.value)}"

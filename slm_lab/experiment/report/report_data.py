@@ -3,37 +3,39 @@
 `report_data(Run(paths, trial))` returns this JSON object. The object is used in two ways:
 - report_page.py writes the object into report.html.
 - A server can send the object to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page calls
-  `SLMReport.render(element, data)` at first, and `SLMReport.update(element, data)` with newer data of the same run.
+  `SLMReport.render(element, data)` at first, and later `SLMReport.update(element, data)` with newer data of the same run.
 
-report.js also draws the reports of a search and of a study, whose data have figures and tables of results instead of Session tables.
-Therefore, all keys except `version`, `kind` and `title` are optional. All texts are plain text: report.js inserts texts as text nodes, and
-escapes the names that it passes to plotly. All numbers are finite, and a missing number is null.
+report.js also draws the reports of a search and of a study, whose data have figures and tables of results instead of Session tables. Since
+the kinds of reports have different data, all keys except `version`, `kind` and `title` are optional. All texts are plain text: report.js
+inserts texts as text nodes, and escapes the names that it passes to plotly. All numbers in the object are finite, and a missing number is
+null. The object has these keys:
 
-    version, kind ("trial", "search", "study"), title, subtitle, folder, written (ISO time), status, refresh (s; null: not running)
-    facts       [{label, value, note}]                      the summary
-    sentences   [text]                                      how the seeds differ, see seed_differences.py
-    ranking     {columns, rows: [{line, cells}]}            the seeds, best first
-    findings    [{severity, title, evidence, advice, key}]  null: the diagnosis is not available
+    version, kind ("trial", "search" or "study"), title, subtitle, folder, written (ISO time), status
+    refresh     seconds between two reloads of the page, null if the run is not running
+    facts       [{label, value, note}]                      entries of the summary
+    sentences   [text]                                      how the seeds differ (see seed_differences.py)
+    ranking     {columns, rows: [{line, cells}]}            table of the seeds, from the best to the worst seed
+    findings    [{severity, title, evidence, advice, key}]  findings of the doctor, null if the doctor failed
     axes        [{column, label}], axis                     the x axes, and the column of the x axis that is shown first
-    lines       [{index, name, failed, group}]              the tables: Sessions, or policies of Sessions, or workers
-    means       [{name, indices, workers}]                  the bold lines, each the mean over the tables `indices`; for columns
-                                                            that are neither returns nor metrics, over `workers` if there are any
-    tables      {mode: {index: {column: [rows]}}}           mode: train, eval, or trial (over frames only)
-    returns     [{column, label}]                           the returns to choose from, the first by default
-    bounds      [low, high]                                 the possible returns, null if unknown
+    lines       [{index, name, failed, group}]              a line for each table of a Session, policy or worker
+    means       [{name, indices, workers}]                  the bold lines, each the mean over the tables `indices` or, for columns that
+                                                            are neither returns nor metrics, over the tables `workers` if present
+    tables      {mode: {index: {column: [rows]}}}           mode is train, eval or trial (trial: over frames only)
+    returns     [{column, label}]                           the returns that a user can choose, the default first
+    bounds      [low, high]                                 range of possible returns, null if unknown
     levels      [{value, label}]                            horizontal lines in the graph of the return
     panels      [{group, title, unit, mode, note, core, joint, columns: [{column, label}]}]
-                core: show the range of most values; joint: a column of all workers together
-    thinned     maximum number of rows per point
+                a graph shows the range of most values if core is true, and a column of all workers together if joint is true
+    thinned     maximum number of table rows per point of a line
     events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
-    metrics     {columns, rows, note}
+    metrics     {columns, rows, note}                       table of metrics
     settings    {changed: {columns, rows}, previous: {name, href, rows}, spec: text}
-    origin      [{label, value}]                            versions, git, host, command
-    commands    [{label, command}]
-    files       [{label, href}]
-    paragraphs  [text]                                      findings of a study
-    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study; a cell is text, number or {text, href};
-                                                            texts: columns whose text is wrapped
+    origin      [{label, value}]                            versions, git commit, host and command
+    commands    [{label, command}]                          shell commands
+    files       [{label, href}]                             links to files
+    paragraphs  [text]                                      results of a study
+    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study, where a cell is text, number or {text, href},
+                                                            and `texts` lists the columns whose text is wrapped
     figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
 """
 
@@ -81,11 +83,12 @@ from slm_lab.spec.models.env import EnvSpec
 
 VERSION = 1
 _CELLS = 60_000
-"""Maximum number of values in the tables of a page, which take about 450 kB."""
+"""Maximum number of values in the tables of a report. This number of values takes about 450 kB."""
 _MIN_ROWS, _MAX_ROWS = 40, 500
 """Lower and upper limit of the number of rows to which a table is thinned."""
 _LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
-"""Columns in which a row of a thinned table has the last value of the rows that it replaces. Other columns have the mean value."""
+"""Columns in which a row of a thinned table has the last value of the rows that it replaces. In all other columns, the row has the mean of
+the replaced values."""
 _AXES = {
     "frame": "frames",
     "global_frame": "global frames (of all workers together)",
@@ -106,9 +109,9 @@ _METRICS = {
 
 
 def report_data(run: Run) -> dict[str, Any]:
-    """Return the data of the report of a trial as a dict for JSON (see the module's docstring). The run may still be training.
+    """Return the data of the HTML report of a trial as a dict for JSON (see the module's docstring). The run may still be training.
 
-    Graphs and numbers whose table is missing or incomplete are omitted. Raises UserError if the spec of the run cannot be read.
+    Graphs and numbers are omitted if their table is missing or incomplete. Raises UserError if the spec of the run cannot be read.
     """
     trial = _Trial(run)
     return {
@@ -138,7 +141,8 @@ def report_data(run: Run) -> dict[str, Any]:
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
     """Return the findings of the doctor in a run, most severe first, or None if the doctor fails or the run has no rows.
 
-    The doctor examines only the tables. Checkpoints are not examined, since reading a checkpoint imports torch.
+    For the report, the doctor examines only the settings and the tables of the run. Checkpoints are not examined, since torch would have to
+    be imported to read a checkpoint.
     """
     try:
         found = examine(run, checkpoints=False)
@@ -154,7 +158,7 @@ def _finding(run: Run, one: Finding) -> dict[str, str]:
 
 
 class _Trial:
-    """The tables of a trial, and the sections of its report."""
+    """The tables of a trial, and methods that create the sections of its HTML report."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -189,19 +193,21 @@ class _Trial:
 
     @property
     def seeds(self) -> dict[int, Table]:
-        """Index → training table of each independent training, without the trainings of failed Sessions."""
+        """Index → training table of each independent training, except the trainings of failed Sessions."""
         policies = self.run.policies
         return {i: one for i, one in self.of_training.items() if i // policies not in self.failed and len(one["frame"])}
 
     @property
     def return_tables(self) -> dict[int, Table]:
-        """Index of each seed → table from which the returns are taken: the evaluation table if `uses_rigorous_eval`, else the training
-        table."""
+        """Index of each seed → table from which the returns of the seed are taken.
+
+        This table is the evaluation table if `uses_rigorous_eval`, else the training table.
+        """
         return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.uses_rigorous_eval else self.seeds
 
     @cached_property
     def returns_from_evaluation(self) -> bool:
-        """Whether current returns are taken from the last evaluation, which is the case if each seed has a recent evaluation."""
+        """Whether current returns are taken from the last evaluation: true if each seed has a recent evaluation."""
         return bool(self.seeds) and all(is_recent(self.evaluated.get(index), table) for index, table in self.return_tables.items())
 
     @property
@@ -222,7 +228,7 @@ class _Trial:
 
     @cached_property
     def learned_return(self) -> float | None:
-        """The return at which a seed counts as having learned, for the comparison of the seeds (see learned_return)."""
+        """The return at which a seed counts as having learned (see seed_differences.learned_return)."""
         return learned_return([curve(table, "current_return") for table in self.return_tables.values()], self.baseline)
 
     def _name(self, index: int) -> str:
@@ -236,7 +242,10 @@ class _Trial:
         return name if len(sessions) == 1 else f"session {session}, {name}"
 
     def current_return_table(self, index: int) -> Table:
-        """Return the table whose last row has the current return of the training with index `index`, even if its Session has failed."""
+        """Return the table whose last row has the current return of the training with index `index`.
+
+        The Session of this training may have failed.
+        """
         if index in self.current_return_tables:
             return self.current_return_tables[index]
         return (self.evaluated if self.uses_rigorous_eval else self.of_training).get(index, {"frame": np.empty(0)})
@@ -248,9 +257,9 @@ class _Trial:
         return [*filter(None, found)]
 
     def _rating(self) -> dict[str, Any] | None:
-        """Return the summary entry with the Elo rating of self-play, or None if there is no rating.
+        """Return the entry of the summary with the Elo rating of self-play, or None if the run has no Elo rating.
 
-        The rating is shown instead of the return, since returns in self-play depend on the opponents.
+        The summary shows the Elo rating instead of the return, since returns in self-play depend on the opponents.
         """
         newest = [(last_value(table, "elo"), last_value(table, "elo_se")) for table in self.seeds.values()]
         found = mean_rating([(elo, error) for elo, error in newest if elo is not None])
@@ -273,9 +282,9 @@ class _Trial:
         return _fact("current return", format_with_error(value, found["current_return_se"]), over)
 
     def _returns_of_policies(self) -> dict[str, Any]:
-        """Return the summary entry with the current return of each policy of agent.policies.
+        """Return the entry of the summary with the current return of each policy of agent.policies.
 
-        The mean over the policies is not shown, since this mean has no meaning if the policies are opponents in a game.
+        The entry does not have the mean over the policies, which has no meaning if the policies are opponents in a game.
         """
         texts = []
         for policy, name in enumerate(self.run.policy_names):
@@ -318,9 +327,9 @@ class _Trial:
         return f", {format_duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
-        """Return the summary entry that says which activity took most of the time, with the shares of all activities, or [] if unknown.
+        """Return a list with the entry of the summary that says which activity took most of the time, or [] if the times are unknown.
 
-        The activities are acting and learning or, with rollout workers, the work of each kind of process.
+        The compared activities are acting and learning or, if the run has rollout workers, the work of each kind of process.
         """
         found = bottleneck(list(self.train.values()))
         if found is not None:
@@ -343,9 +352,10 @@ class _Trial:
         return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
-        """Return the table of the seeds, best seed first.
+        """Return the ranking: a table with a row for each seed, from the best to the worst seed.
 
-        Seeds are ordered by current return (in self-play, by Elo rating), and then by the mean return over the run.
+        Seeds are ordered by current return (in self-play, by Elo rating). Seeds with equal current returns are ordered by the mean return
+        over the run.
         """
         learned = [] if self.learned_return is None else [f"reached {round_text(self.learned_return)} at frame"]
         ratings = ["Elo rating ± se"] if self.is_rated else []
@@ -393,7 +403,7 @@ class _Trial:
     # ---- graphs
 
     def graphs(self) -> dict[str, Any]:
-        """Return the thinned tables, and the descriptions of the graphs that are drawn from these tables."""
+        """Return the entries of the report's data about the graphs: the thinned tables, and the descriptions of the graphs."""
         train = {index: self._with_strengths(table) for index, table in self.train.items()}
         if self.run.distributed:
             train[ALL_WORKERS] = self._with_strengths(self.of_training[ALL_WORKERS])
@@ -422,7 +432,7 @@ class _Trial:
         return {"index": index, "name": name, "failed": failed, "group": index % self.run.policies if self.run.policies > 1 else index}
 
     def _mean_lines(self) -> list[dict[str, Any]]:
-        """Return the descriptions of the bold lines of the graphs.
+        """Return the descriptions of the bold lines in the graphs of the report.
 
         A bold line shows the mean over Sessions (one line per policy if there are several), or the joint table of all workers.
         """
@@ -452,7 +462,10 @@ class _Trial:
         return [*random, *published_levels(self.run)]
 
     def _with_strengths(self, table: Table) -> Table:
-        """Return the table with one additional column for each metric of SLM Lab, computed over all rows up to each row."""
+        """Return the table with additional columns for the metrics of SLM Lab.
+
+        The metrics in a row are computed over all rows up to this row.
+        """
         strengths, rows = Strengths.from_table(table, self.baseline), np.isfinite(table.get("total_reward", np.empty(0)))
         if not len(strengths.value):
             return table
@@ -467,7 +480,7 @@ class _Trial:
     # ---- metrics
 
     def metrics(self) -> dict[str, Any]:
-        """Return the table of metrics, whose columns are the mean over the seeds, the interval of the mean, and the value of each seed."""
+        """Return the table of metrics. Its columns are the mean over the seeds, the interval of the mean, and the value of each seed."""
         tables = self.evaluated if self.uses_rigorous_eval else self.of_training
         own = {
             index: {"current_return": current_return(self.current_return_table(index))["current_return"], **self._metrics_of(tables[index])}
@@ -508,7 +521,7 @@ def _fact(label: str, value: str, note: str = "") -> dict[str, Any]:
 def _baseline(run: Run) -> float | None:
     """Return the mean return of a random agent, from the metrics of the run or else from the shipped or cached baselines.
 
-    Returns None if this return is unknown.
+    Returns None if the mean return of a random agent is unknown.
     """
     found = run.metrics.get("random_baseline")
     if isinstance(found, int | float):
@@ -526,17 +539,17 @@ def _scatter_to_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
-    """Return the columns of a table that have finite values, thinned to at most `rows` rows, as lists for JSON."""
+    """Return a table as lists for JSON, thinned to at most `rows` rows and without columns that have no finite value."""
     thinned = thin_table(table, rows)
     kept = {name: values for name, values in thinned.items() if np.isfinite(values).any() and name not in ("epi", "t")}
     return {name: [round_to_five_digits(value) for value in values.tolist()] for name, values in kept.items()}
 
 
 def thin_table(table: Table, rows: int) -> Table:
-    """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows. All groups have about the same size.
+    """Return a table with at most `rows` rows. Each new row replaces a group of consecutive rows, and all groups have about the same size.
 
-    In columns of counts and returns (_LAST), the value of a new row is the last value of the group, if this value is finite. All other
-    values are means over the finite values of the group.
+    In columns of counts and returns (_LAST), the value of a new row is the last value of the group of rows that it replaces, if this value
+    is finite. All other values of a new row are means over the finite values of the group.
     """
     count = len(table["frame"])
     if count <= rows:

@@ -55,7 +55,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import PlannedRun, StudyPlan, StudySpec
 
 _MAX_TRIALS = 300
-"""Maximum number of trials in the ranking of a search. If there are more trials, only the best trials are shown."""
+"""Maximum number of trials in the ranking of a search. If a search has more trials, the ranking shows only the best trials."""
 
 
 def write_folder_report(where: str, data_dir: Path, choice: TrainingChoice) -> Path:
@@ -63,9 +63,10 @@ def write_folder_report(where: str, data_dir: Path, choice: TrainingChoice) -> P
 
     Args:
         where: the folder of the run, search or study, with or without `data_dir`, or "latest".
-        choice: a trial of the search or a run of the study, whose report is written instead of the report of the search or study.
+        choice: a trial of the search, or a run of the study. If `choice` names one, its report is written instead of the report of the
+            search or study.
 
-    Raises UserError if there is no such folder or the report cannot be written, and SpecError if the spec in the folder cannot be read.
+    Raises UserError if the folder does not exist or the report cannot be written, and SpecError if the spec in the folder cannot be read.
     """
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
@@ -115,14 +116,14 @@ def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
 
 
 def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPlan:
-    """Return the study with the additional runs that the option --until-decided has started."""
+    """Return the study plan with the additional runs that the option --until-decided has started."""
     planned = {(run.entry, run.env) for run in study.runs}
     ended = sorted(PlannedRun(one.name, one.env, one.random_seed) for one in results if (one.name, one.env) in planned)
     return replace(study, runs=tuple(dict.fromkeys([*study.runs, *ended])))
 
 
 def _common_data(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
-    """Return the entries that the data of all kinds of reports have (see report_data.py)."""
+    """Return the entries that are common to the data of the reports of searches and studies (see report_data.py)."""
     return {
         "version": VERSION,
         "kind": kind,
@@ -152,7 +153,7 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
 
     Raises UserError if the report cannot be written.
 
-    Args: ended: whether the search has ended although its folder is still locked.
+    Args: ended: whether the search has ended, although a process still locks its folder.
     """
     view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
     complete = state.exhausted or sum(trial.ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
@@ -278,7 +279,7 @@ def write_study_report(
 
     Args:
         failed: (entry, env) of each run that failed.
-        ended: whether the study has ended although its folder is still locked.
+        ended: whether the study has ended, although a process still locks its folder.
         decide: whether to report which differences are decided (see report/decision.py).
     """
     data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock), decide=decide)
@@ -354,7 +355,7 @@ def _origins(results: Sequence[ResultRun]) -> dict[str, Any]:
 
 
 def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
-    """Return the table of the runs of a study that have ended, with a link to the report of each run."""
+    """Return the table of those runs of a study that have ended, with a link to the report of each run."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
         value = average(seed.final_return(study.metric) for seed in seed_results(one))

@@ -1,7 +1,8 @@
 """Write report.html, the HTML report of a trial, a search or a study.
 
-The HTML page needs no network connection, only plotly.min.js in the same folder. The page contains the data as JSON (see report_data.py),
-the script report.js and the style sheet report.css. A server can use the script and the style sheet for its own pages (see `assets`).
+The HTML page needs no network connection, only plotly.min.js in the same folder. The HTML page contains the data as JSON (see
+report_data.py), the script report.js and the style sheet report.css. A web server can use report.js and report.css for its own pages (see
+`assets`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from slm_lab.lib.files import nonfinite_to_none
 from slm_lab.lib.log import notice
 
 REFRESH = 20
-"""Interval at which a browser reloads the page of a running trial, and minimum interval between two writes of the page, in seconds."""
+"""Interval in seconds at which a browser reloads the report of a running trial. The report is not written more often than at this
+interval."""
 _COST = 150
-"""Minimum interval between two writes of a page, as a multiple of the duration of a write, so that writes take less than 1 % of a core."""
+"""Minimum interval between two writes of a report, as a multiple of the duration of a write, so that writes take less than 1 % of a
+core."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob:"
-"""Content security policy of the page: the page loads nothing from another machine. 'unsafe-eval' is needed because plotly compiles
-functions for parallel coordinates."""
+"""Content security policy of the report, which forbids the page to load anything from another machine. 'unsafe-eval' is needed because
+plotly compiles functions for parallel coordinates."""
 
 
 @cache
@@ -78,9 +81,9 @@ def write_page(writer: Writer, path: Path, data: Mapping[str, Any]) -> None:
 def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) -> Path:
     """Write the HTML report of a trial from the files of its run, and return the path of the report.
 
-    If the run is still training, a browser that shows the report reloads it at intervals.
+    If the run is still training, a browser that shows the report reloads the page at intervals.
 
-    Args: ended: whether the trial has ended although its folder is still locked, by this process or by the search of the trial.
+    Args: ended: whether the trial has ended although this process, or the search to which the trial belongs, still locks the folder.
 
     Raises UserError if the spec of the run cannot be read, or if the report cannot be written.
     """
@@ -96,7 +99,7 @@ def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) 
 def write_report(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
     """Write the HTML report `path` and the script plotly.min.js, and return `path`. Raises UserError if the report cannot be written.
 
-    Args: root: folder of the script, which is the folder of the report.
+    Args: root: folder in which the script is written, which is the folder of the report.
     """
     writer = Writer(root)
     write_page(writer, path, data)
@@ -106,7 +109,7 @@ def write_report(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
 
 
 def try_write_report(write: Callable[[], Path]) -> Path | None:
-    """Call `write`, which writes a report, and return the path of the report.
+    """Call the function `write`, which writes a report, and return the path of the report.
 
     If `write` raises an error, print a notice and return None, since an error in a report must not end a run.
     """
@@ -121,8 +124,9 @@ def try_write_report(write: Callable[[], Path]) -> Path | None:
 class LiveReport:
     """Writes the report of a run at intervals while the run trains.
 
-    The intervals are so long that writing takes less than 1 % of a core. After an error, a notice is printed and the report is no longer
-    written. The thread that handles the events of the run calls `poll`, so that no additional thread slows down a Session in this process.
+    The intervals are so long that writing takes less than 1 % of a core. If the report cannot be written, a notice is printed and the
+    report is not written again. The thread that handles the events of the run calls `poll`. There is no additional thread, since it would
+    slow down a Session in this process.
     """
 
     def __init__(self, write: Callable[[], Path]) -> None:

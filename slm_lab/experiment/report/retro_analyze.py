@@ -1,7 +1,8 @@
 """Implementation of the command `retro_analyze`: rebuild the metrics, graphs and report of a run from its files.
 
-A run folder of SLM Lab v4 or v5 is first imported into a run folder in the format of this program. In both formats, the file
-{name}_t0_trial_metrics_scalar.json and the graphs have the same names. The other files of SLM Lab are:
+A run folder of SLM Lab v4 or v5 is first imported into a run folder in the format of this program. The metrics file
+{name}_t0_trial_metrics_scalar.json and the graphs have the same names in SLM Lab and in this program. A run folder of SLM Lab has these
+other files:
 
     {name}_spec.json (of a search), {name}_t0_spec.json, {name}_t0_s0_spec.json: one flat object {name, agent, env, meta}
     info/{name}_t0_s0_session_df_train.csv and …_eval.csv, written by pandas; frame is a float in v5
@@ -50,7 +51,7 @@ _MISSING = {
     "explore_var": "the graph of explore_var",
     "wall_t": "wall-clock time",
 }
-"""Table column → result that cannot be computed without this column."""
+"""Column that a table of SLM Lab may lack → result that cannot be computed without this column."""
 _COUNTS = ("frame", "epi", "t", "opt_step")
 _ROWS = 100
 """Number of table rows over which total_reward_ma is averaged."""
@@ -61,14 +62,15 @@ _OTHER_SIMULATORS = re.compile(r"Roboschool|.*BulletEnv")
 def retro_analyze(folder: Path) -> str:
     """Rebuild the metrics and graphs of the run in `folder`, and return a text with the results and files of each trial.
 
-    The run may still be training, since the tables are only read and each output file is replaced atomically. A run of SLM Lab is first
+    The run may still be training: retro_analyze only reads the tables, and replaces each output file atomically. A run of SLM Lab is first
     imported into a run folder inside the folder of the SLM Lab run.
 
-    A Session has the status failed if its metrics file has this status and its table has not grown since. Any other Session is done if its
-    last row has reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the shipped
-    or cached baseline or the baseline in the existing metrics. Without any of these baselines, the random baseline is measured.
+    A Session has the status "failed" if its metrics file has this status and its table has not grown since the failure. Any other Session
+    has the status "done" if its last row has reached the number of frames in the spec or meta.max_seconds, else "stopped". The random
+    baseline is the shipped or cached baseline or, without these, the baseline in the existing metrics file. If no baseline is found, the
+    random baseline is measured.
 
-    Raises UserError if the run cannot be analyzed. The message of the error names the run.
+    Raises UserError if the run cannot be analyzed. The message of the UserError names the run folder.
     """
     try:
         if (raw := _slm_lab_spec(folder)) is not None:
@@ -113,9 +115,10 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
-    """Return index of each failed Session → cause of the failure, according to the metrics files of the Sessions.
+    """Return a dict: index of each failed Session → cause of the failure in the metrics file of the Session.
 
-    A Session that was resumed after the failure is omitted. A resumed Session is recognized because the last row of its table has changed.
+    A Session that was resumed after the failure is omitted. A Session was resumed if the last frame in its table is not the frame in its
+    metrics file.
     """
     causes, tables = dict[int, str](), run.tables("train")
     for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):
@@ -128,9 +131,9 @@ def _failures(run: Run, spec: Spec) -> dict[int, str]:
 def _analysis_spec(run: Run) -> Spec:
     """Return a Spec for the analysis of a run, with the env and the keys `_META` of the saved spec, and a placeholder as agent.
 
-    The agent is replaced because the analysis does not depend on it, and because the saved agent may be invalid. For example, another
-    version of the program may have saved the agent, or the agent may name classes that cannot be imported. Raises UserError if the saved
-    env or meta is invalid.
+    The saved agent is not used, since the analysis does not depend on the agent, and since the saved agent may be invalid. For example, the
+    agent may have been saved by another version of the program, or may name classes that cannot be imported. Raises UserError if the
+    section env or meta of the saved spec is invalid.
     """
     meta = {key: value for key, value in _known_keys(run.spec.get("meta"), MetaSpec).items() if key in _META}
     if "sampler" in meta:
@@ -150,7 +153,7 @@ def _known_keys(section: Any, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _result_line(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, episodes: str) -> str:
-    """Return a line with the folder of the run, the current return, and the number of Sessions of each status."""
+    """Return a line for the terminal with the folder of the run, the current return, and the number of Sessions of each status."""
     frames = spec.trial_frames if run.distributed else spec.session_frames
     result = f"{return_text(metrics, spec, episodes)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
@@ -167,8 +170,8 @@ def _result_line(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool
 def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[str]]:
     """Import a run of SLM Lab: write its tables and its spec to a run folder inside `folder`.
 
-    Returns the paths of the new run folder, and remarks about differences from a run of this program. Raises UserError if no table can be
-    used, and OSError if a file cannot be read or written.
+    Returns the RunPaths of the new run folder, and remarks about differences between this run and a run of this program. Raises UserError
+    if no table can be used, and OSError if a file cannot be read or written.
 
     Args:
         folder: folder of the SLM Lab run.
@@ -197,9 +200,10 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
 
 
 def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the content of the spec file of a run of SLM Lab, or None if `folder` has no such file.
+    """Return the content of the spec file of a run of SLM Lab, or None if `folder` has no spec file of SLM Lab.
 
-    The spec file of the experiment is preferred to the spec file of the first trial.
+    If `folder` has several spec files, the one with the shortest name is read: the spec file of a search is preferred to the spec files of
+    its trials.
     """
     for path in sorted(folder.glob("*_spec.json"), key=lambda path: (len(path.name), path.name)):
         try:
@@ -214,7 +218,7 @@ def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
 def _converted_spec(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the spec of a run of SLM Lab in the format of this program, with the keys agent, env and meta.
 
-    Keys that SLM Lab adds to meta at run time are omitted. Raises UserError if the spec cannot be converted.
+    Keys that SLM Lab adds to the section meta at run time are omitted. Raises UserError if the spec cannot be converted.
     """
     body = {key: raw[key] for key in ("agent", "env", "meta")}
     report = Report()
@@ -229,7 +233,7 @@ def _converted_spec(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 _Tables = dict[tuple[int, int, DataMode], dict[str, list[str]]]
-"""(trial, session, mode) → table with the cells as text: column → cells."""
+"""(trial, session, mode) → table of SLM Lab with the cells as texts: column → cells of the column."""
 
 
 def _read_tables(folder: Path, name: str, mode: DataMode = "train") -> _Tables:
@@ -243,10 +247,10 @@ def _row_count(table: Mapping[str, list[str]]) -> int:
 
 
 def _csv(table: Mapping[str, list[str]]) -> bytes:
-    """Return a table of SLM Lab as the content of a CSV file of this program.
+    """Convert a table of SLM Lab to the content of a CSV file of this program.
 
-    The columns that this program writes come first, in their usual order, followed by all other columns. A missing column total_reward_ma
-    is computed.
+    The columns that this program writes come first, in their usual order, followed by all other columns. If the column total_reward_ma is
+    missing, the column is computed.
     """
     columns = dict(table)
     for name in _COUNTS:

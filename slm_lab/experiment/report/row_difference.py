@@ -10,18 +10,18 @@ from typing import NamedTuple
 from slm_lab.experiment.training.observers.base import MEASURED
 
 Columns = Mapping[str, Sequence[str]]
-"""Table with the cells as text: column → cells (see run.read_columns)."""
+"""Table with the cells as texts: column → cells of the column (see run.read_columns)."""
 
 
 class CellDifference(NamedTuple):
-    """A cell that differs between two tables, in the row with the frame `frame`."""
+    """A cell that differs between two compared tables. The cell is in the row with the frame `frame`."""
 
     frame: int
     row: int
-    """Number of the row in the first table. The first row has the number 1."""
+    """Number of the row in the first of the two tables. The first row of a table has the number 1."""
     column: str
     a: str
-    """Text of the cell in the first table. `b` is the text of the cell in the second table."""
+    """Text of the cell in the first table, while `b` is the text of the cell in the second table."""
     b: str
 
 
@@ -30,13 +30,13 @@ class RowComparison:
     """Comparison of two tables in the rows and columns that both tables have, without the columns of times and speeds."""
 
     rows: int
-    """Number of compared rows: the rows whose frame is in both tables."""
+    """Number of compared rows. Only rows whose frame is in both tables are compared."""
     equal: int
     """Number of equal rows before the first row that differs."""
     first: CellDifference | None = None
     """The first cell that differs, in the first differing column of the first differing row, or None if all compared rows are equal."""
     columns: tuple[str, ...] = ()
-    """All columns that differ in the first differing row."""
+    """Names of all columns that differ in the first differing row."""
     only: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Frames of the rows that only the first table has, and frames of the rows that only the second table has."""
     only_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -48,7 +48,7 @@ class RowComparison:
 
 
 def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: float = math.inf) -> RowComparison:
-    """Compare two tables, row by row. Rows with the same frame are compared, for frames with `after` < frame ≤ `up_to`.
+    """Compare the rows of two tables that have the same frame, for frames with `after` < frame ≤ `up_to`.
 
     Two cells are equal if their texts or their numbers are equal.
     """
@@ -66,7 +66,7 @@ def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: flo
 
 
 def _positions(table: Columns, after: float, up_to: float) -> dict[int, int]:
-    """Return frame → position of the row with this frame, for frames with `after` < frame ≤ `up_to`."""
+    """Return a dict: frame of each row with `after` < frame ≤ `up_to` → position of the row in the table."""
     cells = enumerate(table.get("frame", ()))
     return {int(cell): index for index, cell in cells if cell.isdecimal() and after < int(cell) <= up_to}
 

@@ -34,7 +34,7 @@ _WIDTH = 80
 
 
 class KeyDifference(NamedTuple):
-    """A key, and the values of this key in run `a` and run `b`. A value is None if the key is absent in the run."""
+    """A key, and the values of this key in run `a` and in run `b`. The value is None in a run that does not have the key."""
 
     key: str
     a: Any
@@ -43,7 +43,7 @@ class KeyDifference(NamedTuple):
 
 @dataclass(frozen=True)
 class TableDifference:
-    """Comparison of the table of a Session (or of a policy of a Session) in one run with the same table in another run."""
+    """Comparison of the table of a Session (or of a policy of a Session) in run `a` with the table of the same Session in run `b`."""
 
     session: int
     policy: int
@@ -58,19 +58,19 @@ class Returns:
 
     metric: str
     reason: str
-    """Why `metric` is not current_return, or "" if `metric` is current_return."""
+    """Reason why `metric` is not current_return, or "" if `metric` is current_return."""
     a: dict[int, float]
-    """Index of each Session → final return. A run whose Sessions train one shared net has a single return."""
+    """Index of each Session → final return in run `a`. If the Sessions of run `a` train one shared net, the dict has a single entry."""
     b: dict[int, float]
     paired: bool
     """Whether both runs have the same seeds, so that the difference of the returns is computed seed by seed."""
     difference: Estimate | None
     needed: int | None
-    """Number of seeds with which a difference of this size is shown in 80 % of all cases. None means unknown or above 1,000."""
+    """Number of seeds that would show a difference of this size in 80 % of all cases, or None if the number is unknown or above 1,000."""
 
     @property
     def difference_shown(self) -> bool | None:
-        """Whether the interval of the difference excludes 0, or None if there is no interval."""
+        """Whether the interval of the difference excludes 0, or None if the difference has no interval."""
         one = self.difference
         return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
 
@@ -83,11 +83,12 @@ class RunDifference:
     b: Run
     keys: list[KeyDifference]
     implied: int
-    """Number of keys that only one run has because the runs use different components, and which are not in the list `keys`."""
+    """Number of keys that only one run has because the runs use different components, such as different algorithms. These keys are not in
+    the list `keys`."""
     records: list[KeyDifference]
     tables: list[TableDifference]
     only: tuple[list[int], list[int]]
-    """Sessions that have rows only in run `a`, and Sessions that have rows only in run `b`."""
+    """Indices of the tables that only run `a` has, and indices of the tables that only run `b` has."""
     returns: Returns | None
     """Comparison of the final returns, or None if the envs of the runs differ or a run has no return."""
 
@@ -157,9 +158,9 @@ def _compare_returns(a: Run, b: Run) -> Returns | None:
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
-    """Return index of each Session → final return, for Sessions that have a final return.
+    """Return a dict: index of each Session that has a final return → final return.
 
-    A run whose Sessions train one shared net has a single entry.
+    If the Sessions of the run train one shared net, the dict has a single entry.
     """
     with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
     sessions = [0] if run.distributed else list(dict.fromkeys(with_rows))
@@ -171,8 +172,8 @@ def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bo
     """Return the number of seeds with which the 95 % interval of the difference of two mean returns excludes 0 in about 80 % of all cases.
 
     The number is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n. With paired seeds, s is the standard deviation of the paired
-    differences. Without pairs, s is the square root of the sum of the variances of `values` and `others`, and n is the number of seeds of
-    each run. Returns None if n is above 1,000, or unknown because a run has a single seed or the difference is 0.
+    differences. Without paired seeds, s is the square root of the sum of the variances of `values` and `others`, and n is the number of
+    seeds of each run. Returns None if n is above 1,000, if a run has a single seed, or if the difference is 0.
 
     Args: values, others: final returns of the seeds of the two runs.
     """
@@ -240,7 +241,7 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
 def difference_text(found: RunDifference) -> str:
     """Return the comparison of two runs as text for the terminal.
 
-    The lines have at most 80 characters, except lines with a folder, which may be longer.
+    The lines of the text have at most 80 characters, except lines that contain the path of a folder.
     """
     width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
     parts = [[f"{name}  {display_path(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
@@ -257,7 +258,7 @@ def difference_text(found: RunDifference) -> str:
 
 
 def _pair_lines(title: str, pairs: Sequence[KeyDifference], width: int) -> list[str]:
-    """Return the lines of a table that shows each key with its values in both runs. Long keys and values are shortened."""
+    """Return the lines of a text table that shows each key with its values in both runs. Long keys and values are shortened."""
     if not pairs:
         return []
     keys = [pair.key for pair in pairs]
@@ -276,7 +277,7 @@ def _value_text(key: str, value: Any, size: int) -> str:
 
 
 def _shortened(text: str, size: int, *, end: bool = False) -> str:
-    """Return the text, shortened to at most `size` characters. With end=True, the end of the text is kept, else the beginning."""
+    """Shorten a text to at most `size` characters. If `end` is True, the end of the text is kept, else the beginning."""
     if len(text) <= size:
         return text
     return f"…{text[1 - size :]}" if end else f"{text[: size - 1]}…"
@@ -333,7 +334,7 @@ def _return_texts(found: RunDifference) -> list[str]:
 def difference_sentence(returns: Returns) -> str:
     """Return a sentence that says whether the seeds show a difference of the returns.
 
-    If no difference is shown, the sentence also says how many seeds would show a difference of this size.
+    If the seeds show no difference, the sentence also says how many seeds would show a difference of this size.
     """
     one, counts = returns.difference, (len(returns.a), len(returns.b))
     assert one is not None

@@ -1,4 +1,7 @@
-"""Write and read the result files of a study: a small JSON file for each run, from which all tables and figures of the study are created."""
+"""Write and read the result files of a study, one small JSON file for each run.
+
+The tables and figures of the study are created from them.
+"""
 
 from __future__ import annotations
 

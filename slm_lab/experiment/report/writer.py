@@ -1,4 +1,4 @@
-"""Write files and figures atomically, so that a new file is either complete or absent. A failed write never ends a run."""
+"""Write files and figures atomically, so that a new file is either complete or absent. An error on write never ends a run."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Writer:
-    """Writes files and figures in the folder `root`. An error on write causes a notice.
+    """Writes files and figures in the folder `root`. If a file cannot be written, a notice is printed.
 
-    If the disk is full or read-only, all further files are skipped, and `close` prints one notice with the number of skipped items.
+    If the disk is full or read-only, all further files are skipped, and `close` prints one notice with the number of files and figures that
+    were skipped.
     """
 
     def __init__(self, root: Path) -> None:
         self.root, self.reason = root, ""
         self.files: list[Path] = []
-        """The files that have been written, without the script of the HTML pages."""
+        """Paths of the files that have been written, except plotly.min.js, the script of the HTML pages."""
         self._png: PNGRenderer | None = None
         self._missing: Counter[str] = Counter()
 
     def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
-        """Write the files of one item, such as the HTML and the PNG file of one graph.
+        """Write the files of one item, such as the HTML file and the PNG file of one graph.
 
         Args:
-            what: description of a skipped item for the notice, such as "graph not drawn", or None if a skipped item is not counted.
-            files: (path, function that returns the content) of each file.
+            what: text for the notice if the item is skipped, such as "graph not drawn", or None if a skipped item is not counted.
+            files: (path, function that returns the content) of each file of the item.
         """
         for path, content in files:
             if self.reason:
@@ -74,14 +75,14 @@ class Writer:
 
     @contextmanager
     def drawing(self, what: str = "graphs") -> Iterator[None]:
-        """Suppress any error in the with-block, and print a notice that names `what` instead."""
+        """If the with-block raises an error, suppress the error and print a notice that names `what`."""
         try:
             yield
         except Exception as error:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Print one notice with the number of skipped items and the reason, if items were skipped."""
+        """If files were skipped, print one notice with the number of skipped items and the reason."""
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")

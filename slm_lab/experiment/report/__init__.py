@@ -1,1 +1,1 @@
-"""Reports of run folders (reading of files, metrics, statistics, figures and HTML pages), and the terminal output of a run."""
+"""Read run folders, compute metrics and statistics, draw figures, write HTML reports, and display the progress of runs in the terminal."""

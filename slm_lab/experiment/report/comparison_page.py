@@ -55,11 +55,11 @@ if (window.Plotly) { draw(); dark.addEventListener("change", draw); }
 else for (const node of plots) node.textContent = "plotly.min.js is missing beside this page: no graph";
 """
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob: file:"
-"""Content security policy of the page: the page loads nothing from another machine."""
+"""Content security policy of the page, which forbids the page to load anything from another machine."""
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """Return an HTML page with the given sections. The page loads plotly.min.js from its own folder."""
+    """Return an HTML page with a title and the HTML texts `sections`. The page loads plotly.min.js from its own folder."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
@@ -79,7 +79,10 @@ def section(title: str, *parts: str) -> str:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return an HTML table, or "" if there are no rows below the header. Args: lines: the header and the rows, as plain text."""
+    """Return an HTML table, or "" if the table has no rows below the header.
+
+    Args: lines: the header and the rows, as lists of plain text.
+    """
     if len(lines) < 2:
         return ""
     head, *rows = (f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in _with_cell_tags(lines))
@@ -91,7 +94,7 @@ def _with_cell_tags(lines: Sequence[Sequence[str]]) -> Iterable[tuple[str, Seque
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """Return an HTML bullet list of lines of plain text."""
+    """Return an HTML bullet list with an item for each line of plain text."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else ""
 

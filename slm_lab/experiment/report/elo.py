@@ -14,14 +14,14 @@ from slm_lab.experiment.report.trial_figures import Labels
 from slm_lab.experiment.report.writer import Writer
 
 _SCORES = {"score_random": ("against random actions", GREY), "score_previous": ("against the previous snapshot", MEAN_COLOUR)}
-"""Table column of the scores against an opponent → (name of the opponent, colour of the line)."""
+"""Table column of the scores against an opponent → (name of the opponent in the legend, colour of the line)."""
 _FIXED_COLOURS = (EVALUATION_COLOUR, "#D55E00", "#56B4E9")
 Snapshots = Mapping[str, np.ndarray]
 """Table of the policy snapshots of a Session: column → one value for each snapshot."""
 
 
 def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "frames") -> Figure | None:
-    """Return the figure of the Elo ratings and scores of a trial, or None if there are no ratings.
+    """Return the figure of the Elo ratings and scores of a trial, or None if the tables have no ratings.
 
     Args: tables: index of each Session → table of its snapshots.
     """
@@ -54,9 +54,9 @@ def _rating(table: Snapshots, name: str, colour: str) -> Line:
 
 
 def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str) -> Line:
-    """Return the line of the mean score against one opponent over the Sessions, at the frames that all Sessions have in common.
+    """Return the line of the scores against one opponent, averaged over the Sessions, at the frames that all Sessions have in common.
 
-    Args: column: column of the scores against this opponent.
+    Args: column: table column of the scores against the opponent.
     """
     frames = [table["frame"][np.isfinite(table[column])] for table in tables if column in table]
     common = frames[0] if frames else np.empty(0)
@@ -67,7 +67,7 @@ def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str
 
 
 def draw_elo(writer: Writer, run: Run, labels: Labels) -> None:
-    """Write the figure of the Elo ratings of a run, if the run has rated snapshots. An unreadable file causes a notice."""
+    """Write the figure of the Elo ratings of a run, if the run has rated snapshots. If a file cannot be read, a notice is printed."""
     paths, t, tables = run.paths, run.trial, {}
     for s in sorted({index // run.policies for index in run.tables("train")}):
         with writer.drawing(paths.elo(s, t).name):

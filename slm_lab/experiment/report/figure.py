@@ -1,6 +1,6 @@
-"""Data classes that describe figures. render_html.py and render_png.py draw a figure from its description, with the same content.
+"""Data classes that describe figures. From the same description, render_html.py draws an HTML page and render_png.py draws a PNG image.
 
-A Figure has one or more Panels, one below the other, and one legend. A Panel has lines with bands and marks, rows of bars, or both.
+A Figure has one or more Panels, one below the other, and one legend. A Panel contains lines with bands and marks, rows of bars, or both.
 Searches have two more kinds of figures: ScatterGrid and ParallelCoordinates.
 """
 
@@ -20,9 +20,9 @@ POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 EVALUATION_COLOUR = "#882255"
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
-"""Opacity of the bands around lines, and of faint lines that belong to a group."""
+"""Opacity of the bands around lines, and opacity of faint lines that belong to a group (see Line.group)."""
 _MAX_POINTS = 2000
-"""Maximum number of points of a line. Longer lines are thinned evenly, since a screen cannot show more points."""
+"""Maximum number of points of a drawn line. Lines with more points are thinned evenly, since a screen cannot show more points."""
 MAX_MARKERS = 25
 """Lines with up to this many points have a marker at each point, since a line with a single point would be invisible without a marker."""
 _MAX_TITLE = 90
@@ -52,14 +52,15 @@ class Line:
     band: tuple[np.ndarray, np.ndarray] | None = None
     """Lower and upper edge of the band around the line, each of shape [points], or None if the line has no band."""
     faint: bool = False
-    """Whether the line is drawn thinner than a mean. A faint line that belongs to a group has FAINT_OPACITY."""
+    """Whether the line is drawn thinner than the line of a mean. A faint line that belongs to a group (see `group`) has the opacity
+    FAINT_OPACITY."""
     steps: bool = False
-    """Whether the line is drawn as steps, where the value is constant until the next point."""
+    """Whether the line is drawn as steps: the value is constant from each point to the next point."""
     dashed: bool = False
     """Whether the line is drawn dashed, thin and without markers, as a reference level."""
     marks: tuple[Mark, ...] = ()
     group: str = ""
-    """Name of the legend entry that all lines of the same group share, or "" if the line has its own legend entry."""
+    """Name of the legend entry that several lines of a panel share, or "" if the line has its own legend entry."""
 
     @property
     def opacity(self) -> float:
@@ -96,7 +97,7 @@ class Bars:
     colour: str
     bars: Sequence[Bar]
     edge: float = 0.0
-    """Width of the white edge that separates neighbouring bars."""
+    """Width of the white edge around each bar, which separates neighbouring bars."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,11 @@ class Panel:
     band: str = BAND
     """Description of the bands of the lines, for the legend."""
     each: str = "sessions"
-    """Plural name of what each faint line shows. For many faint lines, the legend of the PNG has only the number of faint lines."""
+    """Plural name of what each faint line shows, such as "sessions". If the panel has many faint lines, the legend of the PNG shows only
+    their number and this name."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
-    """Name of each row of bars → vertical position of the row. If there are rows, the vertical axis shows the names of the rows."""
+    """Name of each row of bars → vertical position of the row. If the panel has rows, the vertical axis shows their names."""
     x_max: float | None = None
     """Right end of the horizontal axis, or None if the points of the lines determine the end."""
     nothing: str = EMPTY
@@ -131,13 +133,19 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether exactly one line has a band, which then has an entry in the legend. The title explains the bands of several lines."""
+        """Whether exactly one line has a band.
+
+        In this case, the band has an entry in the legend. If several lines have bands, the title explains the bands.
+        """
         return sum(line.banded for line in self.lines) == 1
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A title above one or more panels. The panels are one below the other, and share the horizontal axis and the names of the lines."""
+    """A figure: a title above one or more panels.
+
+    The panels are one below the other, and share the horizontal axis and the names of the lines.
+    """
 
     title: str
     panels: tuple[Panel, ...]
@@ -147,7 +155,7 @@ class Figure:
 
     @property
     def panel(self) -> Panel:
-        """The first panel, which is the only panel of most figures."""
+        """The first panel of the figure, which is the only panel of most figures."""
         return self.panels[0]
 
 
@@ -158,7 +166,7 @@ def policy_colour(policy: int) -> str:
 def y_range(panel: Panel) -> tuple[float, float]:
     """Return the limits of the vertical axis of a panel: panel.y_limits or else the range of the values with a margin.
 
-    For a panel without points, the limits are (0, 1).
+    If the panel has no points, the limits are (0, 1).
     """
     if panel.y_limits:
         return panel.y_limits
@@ -175,7 +183,7 @@ def _line_values(lines: list[Line]) -> np.ndarray:
 
 
 def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper edge of the band of a line. Without a band, both edges are the values of the line."""
+    """Return the lower and the upper edge of the band of a line. If the line has no band, both edges are the values of the line."""
     return line.band or (line.curve.value, line.curve.value)
 
 
@@ -186,7 +194,7 @@ def _select_points(line: Line, indices: np.ndarray) -> Line:
 
 
 def shorten(title: str) -> str:
-    """Shorten a long title in the middle, since the beginning of a title names the spec, and the end names the content of the figure."""
+    """Shorten a long title in the middle, since its beginning names the spec and its end names the content of the figure."""
     return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
 
 
@@ -195,7 +203,10 @@ def thinned_line(line: Line) -> Line:
 
 
 def format_tick(value: float, position: int | None) -> str:
-    """Format the value of a tick as 1,500, 0.25 or 2e-5. The default format of matplotlib may factor out a power of ten."""
+    """Format the value of a tick, such as 1,500, 0.25 or 2e-5.
+
+    The default format of matplotlib is not used, since it may factor out a power of ten.
+    """
     if 0 < abs(value) < 0.001:
         digits, _, power = f"{value:.2e}".partition("e")
         text = f"{float(digits):g}e{int(power)}"
@@ -207,16 +218,17 @@ def format_tick(value: float, position: int | None) -> str:
 COLOURS = ("#BDDF26", "#5EC962", "#21918C", "#3B528B", "#440154")
 """Colours of trials from the lowest to the highest value: reversed viridis, so that the best trials are dark on a white background."""
 HIGHLIGHT = "#D55E00"
-"""Colour of the edges of the best trials."""
+"""Colour of the marker edges of the best trials."""
 BEST = 10
-"""Number of the best trials, which are highlighted."""
+"""Number of best trials that are highlighted in figures of a search."""
 UNUSED = -0.12
-"""Position of trials in which a key of the search is not active, below the axis of this key."""
+"""Position on the axis of a searched key at which trials are drawn in which this key is not active. The position is below the values of the
+key."""
 SCATTER_RANGE = (-0.07, 1.07)
 """Range of an axis of a scatter plot: the positions 0 to 1 with a margin."""
 NOTHING = "nothing to show: no trial has a result yet"
 STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "running"}
-"""Status of a trial → text in the legend. Trials with another status are not drawn."""
+"""Status of a trial → text in the legend. Trials whose status is not in this dict, such as failed trials, are not drawn."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +243,7 @@ class Scale:
 
     @property
     def all_ticks(self) -> list[tuple[float, str]]:
-        """Position and text of each tick. If the key is not active in some trials, the first tick is at the position UNUSED."""
+        """Position and text of each tick. If some trials are drawn at the position UNUSED, the first tick is at this position."""
         return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
 
     @property
@@ -246,17 +258,20 @@ class Trials:
     text: Sequence[str]
     """Text of each trial, which is shown under the mouse pointer."""
     status: Sequence[str]
-    """Key of STATUS_TEXTS for each trial."""
+    """Status of each trial, which is a key of STATUS_TEXTS."""
     label: str
-    """Name of the value by which trials are coloured."""
+    """Name of the value by which the trials are coloured."""
     value_T: np.ndarray
-    """Value of each trial, float [T]. A trial whose value is NaN (unknown) is drawn grey."""
+    """Value by which each trial is coloured, float [T]. A trial whose value is NaN (unknown) is drawn grey."""
     low: float
     high: float
-    """`low` and `high` are the values of the first and the last colour. Values outside the range from `low` to `high` are clipped."""
+    """`low` and `high` are the values of the first and the last colour of the colour scale. Values outside this range are clipped."""
 
     def groups(self) -> dict[str, np.ndarray]:
-        """Return name of each legend entry → indices of its trials: an entry for each status, and a last entry for the best trials."""
+        """Return a dict of the legend entries: name → indices of the trials.
+
+        There is an entry for each status, and a last entry for the best trials.
+        """
         status = np.array(self.status)
         found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}
         best = min(BEST, len(status))
@@ -281,13 +296,13 @@ class TrialsFigure:
 class ScatterGrid(TrialsFigure):
     """A grid of scatter plots with a row for each of R metrics and a column for each of K keys.
 
-    The edges of the best trials, of which there are at most BEST, are coloured.
+    The markers of the best trials, of which there are at most BEST, have coloured edges.
     """
 
     columns: Sequence[Scale]
     rows: Sequence[Scale]
     x_KT: np.ndarray
-    """Horizontal position of each trial on the axis of each key, float [K, T]. A trial at the position NaN is not drawn."""
+    """Horizontal position of each trial on the axis of each key, float [K, T]. A trial whose position is NaN is not drawn."""
     y_RT: np.ndarray
 
 
@@ -303,4 +318,4 @@ class ParallelCoordinates(TrialsFigure):
 
 
 AnyFigure = Figure | ScatterGrid | ParallelCoordinates
-"""All kinds of figures that the renderers draw."""
+"""Union of the classes of figures that render_html.py and render_png.py can draw."""

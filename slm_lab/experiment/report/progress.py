@@ -1,6 +1,7 @@
-"""Displays of the progress of runs in the terminal: a live table or, if the output is not a terminal, plain lines.
+"""Display the progress of runs in the terminal: as a live table or, if the output is not a terminal, as plain lines.
 
-An OSError when a display writes to the terminal is stored, not raised. A display also writes its lines, without colours, to a log file.
+An OSError that occurs when a display writes to the terminal is stored, not raised. A display also writes its lines, without colours, to a
+log file.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from slm_lab.experiment.events import Event, Notice, Progress, RowValues, Sessio
 from slm_lab.experiment.report.screen import console_on
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
-"""Times in seconds: minimum time between two plain lines of a Session, delay of the first line if there is no table row yet, and time
-between two lines if there is no new table row."""
+"""Times in seconds for the plain lines of a Session: minimum time between two lines, delay of the first line if the table has no row yet,
+and time between two lines if the table has no new row."""
 _REFRESH = 0.5
 """Minimum time in seconds between two refreshes of the live table of several runs."""
 _WIDE = 16
-"""Maximum number of rows of the live table. If there are more Sessions or policies, only those that are not done are shown."""
+"""Maximum number of rows of the live table. If a trial has more Sessions or policies, the table shows only Sessions and policies that are
+not done."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "return", "eta")
 _DROPPED = ("bar", "fps", "eta", "session", "return")
@@ -51,13 +53,13 @@ class _State:
     status: str = "starts"
     seconds_left: float = math.inf
     line_due: float = 0.0
-    """Earliest time at which a line for a new table row is printed."""
+    """Earliest time at which a plain line for a new table row is printed."""
     quiet_due: float | None = None
-    """Time at which a line is printed even if there is no new table row."""
+    """Time at which a plain line is printed even if the table has no new row."""
 
 
 class Display:
-    """Base class of the progress displays, which show a live table in a terminal and print lines above the table.
+    """Base class of the progress displays. In a terminal, a display shows a live table and prints lines above the table.
 
     Args: transient: whether the live table is removed when the display ends.
     """
@@ -79,13 +81,15 @@ class Display:
             self.live.stop()
 
     def print_line(self, text: str) -> None:
-        """Print a line, above the live table if there is one, and append the line to the log."""
+        """Print a line and append the line to the log file. If there is a live table, the line is printed above the table."""
         self.console.print(text, markup=False)
         self.log(text)
 
     def log(self, text: str) -> None:
-        """Append a line to the log file. Until `set_log_file` sets the file, lines are kept in memory. Errors such as a full disk are
-        ignored."""
+        """Append a line to the log file.
+
+        Until `set_log_file` is called, the lines are kept in memory. Errors on write, such as a full disk, are ignored.
+        """
         self._unlogged.append(text)
         if self._log is not None:
             with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
@@ -93,22 +97,25 @@ class Display:
             self._unlogged.clear()
 
     def set_log_file(self, file: Path) -> None:
-        """Set the log file, whose folder must exist. The next call of `log` writes all lines since the start of the display to the file."""
+        """Set the path of the log file, whose folder must exist.
+
+        The next call of `log` writes all lines since the start of the display to the file.
+        """
         self._log = file.absolute()
 
     def say_progress(self, text: str) -> None:
-        """Append a line to the log, and print the line unless there is a live table, which shows the same information."""
+        """Append a line to the log file. If there is no live table, which shows the same information, print the line too."""
         (self.log if self.live else self.print_line)(text)
 
     def notice(self, text: str) -> None:
-        """Print and log a line, unless an earlier call of this method printed the same line."""
+        """Print a line and append the line to the log file, unless an earlier call of `notice` printed the same line."""
         if text not in self._said:
             self._said.add(text)
             self.print_line(text)
 
 
 class LiveTable(Display):
-    """Base class of the displays of several runs.
+    """Base class of the displays of several runs, such as the trials of a search.
 
     In a terminal, the display shows a live table of the active runs and a summary. Without a terminal, the display prints only the summary,
     at intervals.
@@ -119,7 +126,7 @@ class LiveTable(Display):
         self._due = self._line_due = 0.0
 
     def rows(self) -> Table:
-        """Return a table of the active runs."""
+        """Return the live table of the active runs, as a rich Table."""
         raise NotImplementedError
 
     def summary(self) -> str:
@@ -138,7 +145,7 @@ class LiveTable(Display):
             self._line_due = time + _QUIET
 
     def print_end(self, text: str) -> None:
-        """Print a line that says how a run ended, and delay the next summary."""
+        """Print a line that says how a run ended, and delay the next line with the summary."""
         self._line_due = perf_counter() + _QUIET
         self.print_line(text)
 
@@ -146,7 +153,7 @@ class LiveTable(Display):
 class ProgressDisplay(Display):
     """Display of the progress of a trial: frames, speed, current return with standard error, and remaining time of each Session.
 
-    The display is refreshed when an event arrives. A separate thread would slow down a Session in this process.
+    The display is refreshed when an event arrives, not by a thread, since a thread would slow down a Session in this process.
 
     Args:
         sessions: number of Sessions.
@@ -179,11 +186,11 @@ class ProgressDisplay(Display):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.live:
-            self.live.transient = not self.begun  # remove the table if no Session began
+            self.live.transient = not self.begun  # remove the live table if no Session has begun
         super().__exit__(kind, error, trace)
 
     def __call__(self, event: Event) -> None:
-        """Show the event `event` of a run in the display."""
+        """Update the display for an event of the run."""
         match event:
             case Progress(table, frame, fps, row, seconds_left):
                 self.update(table, frame, fps, row, seconds_left)
@@ -193,12 +200,12 @@ class ProgressDisplay(Display):
                 self.ended(session, status, detail)
 
     def start(self, name: str) -> None:
-        """Print that the trial starts if there is no live table, since the first event takes some seconds."""
+        """If there is no live table, print that the trial starts. The first event of the trial arrives only after some seconds."""
         if not self.live:
             self.print_line(f"starting {name} …")
 
     def begin(self, text: str) -> None:
-        """Print `text`, which describes the run, when the first Session can begin."""
+        """Print `text`, which describes the run. The caller calls this method when the first Session can begin."""
         self.begun = True
         self.print_line(text)
 
@@ -283,14 +290,14 @@ class ProgressDisplay(Display):
         return f"fps {_speed(state.fps)}  {shown}  eta {self._eta(state)}"
 
     def _eta(self, state: _State) -> str:
-        """Return the remaining time as h:mm:ss, at the current speed and at most until meta.max_seconds."""
+        """Return the remaining time at the current speed, limited by meta.max_seconds, as text in the form h:mm:ss or m:ss."""
         if state.fps <= 0:
             return "-"
         return format_duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
 
 
 def _return_text(state: _State) -> str:
-    """Return the current return as text or, in self-play, the Elo rating, since returns in self-play depend on the opponents."""
+    """Return the current return as text. In self-play, return the Elo rating, since returns in self-play depend on the opponents."""
     if (elo := state.row.get("elo")) is not None:
         return f"Elo {rating_text(elo, state.row.get('elo_se'))}"
     return format_with_error(state.row.get("current_return"), state.row.get("current_return_se"))
@@ -318,14 +325,17 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with four significant digits. Format integers and numbers of at least 10,000 without decimals, and None as "-"."""
+    """Format a number with four significant digits. Integers and numbers of at least 10,000 have no decimals, and None becomes "-"."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def format_with_error(value: float | None, error: float | None) -> str:
-    """Format an estimate with its standard error, such as "487.2 ± 6.1", or "-" for None. The standard error has two significant digits."""
+    """Format an estimate with its standard error, such as "487.2 ± 6.1", or "-" if the value is None.
+
+    The standard error has two significant digits.
+    """
     if value is None or not error or not (math.isfinite(error) and math.isfinite(value)):
         return format_number(value)
     decimals = 1 - math.floor(math.log10(float(f"{error:.1e}")))

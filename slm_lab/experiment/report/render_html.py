@@ -21,13 +21,13 @@ from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Pane
 
 PLOTLY_JS = "plotly.min.js"
 _SINGLE_PANEL, _PANEL = 420, 190
-"""Heights in pixels: of the panel of a figure with a single panel, and of each panel of a figure with several panels."""
+"""Height in pixels of the panel of a figure with a single panel, and of each panel of a figure with several panels."""
 _GAP = 0.15
 """Distance between two panels of a figure, as a fraction of the height of a panel."""
 _TITLE_LETTERS, _SUBTITLE_LETTERS = 44, 56
-"""Maximum number of characters per line of the title and of the subtitle. Lines of this length fit on the screen of a phone."""
+"""Maximum number of characters in a line of the title and in a line of the subtitle. Lines of this length fit on the screen of a phone."""
 _TITLE_LINE, _SUBTITLE_LINE, _AROUND = 21, 17, 24
-"""Heights in pixels: of a line of the title, of a line of the subtitle, and of the space around both."""
+"""Height in pixels of a line of the title, of a line of the subtitle, and of the space above and below the title and subtitle."""
 _X_LABEL = 62
 """Height in pixels of the ticks and the label of the x axis, which are above the legend."""
 _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square"}
@@ -54,7 +54,7 @@ def plotly_file() -> Path:
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:
-    """Return a figure as an HTML page. Args: script: path of plotly.min.js relative to the page."""
+    """Return the HTML page of a figure. Args: script: path of plotly.min.js relative to the page."""
     from plotly.io import to_html
 
     settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["sendChartToCloud"]}
@@ -62,7 +62,7 @@ def render_html(figure: AnyFigure, script: str) -> bytes:
 
 
 def plotly_json(figure: AnyFigure) -> dict[str, Any]:
-    """Return a figure as a dict in plotly's JSON format, with the keys data and layout."""
+    """Convert a figure to a dict in plotly's JSON format, with the keys "data" and "layout"."""
     if isinstance(figure, Figure):
         return _panels(figure)
     layout = _layout(figure, 180 * len(figure.rows) or 420 if isinstance(figure, ScatterGrid) else 420)
@@ -132,7 +132,7 @@ def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
 
 
 def _empty_layout(text: str) -> dict[str, Any]:
-    """Return the entries of a plotly layout that show a text instead of the axes."""
+    """Return the entries of a plotly layout that hide the axes and show a text instead."""
     note = {"text": html.escape(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     return {"annotations": [note], "xaxis": {"visible": False}, "yaxis": {"visible": False}}
 
@@ -167,7 +167,7 @@ _GRID_STYLE: dict[str, Any] = {
 
 
 def _traces(panel: Panel) -> list[dict[str, Any]]:
-    """Return the plotly traces of a panel in drawing order: bars, lines with their bands, and marks."""
+    """Return the plotly traces of a panel in the order in which plotly draws them: bars, lines with their bands, and marks."""
     lines = [line for line in map(figures.thinned_line, panel.lines) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     grouped: set[str] = set()
@@ -215,7 +215,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
 
 
 def _mark_trace(line: Line, *, legend: bool = False) -> dict[str, Any]:
-    """Return the plotly trace of the marks of a line. With legend=True, return the trace of the legend entry that all marks share."""
+    """Return the plotly trace of the marks of a line. If `legend` is True, return the trace of the legend entry that all marks share."""
     return {
         "type": "scatter",
         "name": figures.MARK,
@@ -247,12 +247,14 @@ def _bars_trace(kind: Bars) -> dict[str, Any]:
 
 
 def _round_to_six_digits(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Return the values rounded to six significant digits, since a screen cannot show more digits."""
+    """Round the values to six significant digits, since a screen cannot show more digits."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def _positions(frame: np.ndarray) -> list[float]:
-    """Return the horizontal positions of points for plotly. Integers, such as frames, are unchanged. Seconds have three decimals."""
+    """Return the horizontal positions of points for plotly: integers if all positions are integers, such as frames, else numbers with three
+    decimals.
+    """
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
 

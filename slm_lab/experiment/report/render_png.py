@@ -1,6 +1,6 @@
 """Render a figure as PNG with matplotlib.
 
-Only the canvas and the classes that are needed are imported, since importing all of matplotlib takes seconds.
+Only the necessary classes of matplotlib are imported, since importing all of matplotlib takes seconds.
 """
 
 from __future__ import annotations
@@ -16,33 +16,34 @@ from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials, format_tick
 
 _WIDTH, _HEIGHT = 800, 450
-"""Size of an image in pixels. If the panels of a figure have a height, the image may be higher."""
+"""Standard width and height of an image in pixels. The image is higher if a figure has several panels or a panel with its own height."""
 _RIGHT = 0.96
-"""Right end of the axes, as a fraction of the image's width. The left end is Figure.left."""
+"""Right end of the axes, as a fraction of the image's width. The left end of the axes is Figure.left."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
-"""Heights in pixels: of the space above the legend, of a subtitle, and of the space below all panels."""
+"""Height in pixels of the space above the legend, of a subtitle, and of the space below all panels."""
 _PANEL, _BETWEEN = 150, 24
-"""Heights in pixels: of each panel of a figure with several panels, and of the space between two panels."""
+"""Height in pixels of each panel of a figure with several panels, and of the space between two panels."""
 _LEGEND_ROW = 20.25
 """Height of a row of the legend, in pixels."""
 _LEGEND_LETTERS = 100
 """Maximum number of characters in a row of the legend. The sample of the line beside a name is as wide as _HANDLE characters."""
 _HANDLE = 6
 _MAX_NAMES = 3
-"""If a panel has more faint lines than this number, the legend gives the number of faint lines instead of the name of each line."""
+"""Maximum number of faint lines of a panel that have names in the legend. If there are more, the legend has only the number of faint
+lines."""
 _TITLE_LETTERS = 76
 """Maximum number of characters of a title at full font size. A longer title is drawn with a smaller font."""
 _LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "loc": "lower left"}
 _CELL_WIDTH, _CELL_HEIGHT, _PARALLEL_HEIGHT = 190, 130, 340
-"""Size of a cell of a scatter grid, and height of parallel coordinates, in pixels."""
+"""Width and height in pixels of one scatter plot of a ScatterGrid, and height in pixels of ParallelCoordinates."""
 _GRID_LEFT, _GRID_RIGHT, _GRID_TOP, _GRID_BELOW = 95, 130, 95, 85
-"""Margins around a scatter grid or parallel coordinates, in pixels."""
+"""Margins in pixels around a ScatterGrid or ParallelCoordinates."""
 _SYMBOLS = {"finished": "o", "stopped": "v", "running": "s"}
 _STROKES = {"finished": "-", "stopped": "--", "running": ":"}
 """Status of a trial → marker of the trial (_SYMBOLS), and line style of the trial (_STROKES)."""
 
 _FEW = 3
-"""A horizontal axis that ends below this number may have ticks between integers."""
+"""If the horizontal axis ends below this number, its ticks need not be integers."""
 
 
 class PNGRenderer:
@@ -65,7 +66,7 @@ class PNGRenderer:
 
 
 class _Canvas:
-    """An image with a title, a legend and one or more axes, one below the other."""
+    """A matplotlib image with a title, a legend and one or more axes, one below the other."""
 
     def __init__(self, height: int, panels: int) -> None:
         self.height = height
@@ -76,7 +77,7 @@ class _Canvas:
             axes.tick_params(labelbottom=False)
 
     def draw(self, figure: Figure, heights: Sequence[float], legend: Mapping[str, Any], columns: int) -> bytes:
-        """Draw a figure, which replaces the previous figure, and return the PNG.
+        """Draw a figure in place of the previous figure of this canvas, and return the image as PNG.
 
         Args:
             heights: height of each panel in pixels.
@@ -122,7 +123,7 @@ class _Canvas:
 
 
 def _new_picture(width: int, height: int) -> tuple[Any, Any]:
-    """Return an empty matplotlib Figure and its canvas. The type of both is Any, since matplotlib's type annotations are incomplete."""
+    """Return an empty matplotlib Figure and its canvas. The annotated type is Any, since matplotlib's type annotations are incomplete."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -209,14 +210,17 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
 
 
 def _legend_names(panel: Panel) -> dict[str, str]:
-    """Return name of each line of a panel → name in the legend. If a panel has many faint lines, all faint lines share one name."""
+    """Return a dict: name of each line of a panel → name in the legend.
+
+    If the panel has many faint lines, all faint lines share one name.
+    """
     faint = [line.name for line in panel.lines if line.faint and not line.group]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 
 
 def _legend_handles(panels: tuple[Panel, ...]) -> dict[str, Any]:
-    """Return the legend of the panels of a figure: name of each entry → matplotlib handle."""
+    """Return the legend of a figure as a dict: name of each legend entry → matplotlib handle."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -337,7 +341,7 @@ def _draw_parallel(axes: Any, figure: ParallelCoordinates) -> None:
 
 
 def _trials_legend(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
-    """Return the legend of a figure of trials: name of each entry → matplotlib handle."""
+    """Return the legend of a figure of trials as a dict: name of each legend entry → matplotlib handle."""
     from matplotlib.lines import Line2D
 
     entries, style = dict[str, Any](), dict[str, Any]()

@@ -15,7 +15,7 @@ null. The object has these keys:
     facts       [{label, value, note}]                      entries of the summary
     sentences   [text]                                      how the seeds differ (see seed_differences.py)
     ranking     {columns, rows: [{line, cells}]}            table of the seeds, from the best to the worst seed
-    findings    [{severity, title, evidence, advice, key}]  findings of the doctor, null if the doctor failed
+    findings    [{severity, title, evidence, advice, key}]  findings of the doctor, null if unknown
     axes        [{column, label}], axis                     the x axes, and the column of the x axis that is shown first
     lines       [{index, name, failed, group}]              a line for each table of a Session, policy or worker
     means       [{name, indices, workers}]                  the bold lines, each the mean over the tables `indices` or, for columns that
@@ -25,7 +25,7 @@ null. The object has these keys:
     bounds      [low, high]                                 range of possible returns, null if unknown
     levels      [{value, label}]                            horizontal lines in the graph of the return
     panels      [{group, title, unit, mode, note, core, joint, columns: [{column, label}]}]
-                a graph shows the range of most values if core is true, and a column of all workers together if joint is true
+                core: whether the y axis shows only the range of most values, joint: whether the columns are of all workers together
     thinned     maximum number of table rows per point of a line
     events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
     metrics     {columns, rows, note}                       table of metrics

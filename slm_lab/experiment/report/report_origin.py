@@ -1,4 +1,4 @@
-"""Sections of an HTML report about the origin of a run: settings, versions, commands, files and published scores."""
+"""Create the sections of an HTML report about the origin of a run: settings, versions, commands, files and published scores."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 def run_settings(run: Run) -> dict[str, Any]:
     """Return the settings of a run: the spec as text, and two tables of spec keys.
 
-    The first table has the keys that differ from their defaults. The second table has the keys that differ from the previous run with the
-    same name.
+    The table "changed" has the spec keys whose values are not the defaults. The table "previous" has the spec keys whose values differ from
+    the previous run with the same name.
     """
     body = {**run.spec, "meta": {key: value for key, value in run.spec.get("meta", {}).items() if key != "run"}}
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
@@ -40,7 +40,9 @@ def run_settings(run: Run) -> dict[str, Any]:
 
 
 def changed_settings(spec: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (path, value, default) for each spec key whose value is not the default. The default of a required key is None.
+    """Yield (path, value, default) for each spec key whose value is not the default.
+
+    For a required key, which has no default, the yielded default is None.
 
     Args: path: path of the section of the spec whose keys are compared with their defaults.
     """
@@ -65,7 +67,7 @@ def _text(value: Any) -> str:
 
 
 def _previous_differences(run: Run) -> dict[str, Any] | None:
-    """Return the table of the spec keys that differ from the previous run with the same name, or None if there is no previous run."""
+    """Return the table of spec keys whose values differ from the previous run with the same name, or None if there is no previous run."""
     other = previous_run(run)
     if other is None:
         return None
@@ -132,7 +134,7 @@ def commands(run: Run) -> list[dict[str, str]]:
 
 
 def files(run: Run) -> list[dict[str, str]]:
-    """Return the existing files of a run as {label, href} entries for links. Each href is relative to the run folder."""
+    """Return the existing files of a run as {label, href} entries for links. The paths `href` are relative to the run folder."""
     paths, t = run.paths, run.trial
     tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.sessions("train", t)]
     found = [(f"rows: {path.name}", path) for path in tables]
@@ -148,8 +150,8 @@ def files(run: Run) -> list[dict[str, str]]:
 def published_levels(run: Run) -> list[dict[str, Any]]:
     """Return the published score, and the return that counts as solved, as {value, label} entries for horizontal lines.
 
-    The study to which the run belongs defines both values. A value that the study does not define is omitted. The list is empty if the run
-    does not belong to a study.
+    The published score and the return that counts as solved are defined in the study to which the run belongs. An entry that the study does
+    not define is omitted. The list is empty if the run does not belong to a study.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         folder = run.paths.root.absolute().parent
@@ -163,11 +165,11 @@ def published_levels(run: Run) -> list[dict[str, Any]]:
 
 
 def _study_env_entry(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the element of the list `envs` of a study that describes the env of the run, or {} if there is no such element.
+    """Return the element of the list `envs` of a study that describes the env of a run, or {} if the list has no such element.
 
     Args:
         body: content of the study.
-        about: content of study_run.json, with the entry and the env of the run.
+        about: content of study_run.json, which names the entry and the env of the run.
     """
     envs = body.get("envs") or []
     return next((one for one in envs if about["env"] in (one.get("label"), one["name"].rpartition(":")[2])), {})

@@ -14,21 +14,21 @@ from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.training.observers.base import info_column, score_column
 
 COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
-"""Columns of counts and times, whose values never decrease and which have no graph."""
+"""Table columns of counts and times. The values of these columns never decrease, and these columns have no graph."""
 RETURNS = {
     "current_return": "current return (recent episodes)",
     "total_reward": "last 100 episodes (total_reward)",
     "total_reward_ma": "moving average, 100 rows (total_reward_ma)",
     "return_new": "new episodes of each row",
 }
-"""Column of returns → name of the column in the graph of the return."""
+"""Table column with returns → name of this column in the graph of the return."""
 _QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
-"""Columns that are drawn only if a value is not 0."""
+"""Table columns that are drawn only if at least one of their values is not 0."""
 _NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi", "elo_se")
 
 
 class PanelSpec(NamedTuple):
-    """A graph that shows one or several table columns."""
+    """Description of a graph of the report that shows one or several table columns."""
 
     title: str
     unit: str
@@ -41,7 +41,7 @@ _SCORE = score_column("")
 _SCORES = PanelSpec("Score", "mean per game", ("score_random", "score_previous"), "1: won, 0.5: drawn, 0: lost")
 """Graph of the scores of self-play. The columns of the scores against fixed opponents are added to this graph."""
 _ERRORS = {"elo": "elo_se"}
-"""Column → column of the standard errors, which are drawn as a band around the line."""
+"""Table column → column of its standard errors, which are drawn as a band around the line."""
 _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
     "Episodes": (
         PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
@@ -115,7 +115,9 @@ _LABELS = {
 
 
 def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
-    """Return the descriptions of the graphs whose columns have values, for the key `panels` of the report's data (see report_data.py).
+    """Return the descriptions of all graphs whose columns have values.
+
+    They are the entry `panels` of the report's data (see report_data.py).
 
     Args: modes: mode ("train", "eval" or "trial") → index → table.
     """

@@ -1,4 +1,4 @@
-"""Ranges of possible returns of envs. The confidence intervals of mean returns are clipped to these ranges."""
+"""Ranges of possible returns of envs. The confidence interval of a mean return is clipped to the range of possible returns of the env."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
     "obs_keys", "schedule",
 }  # fmt: skip
-"""Keys of the spec section env that do not change the range of returns. A return is the sum of the rewards that the env itself gives."""
+"""Keys of the spec section env that do not change the range of returns, since a return is the sum of the rewards that the env itself
+gives."""
 
 
 def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SPARE_FROM = 256
-"""Lowest number of the descriptors that are copies of stdout and stderr. Code that closes all low descriptors rarely closes such high
-numbers."""
+"""Lowest file descriptor number for the copies of stdout and stderr. Libraries that close all low descriptors rarely close a descriptor
+above this number."""
 _spares: dict[int, int] = {}
-"""Descriptor of a standard stream (1 or 2) → descriptor of the copy of this stream."""
+"""File descriptor of a standard stream (1 or 2) → file descriptor of the copy of this stream."""
 
 
 def copy_standard_streams() -> None:
@@ -42,9 +42,9 @@ def console_on(stream: TextIO) -> Console:
 
 
 class Screen:
-    """A text stream that stores the first OSError and then stops writing. Characters that cannot be encoded are replaced.
+    """A text stream that stores the first OSError and then stops writing. Characters that the stream's encoding lacks are replaced.
 
-    If `copy_standard_streams` was called before, the Screen reopens a standard stream that was closed.
+    If `copy_standard_streams` was called before, a Screen reopens a standard stream that was closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -85,7 +85,7 @@ class Screen:
                 self._handle_write_error(error)
 
     def _handle_write_error(self, error: OSError | ValueError, text: str = "") -> None:
-        """Handle an error on write: reopen the stream if the stream was closed, or else stop writing and store the error."""
+        """Handle an error on write: if the stream was closed, reopen the stream, else store the error and stop writing."""
         if isinstance(error, OSError) and error.errno != errno.EBADF:
             self._stop(error)
         elif isinstance(error, OSError) or self.stream.closed:
@@ -95,7 +95,7 @@ class Screen:
             raise error
 
     def _reopen(self, text: str) -> bool:
-        """Reopen the standard stream, write `text` to the stream, and return whether both succeeded."""
+        """Reopen the standard stream, and write `text` to the stream. Return whether the stream was reopened and the text was written."""
         number, spare = self._number, _spares.get(self._number or 0)
         if number is None or spare is None:
             return False

@@ -24,7 +24,7 @@ from slm_lab.experiment.report.run import ALL_WORKERS, Run
 from slm_lab.experiment.report.writer import Writer
 
 Curves = dict[str, Curve]
-"""Name of a figure → curve of one table in this figure."""
+"""Name of a figure → curve that this figure shows for a certain table."""
 _Of = TypeVar("_Of")
 
 BASELINE = "random baseline"
@@ -53,19 +53,19 @@ GLOBAL_FRAMES = Axis("global_frames", "global_frame", "global frames (of all wor
 POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
 """Axis of the figures of a trial whose Sessions train several policies."""
 WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
-"""Axis of figures in comparisons of runs."""
+"""Axis of the wall-clock time, which is used in comparisons of runs."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Titles and names in the figures of a trial."""
+    """Values from which the titles of a trial's figures and the names of the lines are built."""
 
     title: str
     """Beginning of the titles of all figures, with the name of the spec, the env and the trial."""
     episodes: Mapping[DataMode, str]
-    """Mode ("train" or "eval") → description of the episodes whose mean is the return."""
+    """Mode ("train" or "eval") → description of the episodes over which the returns of this mode are averaged."""
     mode: DataMode = "train"
-    """Mode of the tables from which the metrics and the figures of returns are computed."""
+    """Mode ("train" or "eval") of the tables from which the metrics and the figures of returns are computed."""
     failed: int = 0
     """Number of failed Sessions, which are excluded from the means of the trial."""
     policies: int = 1
@@ -83,14 +83,14 @@ class Labels:
     """Names of the policies of each Session."""
 
     def table_name(self, index: int) -> str:
-        """Return the name of the Session (and policy) to which the table with index `index` belongs."""
+        """Return the name of the Session (and of the policy, if there are several) to which the table with index `index` belongs."""
         if self.workers:
             return f"all workers{self.failed_text}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
         return f"session {session}" if self.policies == 1 else f"session {session}, policy {self.policy_names[policy]}"
 
     def name(self, index: int) -> str:
-        """Return the name, for a legend, of the line that shows the table with index `index`."""
+        """Return the legend name of the line that shows the table with index `index`."""
         name = f"policy {self.policy_names[index % self.policies]}" if self.policies > 1 and self.sessions == 1 else self.table_name(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
@@ -100,12 +100,15 @@ class Labels:
 
     @property
     def unit_name(self) -> str:
-        """Plural name of the unit to which each table belongs: "policies", "workers" or "sessions"."""
+        """Plural name of what each table of the trial belongs to: "policies", "workers" or "sessions"."""
         return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
 
     @property
     def failed_text(self) -> str:
-        """The text ", 1 failed" or, if there are several policies, ", 1 session failed", or "" if no Session failed."""
+        """Text with the number of failed Sessions, such as ", 1 failed" or, with several policies, ", 1 session failed".
+
+        If no Session failed, "".
+        """
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 
@@ -115,7 +118,10 @@ class Labels:
 
 
 def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
-    """Draw the returns of a trial and of each of its Sessions. All other table columns are drawn only in the HTML report of the trial."""
+    """Draw the returns of a trial and of each of its Sessions.
+
+    Other columns of the tables are drawn only in the HTML report of the trial.
+    """
     returns = draw_returns(writer, run, labels)
     for index, table in run.tables("train").items() if not labels.workers else ():
         _draw_session(writer, run, index, returns[index], labels)
@@ -124,7 +130,7 @@ def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
 
 
 def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
-    """Draw the returns of a trial over frames, and return index of each table → curves of the returns in this table."""
+    """Draw the returns of a trial over frames. Return a dict: index of each table → curves of the returns in this table."""
     evaluations = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
     returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
     writer.draw(_add_evaluation_line(trial_figures(returns, labels), evaluations), partial(run.paths.trial_graph, t=run.trial))
@@ -132,7 +138,7 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
 
 
 def _add_evaluation_line(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
-    """Return the figures with a line of the mean return of the evaluations, if there are any, in the figure of the training returns.
+    """Add a line of the mean return of the evaluations to the figure of the training returns, and return all figures.
 
     Args: tables: index → evaluation table.
     """
@@ -150,12 +156,12 @@ def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: 
 
 
 def return_curves(table: Table) -> Curves:
-    """Return name of each figure of returns → curve of the returns in a table (see RETURNS)."""
+    """Return a dict: name of each figure of returns (see RETURNS) → curve of the returns in a table."""
     return {name: curve(table, column) for name, column in RETURNS.items()}
 
 
 def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Figure]:
-    """Return name → figure of the returns of one Session (or policy), for the curves that have points."""
+    """Return a dict of the figures of the returns of one Session (or policy): name → figure. Curves without points have no figure."""
     suffix = ", evaluation" if labels.mode == "eval" else ""
     titled = replace(labels, title=f"{labels.title}, {labels.table_name(index)}{suffix}")
     figures = {}
@@ -166,9 +172,9 @@ def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Fig
 
 
 def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Figure]:
-    """Return name → figure of a trial, which shows the curve of each table and the mean ± one standard deviation.
+    """Return a dict of the figures of a trial: name → figure with the curve of each table and the mean ± one standard deviation.
 
-    The figures are returned even if the curves have no points. Args: tables: index of each table → curves of the returns.
+    If the curves have no points, the dict has empty figures. Args: tables: index of each table → curves of the returns.
     """
     figures = {}
     for name in next(iter(tables.values()), {}):
@@ -178,7 +184,10 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fig
 
 
 def common_strengths(strengths: Sequence[Strengths]) -> AlignedCurves:
-    """Return the strengths of several tables at the frames that all tables share, or interpolated strengths if they share few frames."""
+    """Return the strengths of several tables at the frames that all tables share.
+
+    If the tables share few frames, interpolate the strengths.
+    """
     curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))
 

@@ -1,4 +1,4 @@
-"""Results and ranking of the trials of a search, and the importance of each searched key for the metric."""
+"""Record the results of the trials of a search, rank the trials, and compute the importance of each searched key for the metric."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class TrialRecord:
     frame: int
     """Number of frames that every Session of the trial has reached."""
     seconds: float
-    """Wall-clock time of the trial so far, s."""
+    """Wall-clock time that the trial has taken so far, s."""
     status: TrialStatus
     random_seed: int | None
     confirmed: float | None = None
-    """The metric of a second training of the trial's values with new seeds (--confirm), or None if there was no second training."""
+    """Metric of a second training with the same values and new seeds (--confirm), or None if the trial had no second training."""
     confirmed_interval: tuple[float, float] | None = None
     """95 % interval of the metric `confirmed` over the Sessions of the second training."""
     cause: str = ""
@@ -42,15 +42,15 @@ class TrialRecord:
 
     @property
     def known_metric(self) -> float | None:
-        """`metric` if it is finite, else None."""
+        """The value of `metric` if this value is finite, else None."""
         return self.metric if self.metric is not None and math.isfinite(self.metric) else None
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the trials, sorted from the best to the worst trial.
 
-    Confirmed trials are first, sorted by `confirmed`. Finished trials are next, and then other trials, both sorted by `metric`. Trials that
-    failed or have no metric are last, sorted by index.
+    The list begins with the confirmed trials, sorted by `confirmed`. The other finished trials follow, sorted by `metric`, and then the
+    trials that are stopped or running, sorted by `metric`. Trials that failed or have no metric are last, sorted by index.
     """
     return sorted(records, key=_rank)
 
@@ -69,19 +69,19 @@ EXPLANATION = "how far the values of a key among the best trials differ from its
 MIN_TRIALS = 10
 """Minimum number of trials with a metric that is needed to compute the importance of keys."""
 _BEST, _FEWEST = 0.25, 5
-"""Fraction of the trials that count as the best trials, and minimum number of best trials."""
+"""Fraction of the trials that count as the best trials in the computation of the importance, and minimum number of best trials."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """The importance of each key of a search."""
+    """The importance of each searched key of a search for the metric."""
 
     shares: dict[str, float]
     """Path of each searched key → share of the total importance, from 0 to 1, in descending order."""
     trials: int
-    """Number of trials that were compared."""
+    """Number of trials from which the importance was computed."""
     best: int
-    """Number of compared trials that count as the best."""
+    """Number of these trials (see `trials`) that count as the best trials."""
     method: str = f"{METHOD}: {EXPLANATION}"
 
 

@@ -256,7 +256,8 @@ def setting_figures(
 
     Args:
         env: env of all `settings`, for the titles.
-        by: key of AXES, which names the column on the horizontal axis. colours: colour of each setting.
+        by: key of AXES, which names the column on the horizontal axis.
+        colours: colour of each setting.
         drawn: descriptions of the figures.
     """
     styles = [

@@ -252,9 +252,7 @@ def _round_to_six_digits(values: Sequence[float] | np.ndarray) -> list[float]:
 
 
 def _positions(frame: np.ndarray) -> list[float]:
-    """Return the horizontal positions of points for plotly: integers if all positions are integers, such as frames, else numbers with three
-    decimals.
-    """
+    """Return x positions for plotly: integers if all positions are integers, such as frames, else numbers with three decimals."""
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
 

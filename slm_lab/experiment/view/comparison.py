@@ -1,5 +1,7 @@
-"""Content of the comparison page: curves and statistics of each setting (runs of one spec with different seeds), and the specs of the runs
-side by side."""
+"""Compute the content of the comparison page: curves and statistics of each setting, and a table with the specs of all runs.
+
+A setting is a group of runs of one spec with different seeds.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ _SEEDS = ("random_seed", "max_session")
 
 
 def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
-    """Return the version and the content of the comparison page (see `details.Content`) for some runs: curves and statistics of each
-    setting, and the specs side by side.
+    """Return the version of the comparison page, and a function that computes its content (see `details.Content`).
 
     Args:
-        words: texts that name the runs: "TRIAL:PATH" for a trial, or ":PATH" for a run, the best trial of a search, or all runs of a study.
-        by: column of the tables that is the horizontal axis of the curves.
+        words: texts that name the compared runs. "TRIAL:PATH" names a trial, and ":PATH" names a run, the best trial of a search, or all
+            runs of a study.
+        by: table column on the horizontal axis of the curves.
     """
     if by not in AXES:
         raise NotServed(f"invalid column '{by}'; expected one of {', '.join(AXES)}", 400)
@@ -40,7 +42,10 @@ def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
 
 
 def _resolve_runs(word: str, data: DataFolder) -> list[tuple[FoundFolder, int]]:
-    """Return the run folders and the numbers of the trials to which a word of `compare` refers. Raises NotServed."""
+    """Return (folder of the run, number of the trial) for each run that `word` names (see `compare`).
+
+    Raises NotServed if `word` is invalid or its folder does not exist.
+    """
     trial, _, path = word.partition(":")
     if trial and not (trial.isascii() and trial.isdecimal() and len(trial) < 9):
         raise NotServed(f"invalid run '{word}'; expected TRIAL:PATH or :PATH", 400)
@@ -88,7 +93,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
-    """Return the curves and the statistics of a setting's seeds, for the comparison page."""
+    """Return the entry of the comparison page about one setting: the curves and the statistics of its seeds."""
     summary, seeds = summarize(setting, None, metric), setting.seeds
     aligned = setting.aligned_curves(metric, by)
     chosen = evenly_spaced_indices(len(aligned.frame), _POINTS)
@@ -120,7 +125,10 @@ def _round_values(values: Iterable[float]) -> list[float]:
 
 
 def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return each key of the specs except provenance, with its value in each run and whether these values differ."""
+    """Return a row for each spec key except keys about provenance.
+
+    A row has the value of the key in each run, and says whether the values differ.
+    """
     bodies = [run.settings() | {f"meta.{key}": run.spec.get("meta", {}).get(key) for key in _SEEDS} for run in runs]
     keys = sorted({key for body in bodies for key in body})
     rows = []

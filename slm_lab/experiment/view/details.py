@@ -1,7 +1,7 @@
-"""Content of the web pages of a run, a search and a study.
+"""Compute the content of the web pages of a run, a search and a study.
 
-Each of the functions `run`, `search` and `study` returns a version and a function. The returned version is a text that changes when the
-files of the run change. The returned function computes the content of the page.
+Each of the functions `run`, `search` and `study` returns a version and a function. The version is a text that changes when the files of the
+run, search or study change. The function computes the content of the page as a dict for JSON.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ Content = tuple[str, Callable[[], dict[str, Any]]]
 _LOG_BYTES = 65_536
 """Maximum number of bytes of a log file in one response."""
 _CURVES = 300
-"""Maximum number of trials of a search whose curves are sent to the page."""
+"""Maximum number of trials whose curves are sent to the page of a search."""
 
 
 def files_version(found: FoundFolder, folders: Iterable[str] = ("", "info", "video")) -> str:
-    """Return a text that changes when the names, sizes or times of the files in the subfolders `folders` of a run change, or when the run
-    starts or ends."""
+    """Return a text that changes when files in the subfolders `folders` of a run change, or when the run starts or ends.
+
+    A file counts as changed if its name, size or modification time has changed.
+    """
     state: list[object] = [in_use(found.folder / ".lock")]
     for name in folders:
         try:
@@ -48,8 +50,10 @@ def files_version(found: FoundFolder, folders: Iterable[str] = ("", "info", "vid
 
 
 def run(found: FoundFolder, trial: int, data: DataFolder) -> Content:
-    """Return the version and the content of the page of a run, or of a trial of a search. The content is the data of the run's report, and
-    the names of its logs and videos."""
+    """Return the version of the page of a run or of a trial of a search, and a function that computes the content of the page.
+
+    The content has the entry and the report data of the run, and the names of its log and video files.
+    """
     if found.kind == "study":
         raise NotServed(f"{found.folder.name} is a study, not a run", 400)
 
@@ -58,7 +62,7 @@ def run(found: FoundFolder, trial: int, data: DataFolder) -> Content:
         trials, several = paths.trials(), found.kind == "search" or paths.has_several_trials
         if found.kind == "search" and trial not in trials and not paths.trial_spec(trial).is_file():
             raise NotServed(f"there is no trial {trial} in {found.folder.name}")
-        # a folder of the confirmations of a search may not have this trial; its first trial is shown then
+        # if the folder with the confirmations of a search does not have this trial, the first trial in the folder is shown
         shown = trial if found.kind == "search" or trial in trials or not trials else trials[0]
         entry = make_entry(FoundFolder(found.folder, "run", found.stem), shown)
         return {
@@ -73,7 +77,7 @@ def run(found: FoundFolder, trial: int, data: DataFolder) -> Content:
 
 
 def _without_links(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of a report without links to files, because the server does not serve these files."""
+    """Return the data of a report without the links to files, since the server does not send the linked files."""
     settings = dict(report["settings"])
     if settings["previous"] is not None:
         settings["previous"] = settings["previous"] | {"href": None}
@@ -86,8 +90,10 @@ def relative_path(folder: Path, data: DataFolder) -> str:
 
 
 def log_folders(found: FoundFolder) -> tuple[str, ...]:
-    """Return the folders that contain the logs of a run, relative to the run folder. For a run of a study, the result includes the parent
-    folder."""
+    """Return the folders that contain the log files of a run, relative to the run folder.
+
+    If the run belongs to a study, the parent of the run folder also contains a log file.
+    """
     of_study = StudyRunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)
 
@@ -114,12 +120,15 @@ def _files(folder: Path) -> list[Path]:
 
 
 def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
-    """Return a part of at most _LOG_BYTES bytes of a log file: the text, the positions of its begin and end, and the size of the file, in
-    bytes.
+    """Return a part of a log file: a dict with its text, the positions "begin" and "end" of the part, and the "size" of the file, in bytes.
+
+    The part has at most _LOG_BYTES bytes.
 
     Args:
-        after: byte at which the part begins. If `after` is None, or if the file is shorter, the part consists of the last _LOG_BYTES bytes.
-        before: byte at which the part ends, or None for the end of the file; ignored if `after` is a valid position.
+        after: position of the byte at which the part begins. If `after` is None or beyond the end of the file, the part consists of the
+            last _LOG_BYTES bytes before the position `before`.
+        before: position of the byte at which the part ends, or None for the end of the file. If `after` is a valid position, `before` is
+            ignored.
     """
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -139,8 +148,10 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
 
 
 def search(found: FoundFolder, data: DataFolder) -> Content:
-    """Return the version and the content of the page of a search. The content is the searched keys, the trials with their values and
-    results, and a curve of each trial."""
+    """Return the version of the page of a search, and a function that computes the content of the page.
+
+    The content has the entry of the search, the searched keys, the trials with their values and results, and a curve of each trial.
+    """
     if found.kind != "search":
         raise NotServed(f"{found.folder.name} is not a search", 400)
 
@@ -171,8 +182,7 @@ def search(found: FoundFolder, data: DataFolder) -> Content:
 
 
 def _searched_keys(found: FoundFolder) -> list[str]:
-    """Return the searched keys of a search's saved spec, as texts "path__distribution" with the path of the key and the distribution of its
-    values."""
+    """Return the searched keys in the saved spec of a search, as texts in the form "path__distribution", such as "agent.gamma__uniform"."""
     ((_, body),) = json.loads(found.paths.spec.read_text(encoding="utf-8")).items()
     return list(_leaves(body.get("search") or {}))
 
@@ -186,8 +196,10 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _searched_key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the path of a searched key, whether the axis of its values is logarithmic, and, for values that are not numbers, the different
-    values."""
+    """Return a dict about a searched key: its path, whether its axis is logarithmic, and its options.
+
+    The options are the different values as JSON texts, or None if all values are numbers.
+    """
     path, _, distribution = name.rpartition("__")
     path = path or name
     values = [one["values"][path] for one in trials if path in one["values"]]
@@ -204,7 +216,10 @@ def _option_sort_key(text: str) -> tuple[int, str]:
 
 
 def study(found: FoundFolder, data: DataFolder) -> Content:
-    """Return the version and the content of the page of a study. The content is the entries of the study's runs."""
+    """Return the version of the page of a study, and a function that computes the content of the page.
+
+    The content has the entry of the study and the entries of its runs.
+    """
     if found.kind != "study":
         raise NotServed(f"{found.folder.name} is not a study", 400)
 
@@ -218,7 +233,7 @@ def study(found: FoundFolder, data: DataFolder) -> Content:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Return the entry, env and random_seed of the study's run that is in a run folder."""
+    """Return a dict with the entry, env and random_seed of the study run in a run folder."""
     identity = read_json(StudyRunFolder(folder.parent).identity) or {}
     env = {"env": identity["env"]} if "env" in identity else {}
     return {"entry": identity.get("entry"), "random_seed": identity.get("random_seed"), **env}

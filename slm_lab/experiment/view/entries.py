@@ -1,13 +1,13 @@
-"""Entries of the list of runs. An entry summarises a run, search or study. An entry is computed from only a few files.
+"""Create the entries of the list of runs. An entry summarises a run, search or study, and is computed from only a few files.
 
 An entry is a dict that can be written as JSON, with these keys:
 
-- path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame
+- path, kind, name, env, algorithm, mode, status, text (a problem, or the number of trials or runs), frame and max_frame
 - progress (0 to 1), eta (remaining time, s) and seconds (training time so far, s)
-- value and error: the current return and its standard error. If the key measure is "Elo", value is the rating in self-play. For a search,
-  value is the metric of the best trial. For a study, value is the score of the best entry.
-- best: number of the best trial of a search, or label of the best entry of a study
-- began, the time of the first start, and, for a search or study, ended, the time of the end (both in seconds since 1970)
+- value and error: for a run, the current return and its standard error, or the Elo rating if the key measure is "Elo". For a search, value
+  is the metric of the best trial. For a study, value is the score of the best study entry.
+- best: number of the best trial of a search, or label of the best study entry of a study
+- began: time of the first start, in seconds since 1970, and, for a search or study, ended: time of the end, in seconds since 1970
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _WHOLE = 65_536
 _POINTS = 40
 """Number of points of a sparkline."""
 _ACTIVE_SECONDS = 120.0
-"""Time (s) after which a table that has not grown is ignored in the estimate of the remaining training time."""
+"""Time in seconds. A table that has not grown for this time is ignored in the estimate of the remaining training time."""
 
 
 def make_entry(found: FoundFolder, trial: int = 0) -> Entry:
-    """Return the entry of a run, search or study, or of a trial of a search.
+    """Return the entry of a run, a search, a study, or a trial of a search for the list of runs.
 
-    If the folder cannot be read, the entry has the status "unreadable", and the text of the entry is the reason.
+    If the folder cannot be read, entry["status"] is "unreadable" and entry["text"] is the reason.
     """
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
@@ -60,8 +60,10 @@ def make_entry(found: FoundFolder, trial: int = 0) -> Entry:
 
 
 class _ListedRun(Run):
-    """A Run that reads its spec without searching its folder for trials. The search for trials is skipped because a list may have a
-    thousand runs."""
+    """A Run that reads its spec without searching its folder for trials.
+
+    The search for trials would take too long for a list that may have a thousand runs.
+    """
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
@@ -73,7 +75,7 @@ class _ListedRun(Run):
 
 
 def _content(path: str) -> bytes:
-    """Return the content of a file, in half the time that Path.read_bytes takes. Raises OSError."""
+    """Return the content of a file, in half the time that Path.read_bytes takes. Raises OSError if the file cannot be read."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.read(fd, os.fstat(fd).st_size)
@@ -87,8 +89,10 @@ def _run_entry(run: Run) -> Entry:
 
 
 def _rating(run: Run) -> Entry:
-    """Return the Elo rating of a run with self-play, as keys of its entry; {} for other runs. In self-play, the return depends on the
-    opponents and is therefore not shown."""
+    """Return the keys of a run's entry that show the Elo rating of self-play, or {} if the run has no self-play.
+
+    The Elo rating replaces the return, since returns in self-play depend on the opponents.
+    """
     if run.spec.get("meta", {}).get("self_play") is None:
         return {}
     rows = [_last_row(path) for path in tables(run)]
@@ -97,7 +101,7 @@ def _rating(run: Run) -> Entry:
 
 
 def _state(run: Run, entry: Entry) -> Entry:
-    """Return the frame, progress, times and return of a run, as keys of its entry."""
+    """Return the keys of a run's entry that show the frame, the progress, the times and the return of the run."""
     if run.status == "running" or not run.metrics:
         return _state_from_tables(run, entry["sessions"], entry["max_frame"])
     metrics = run.metrics
@@ -117,7 +121,7 @@ def basic_entry(run: Run) -> Entry:
     return {
         "name": run.name,
         "env": run.env,
-        "algorithm": str(agent.get("name") or agent.get("algorithm", {}).get("name", "")),  # a search saves the spec as it was written
+        "algorithm": str(agent.get("name") or agent.get("algorithm", {}).get("name", "")),  # a search saves the user's original spec
         "mode": run.mode,
         "status": run.status,
         "sessions": int(meta.get("max_session", 1)),
@@ -127,7 +131,7 @@ def basic_entry(run: Run) -> Entry:
 
 
 def start_time(run: Run) -> float | None:
-    """Return the time of the first start of a run, in seconds since 1970; None if the time is unknown."""
+    """Return the time of the first start of a run, in seconds since 1970, or None if the time is unknown."""
     try:
         return datetime.fromisoformat(run.starts[0]["began"]).timestamp()
     except (KeyError, TypeError, ValueError):
@@ -135,7 +139,7 @@ def start_time(run: Run) -> float | None:
 
 
 def _state_from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
-    """Return the frame, progress, remaining time and return of a run, as keys of its entry, computed from the last rows of its tables."""
+    """Return the keys of a run's entry that are computed from the last rows of its tables: frame, progress, times and return."""
     meta = run.spec.get("meta", {})
     shared = bool(meta.get("distributed"))
     target = max_frame / sessions if shared else max_frame
@@ -155,8 +159,11 @@ def _state_from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
 
 
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
-    """Return the estimated time (s) until all tables reach `target` frames or `limit` seconds of training, at the current speed of the
-    tables that grow; None if the time is unknown."""
+    """Return the estimated time in seconds until the training ends, or None if the time is unknown.
+
+    The training ends when all tables have reached `target` frames or `limit` seconds of training. The speed is the current speed of the
+    tables that still grow.
+    """
     left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
     speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))
     until_limit = [limit - row["wall_t"] for row in rows if "wall_t" in row]
@@ -165,14 +172,15 @@ def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: f
 
 
 def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> bool:
-    """Return whether the return of the last evaluation is recent enough to count as the current return (see `metrics.is_recent`). Args:
-    row: last training row."""
+    """Return whether the last evaluation is recent enough to count as the current return (see `metrics.is_recent`).
+
+    Args: evaluation: last row of the evaluation table. row: last row of the training table.
+    """
     return evaluation.get("frame", -1.0) >= (1.0 - MAX_AGE) * row.get("frame", 0.0)
 
 
 def _current_return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-    """Return the current return and its standard error of a table, from its last evaluation row if given, else from its last training
-    row."""
+    """Return the current return and its standard error, from the evaluation row or, if this row has no return, from the training row."""
     if "total_reward" in evaluation:
         return {"current_return": evaluation["total_reward"], "current_return_se": evaluation.get("current_return_se")}
     value = row.get("current_return", None if "current_epi" in row else row.get("total_reward"))
@@ -180,15 +188,19 @@ def _current_return(row: Mapping[str, float], evaluation: Mapping[str, float]) -
 
 
 def _first_table(run: Run) -> str:
-    """Return the path of the training table of session 0. The path is built without `RunPaths.session_df`, because that method would read
-    the spec again."""
+    """Return the path of the training table of session 0.
+
+    The path is built without `RunPaths.session_df`, since this method would read the spec again.
+    """
     policy = "_p0" if run.policies > 1 else ""
     return f"{run.paths.info_dir}/{run.paths.stem}_t{run.trial}_s0{policy}_session_df_train.csv"
 
 
 def _last_row(path: Path | str) -> dict[str, float]:
-    """Return the last row of a table as numbers by column, with an additional entry "active" that says whether the table has grown
-    recently; {} if the table has no row."""
+    """Return the last row of a table as a dict: column → number. The dict is empty if the table has no row.
+
+    The additional key "active" says whether the table has grown recently.
+    """
     row = last_row(path)
     if row:
         row["active"] = float(time.time() - (modification_time(path) or 0.0) < _ACTIVE_SECONDS)
@@ -200,7 +212,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def modification_time(path: Path | str) -> float | None:
-    """Return the time of the last change of a file or folder, in seconds since 1970; None if the file does not exist."""
+    """Return the time of the last change of a file or folder, in seconds since 1970, or None if it does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -255,8 +267,10 @@ def _study(found: FoundFolder) -> Entry:
 
 
 def _best_entry(study: StudyPaths) -> Entry:
-    """Return the label and the score of the study's entry with the highest score. Return {} if the study has no table of scores yet, or if
-    the study has several envs."""
+    """Return the keys "best" (label) and "value" (score) for the study entry with the highest score.
+
+    Returns {} if the study has no table of scores yet, or if the study has several envs.
+    """
     rows = (read_json(study.table("json")) or {}).get("rows") or []
     scored = [row for row in rows if row.get("score") is not None]
     if not scored or len({row.get("env") for row in rows}) > 1:
@@ -266,7 +280,7 @@ def _best_entry(study: StudyPaths) -> Entry:
 
 
 def _study_spec(study: StudyPaths) -> tuple[str, dict[str, Any]]:
-    """Return the name of a study and its content, read from the saved study file."""
+    """Return the name of a study, and the content of its section "study", read from the study file in the study folder."""
     content = json.loads(study.study.read_text(encoding="utf-8"))
     return next((name, body["study"]) for name, body in content.items() if isinstance(body, dict) and "study" in body)
 
@@ -284,8 +298,8 @@ def _names(folder: Path, suffix: str = "") -> list[str]:
 def sparkline(found: FoundFolder) -> list[list[float]]:
     """Return the points of the sparkline (a small curve in the list) of a run, search or study.
 
-    The points of a run are [fraction of max_frame, current return] at a few frames, averaged over the tables of the run. The points of a
-    search are [fraction of the trials, metric], in the order of its trials. A study has no points.
+    The points of a run are [fraction of max_frame, current return or Elo rating] at a few frames, averaged over the tables of the run. The
+    points of a search are [fraction of the trials, metric], one for each trial. A study has no points.
     """
     if found.kind == "study":
         return []
@@ -321,7 +335,7 @@ def _mean(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> lis
 
 
 def _read_thinned_curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the frames and current returns of some rows of a table, which `_lines` selects. Other rows of a large table are not read."""
+    """Return the frames and the current returns (or Elo ratings) in some rows of a table. Only the rows that `_lines` selects are read."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -341,7 +355,7 @@ def _read_thinned_curve(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(file: BinaryIO, begin: int, size: int) -> list[bytes]:
-    """Return complete lines of a file at evenly spaced positions, including the last complete line.
+    """Return complete lines of a file at evenly spaced positions. The last returned line is the last complete line of the file.
 
     A file of at most _WHOLE bytes gives at most 2 · _POINTS lines, and a larger file at most _POINTS lines.
     """
@@ -360,7 +374,7 @@ def _read(file: BinaryIO, size: int, begin: int) -> bytes:
 
 
 def study_runs(found: FoundFolder, root: Path) -> list[Entry]:
-    """Return the entries of all runs of a study that have begun, with paths relative to `root`."""
+    """Return the entries of all runs of a study that have begun. In each entry, the path is relative to `root`."""
     runs = []
     for name, paths in begun_study_runs(found.study):
         runs.append(
@@ -370,5 +384,5 @@ def study_runs(found: FoundFolder, root: Path) -> list[Entry]:
 
 
 def run_paths(found: FoundFolder) -> RunPaths:
-    """Return the RunPaths of a run or search, with the name of its spec."""
+    """Return the RunPaths of a run or search, with the name that its saved spec contains."""
     return RunPaths(found.folder, Run(found.paths).name)

@@ -1,7 +1,7 @@
-"""The data folder that `slm-lab view` shows: functions that find the folders of runs, and decide which files the server may read.
+"""Find the folders of runs in the data folder that `slm-lab view` shows, and decide which files the server may read.
 
-A request contains the path of a folder relative to the data folder. Files outside the data folder are never read, not even through a
-symbolic link.
+A request to the server names a folder by its path relative to the data folder. Files outside the data folder are never read, not even
+through a symbolic link.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slm_lab.experiment.files.paths import SUFFIX, RunPaths, StudyPaths, StudyRu
 
 Kind = Literal["run", "search", "study"]
 _READ = ("", "info", "log", "video")
-"""Subfolders of a run folder whose files the server may send; "" is the folder itself."""
+"""Subfolders of a run folder whose files the server may send. The name "" means the run folder itself."""
 _NOT_READ = ("graph", "model")
 _SPEC, _SEARCH = "_spec.json", "_search_state.json"
 
@@ -24,7 +24,7 @@ _SPEC, _SEARCH = "_spec.json", "_search_state.json"
 class NotServed(Exception):
     """Raised if the server cannot answer a request.
 
-    Args: text: reason that is shown to the user. status: HTTP status of the response.
+    Args: text: message with the reason, which is shown to the user. status: HTTP status of the response.
     """
 
     def __init__(self, text: str, status: int = 404) -> None:
@@ -34,7 +34,10 @@ class NotServed(Exception):
 
 @dataclass(frozen=True)
 class FoundFolder:
-    """The folder of a run, search or study. The attribute `stem` is the name of the spec or study as written in file names."""
+    """The folder of a run, search or study.
+
+    The attribute `stem` is the name of the spec or study in the form that is used in file names.
+    """
 
     folder: Path
     kind: Kind
@@ -50,8 +53,10 @@ class FoundFolder:
 
 
 class DataFolder:
-    """A data folder, which contains the folders of runs, searches and studies. The attribute `root` is its real path, without symbolic
-    links."""
+    """A data folder, which contains the folders of runs, searches and studies.
+
+    The attribute `root` is the real path of the data folder, without symbolic links.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -71,8 +76,10 @@ class DataFolder:
         return not path.resolve().is_relative_to(self.root)
 
     def folder(self, path: str) -> Path:
-        """Return the folder with a path relative to the data folder, with `/` between names. Raises NotServed if the folder does not
-        exist."""
+        """Return the folder with the path `path`, which is relative to the data folder and has `/` between names.
+
+        Raises NotServed if the folder does not exist.
+        """
         names = path.split("/")
         if "\0" in path or any(name in ("", ".", "..") for name in names):
             raise NotServed(f"'{path}' is not a path of a run folder")
@@ -85,8 +92,10 @@ class DataFolder:
         raise NotServed(f"there is no folder '{path}' in {self.root}; it may have been deleted")
 
     def find(self, path: str) -> FoundFolder:
-        """Return the run, search or study in the folder `path`. Raises NotServed if the folder does not exist, contains no run, search or
-        study, or contains unsafe files."""
+        """Return the run, search or study in the folder `path`, which is relative to the data folder.
+
+        Raises NotServed if the folder does not exist, contains no run, search or study, or contains files that are refused by `check`.
+        """
         folder = self.folder(path)
         found = recognise_folder(folder)
         if found is None:
@@ -95,8 +104,11 @@ class DataFolder:
         return found
 
     def check(self, folder: Path, names: tuple[str, ...] = _READ) -> None:
-        """Raise NotServed if the subfolders `names` of a run contain a link out of the data folder, or an object that is neither a file nor
-        a folder."""
+        """Raise NotServed if a subfolder contains an unsafe object.
+
+        Unsafe objects are links out of the data folder, and objects that are neither a file nor a folder. Args: names: the checked
+        subfolders of `folder`.
+        """
         for name in names:
             self._check(folder / name if name else folder)
 
@@ -116,8 +128,10 @@ class DataFolder:
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
     def file(self, found: FoundFolder, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
-        """Return the path of the file `name` in one of the subfolders `folders` of a run. Raises NotServed if the file does not exist, or
-        if its name does not end in one of `suffixes`."""
+        """Return the path of the file `name` in one of the subfolders `folders` of a run.
+
+        Raises NotServed if the file does not exist, or if `name` does not end in one of `suffixes`.
+        """
         if name.endswith(suffixes) and os.path.basename(name) == name and "\0" not in name:
             for path in (found.folder / folder / name for folder in folders):
                 if path.is_file() and not self.leads_out(path):
@@ -126,8 +140,10 @@ class DataFolder:
 
 
 def recognise_folder(folder: Path) -> FoundFolder | None:
-    """Return the run, search or study in a folder, recognised by the names of its files; None if the folder contains no run, search or
-    study."""
+    """Return the run, search or study in a folder, recognised by the names of the files in the folder.
+
+    Returns None if the folder contains no run, search or study.
+    """
     try:
         names = sorted(os.listdir(folder), key=len)
     except OSError:
@@ -143,7 +159,7 @@ def recognise_folder(folder: Path) -> FoundFolder | None:
 
 
 def begun_study_runs(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
-    """Yield, for each run of a study that has begun, its name and the RunPaths of its last run folder."""
+    """For each run of a study that has begun, yield the name of the run and the RunPaths of its last run folder."""
     try:
         folders = sorted(study.runs.iterdir())
     except OSError:

@@ -1,9 +1,9 @@
-"""Protection of a server on the loopback address against pages of other sites that a browser on the same machine may show.
+"""Protect a server on the loopback address against pages of other sites that a browser on the same machine may show.
 
 - DNS rebinding: if evil.example is resolved to 127.0.0.1, a page of evil.example sends requests with the header Host: evil.example. The
   server answers only requests whose Host is a name of the loopback address.
-- Requests from pages of other sites have the site as Origin, or the header Sec-Fetch-Site: cross-site. The server refuses requests from
-  pages of other sites, except for links to its page.
+- Requests from pages of other sites have the name of the site in the header Origin, or have the header Sec-Fetch-Site: cross-site. The
+  server refuses such requests, unless a user follows a link from another site to a page of the server.
 - Headers of the server's responses tell the browser to load scripts, styles and data only from this server, not to guess media types, and
   not to show the page in a frame.
 """
@@ -19,7 +19,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy of the responses. Plotly sets styles of elements and saves images as blobs, but does not need eval."""
+"""Content security policy of the responses. The policy allows inline styles and blob images, which plotly needs, but not eval."""
 _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -31,10 +31,11 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that refuses all requests except reading requests from the server's own page, and adds the protective headers to
-    responses.
+    """ASGI middleware that refuses requests from pages of other sites (except links) and all requests but GET and HEAD.
 
-    Args: port: port of the server, or 0 for any port.
+    The middleware also adds protective headers to all responses.
+
+    Args: port: port that the Host header must name, or 0 if any port is allowed.
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:
@@ -57,7 +58,7 @@ class Guard:
         await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the HTTP status and the text with which a request is refused; None if the request may be answered."""
+        """Return the HTTP status and the message with which a request is refused, or None if the request may be answered."""
         if scope["type"] != "http":
             return 403, "only HTTP is answered"
         headers = Headers(scope=scope)

@@ -1,5 +1,7 @@
-"""Index of a data folder, with an entry for each run, search and study. An entry is computed again only if the files of its run have
-changed."""
+"""Index of a data folder, with an entry for each run, search and study.
+
+An entry is computed again only if the files of its run, search or study have changed.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,13 @@ from slm_lab.experiment.view.entries import Entry, make_entry, modification_time
 from slm_lab.experiment.view.folders import DataFolder, FoundFolder, NotServed, recognise_folder
 
 _FRESH = 0.5
-"""Minimum time in seconds between two refreshes of the index, so that several open pages do not refresh the index separately."""
+"""Minimum time in seconds between two refreshes of the index. Because of this time, several open pages share one refresh."""
 Signature = tuple[float | None, ...]
 
 
 @dataclass
 class _CachedEntry:
-    """An entry, the modification times of the files from which the entry was computed, and the version of the index in which the entry last
-    changed."""
+    """An entry of the index, with the modification times of its files (`signature`) and the index version in which the entry last changed."""
 
     signature: Signature
     entry: Entry | None
@@ -27,17 +28,17 @@ class _CachedEntry:
 
 
 class Index:
-    """The entries of all runs, searches and studies in a data folder. Several threads may use an index.
+    """The entries of all runs, searches and studies in a data folder. An index is thread-safe.
 
-    For a run that has ended, a refresh of the index needs only two calls of `stat`, on the run folder and on the lock file. Files of a run
-    are created and replaced by renaming, which changes the time of the folder, and a new start of the run changes the lock file. For a
-    running run, each refresh reads the folder again.
+    For a run that has ended, a refresh of the index needs only two calls of `stat`, on the run folder and on the lock file. These two calls
+    suffice: files of a run are created and replaced by renaming, which changes the modification time of the folder, and a new start of the
+    run changes the lock file. The entry of a run that is still running is computed again at each refresh.
     """
 
     def __init__(self, data: DataFolder) -> None:
         self.data = data
         self.version = 0
-        """Version of the index. The version increases when an entry changes."""
+        """Version of the index, which increases when an entry changes or is removed."""
         self._removed = 0
         """The version of the index at which an entry was last removed."""
         self._known: dict[str, _CachedEntry] = {}
@@ -45,8 +46,9 @@ class Index:
         self._read_at = float("-inf")
 
     def changes(self, since: int = 0) -> dict[str, Any]:
-        """Return the entries that changed after version `since` of the index. If `since` is 0, or if an entry was removed after version
-        `since`, return all entries.
+        """Return the entries that have changed since version `since` of the index.
+
+        If `since` is 0, or if an entry has been removed since this version, all entries are returned.
 
         The returned dict has the keys "version", "all" (whether the result contains all entries) and "runs" (the entries, newest first).
         """
@@ -85,7 +87,7 @@ class Index:
         return tuple(modification_time(f"{folder}{file}") for file in files)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the entry of a folder; None if the folder does not contain a run, search or study (yet)."""
+        """Return the entry of a folder, or None if the folder does not contain a run, search or study (yet)."""
         folder = self.data.root / name
         found = recognise_folder(folder)
         if found is None:

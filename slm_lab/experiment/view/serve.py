@@ -1,4 +1,4 @@
-"""Start of the server of `slm-lab view` on the loopback address, and of a browser that shows its page."""
+"""Start the server of `slm-lab view` on the loopback address, and a browser that shows the page of the server."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     """Serve a web page that shows the runs of a data folder at a local address, until the process is interrupted.
 
     Args:
-        port: port of the server, or None for a free port.
+        port: port of the server, or None to choose a free port.
         say: function that is called with text to print, such as the address of the page.
         browser: whether to open the page in a browser if this machine has a display.
 
-    Raises UserError if the folder does not exist, if a package is missing, or if the port cannot be used.
+    Raises UserError if `data_dir` does not exist, if a necessary package is not installed, or if the port cannot be used.
     """
     _check_folder(data_dir)
-    # notices about damaged files are suppressed, since the page shows them, and the terminal would repeat them at each request
+    # notices about damaged files are not printed: the page shows them, and the terminal would repeat them at each request
     with capture_notices(lambda text: None):
         _serve(Index(DataFolder(data_dir)), data_dir, port, say, browser)
 
 
 def _serve(index: Index, data_dir: Path, port: int | None, say: Callable[[str], object], browser: bool) -> None:
-    # read the folder while modules are imported and the browser starts
+    # read the data folder in a thread while modules are imported and the browser starts
     threading.Thread(target=index.changes, daemon=True, name="first list").start()
     try:
         import uvicorn
@@ -83,8 +83,10 @@ def _check_folder(data_dir: Path) -> None:
 
 
 def _bind(port: int | None) -> socket.socket:
-    """Return a socket that listens on the loopback address. Args: port: port of the server, or None for a free port. Raises UserError if
-    the port cannot be used."""
+    """Return a socket that listens on the loopback address.
+
+    Args: port: port of the server, or None to choose a free port. Raises UserError if the port cannot be used.
+    """
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # so that the port of a server that has just ended can be used again immediately
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -99,7 +101,7 @@ def _bind(port: int | None) -> socket.socket:
 
 
 def _open(url: str, port: int, say: Callable[[str], object]) -> None:
-    """Open the page in a browser. If this machine has no display, print how to open the page on another machine."""
+    """Open the page in a browser. If this machine has no display, print how the page can be opened on another machine."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         say(f"no display here; from another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then open the address there")
         return

@@ -1,7 +1,6 @@
-"""The local web server of `slm-lab view`, with routes that read a data folder and respond with JSON, and the pages that display these
-responses.
+"""The local web server of `slm-lab view`: routes that read a data folder and respond with JSON, and routes that send the HTML pages.
 
-No route changes a file. Texts of runs (names, logs, problems) are sent as JSON and displayed as text, never as HTML.
+No route changes a file. Texts from run folders, such as names and logs, are sent as JSON and displayed as plain text, never as HTML.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ _ASSETS = {
     "report.js": (Path(report_page.__file__).parent, "text/javascript"),
     **dict.fromkeys(_SCRIPTS, (_STATIC, "text/javascript")),
 }
-"""Folder and media type of the static files of the pages, by file name."""
+"""Name of a static file of the pages → (folder of the file, media type)."""
 _MOST_SPARKLINES, _MOST_RUNS = 200, 64
 """Maximum number of sparklines in one request, and maximum number of runs in one comparison."""
 _KEPT = 8
-"""Maximum number of cached answers. An answer is valid until the files from which the answer was computed change."""
+"""Maximum number of answers in the cache. A cached answer is valid until the files from which the answer was computed change."""
 _SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
-"""Maximum fraction of a processor core that the answers to one open page may use, and the minimum and maximum time in seconds between the
-requests of the page."""
+"""Maximum fraction of a processor core that is used to answer the requests of one open page, and minimum and maximum time in seconds
+between two requests of the page."""
 
 
 class JsonResponse(Response):
@@ -67,8 +66,8 @@ class JsonResponse(Response):
 class AnswerCache:
     """Cache of the last few answers to requests, each with the version of the files from which the answer was computed.
 
-    An answer is computed again only if its files change. A page that already has the current version of an answer receives only the
-    version.
+    An answer is computed again only if the files from which the answer was computed have changed. A page that already has the current
+    version of an answer receives only the version.
     """
 
     def __init__(self) -> None:
@@ -76,10 +75,11 @@ class AnswerCache:
         self._lock = Lock()
 
     def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the answer to a request, with the additional keys "version" and "again" (seconds until the next request). If `known`
-        equals `version`, return only the keys "version" and "again".
+        """Return the answer to a request, with the additional keys "version" and "again" (seconds until the next request).
 
-        Only one answer is computed at a time, so that several open pages do not use more than one processor core while a run trains.
+        If `known`, the version that the page already has, equals `version`, return only the keys "version" and "again".
+
+        Only one answer is computed at a time. Therefore, several open pages together use at most one processor core while a run trains.
         """
         begin = time.thread_time()
         with self._lock:
@@ -134,7 +134,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 class _Routes:
-    """The routes of the application. Starlette runs the routes in threads, because they read files."""
+    """The routes of the Starlette application. Starlette calls these methods in threads, since they read files and are not async."""
 
     def __init__(self, index: Index) -> None:
         self.data, self.index, self.answers = index.data, index, AnswerCache()
@@ -162,7 +162,7 @@ class _Routes:
         for path in request.query_params.getlist("path")[:_MOST_SPARKLINES]:
             try:
                 found[path] = sparkline(self.data.find(path))
-            except Exception:  # a damaged folder may cause any error; the list shows the cause
+            except Exception:  # a damaged folder may cause any error, which the entry of the folder shows
                 found[path] = []
         return JsonResponse(found)
 
@@ -223,7 +223,10 @@ def _name_parameter(request: Request) -> str:
 
 
 def _whole_number(request: Request, name: str) -> int:
-    """Return the value of a request's integer parameter; 0 if the parameter is missing. Raises NotServed if the value is not an integer."""
+    """Return the value of an integer parameter of a request, or 0 if the parameter is missing.
+
+    Raises NotServed if the value is not a nonnegative integer.
+    """
     text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise NotServed(f"{name} must be a whole number, not '{text}'", 400)

@@ -1,11 +1,11 @@
 """Random baseline of an env: the mean return of an agent that samples random actions.
 
-The strength metrics are differences from the random baseline.
+The strength of an agent is its return minus the random baseline.
 
-The baselines of the envs in the shipped specs are in baselines.json, which tools/baselines.py writes. For an env that is not in this file,
-the baseline is measured once, with a fixed seed and a time limit, after the graphs of a run are written. Measured baselines are cached in
-the user's cache folder, in one file per env. The cache file is written atomically and without a lock. Therefore, two runs that end at the
-same time do not wait for each other, and both measure the baseline.
+The baselines of the envs in the shipped specs are in baselines.json, which tools/baselines.py writes. For an env that is not in
+baselines.json, the baseline is measured once, with a fixed seed and a time limit, after the graphs of a run are written. Measured baselines
+are cached in the user's cache folder, in one file per env. The cache file is written atomically and without a lock. Therefore, two runs
+that end at the same time do not wait for each other, and both measure the baseline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare runs: group the runs into settings, which differ in more than their seeds, and summarize each setting.
+"""Compare runs: group runs that differ only in their seeds into a setting, and summarize the results of each setting.
 
 A seed is one independent training: a Session with all its policies. In a distributed run, whose Sessions train one shared net, all Sessions
 together are one seed.
@@ -69,14 +69,13 @@ class SeedResult:
     tables: list[Table]
     status: Status = "done"
     rows: Sequence[Table] = ()
-    """If the workers of a shared net are this seed, the table of each worker, while `tables` has their joint table. In all other cases,
-    `rows` is empty."""
+    """The table of each worker if this seed consists of the workers that train a shared net, else an empty sequence."""
     evaluation: Sequence[Table] = ()
     """The evaluation tables that have rows if the run uses meta.rigorous_eval, else an empty sequence."""
     few_evaluations: Sequence[Table] = ()
-    """If the run uses meta.eval_episodes, the evaluation table that belongs to each of `tables`. These tables have too few evaluations for
-    a curve, and are used only for the final return. The sequence `few_evaluations` is empty if the last evaluation of a table is not
-    recent."""
+    """If the run uses meta.eval_episodes, the evaluation table that belongs to each of `tables`. The tables in `few_evaluations` have too
+    few evaluations for a curve, and are used only for the final return. The sequence `few_evaluations` is empty if the last evaluation of a
+    table is not recent."""
     deterministic: bool = True
     """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
@@ -283,7 +282,7 @@ def seed_results(run: Run) -> list[SeedResult]:
 
 
 def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
-    """Return the results of one seed. Args: evaluation: index → evaluation table, for the evaluation tables of the seed that have rows."""
+    """Return the results of one seed. Args: evaluation: evaluation tables of the seed that have rows, by the index of the table."""
     found = list(evaluation.values())
     if run.has_evaluation_curve:
         return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
@@ -376,9 +375,9 @@ def study_runs(word: str, choice: TrainingChoice = BEST) -> list[Run]:
 
 
 def _entry_order(paths: StudyPaths) -> dict[str, int]:
-    """Return label of each study entry → position of the entry, or {} if the study file is damaged.
+    """Return a dict: label of each study entry → position of the entry. The dict is empty if the study file is damaged.
 
-    The baseline entry of the study has the position 0. All other entries follow in the order of the study file.
+    The baseline entry has the position 0, and all other entries of the study follow in the order of the study file.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         study = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]["study"]
@@ -519,7 +518,9 @@ class Summary(NamedTuple):
 def summarize(
     setting: Setting, threshold: float | None, metric: str = "current_return", seeds: Sequence[SeedResult] | None = None, rule: str = ""
 ) -> Summary:
-    """Return the results of a setting. A seed counts as solved if one of its tables reaches `threshold` (see SeedResult.first_reached).
+    """Return the Summary of a setting: its results over the seeds.
+
+    A seed counts as solved if one of its tables reaches `threshold` (see SeedResult.first_reached).
 
     Args:
         metric: the column whose last value is the final return of a seed.

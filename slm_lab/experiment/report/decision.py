@@ -1,4 +1,6 @@
-"""Decide whether the scores of the entries of a study differ. With --until-decided, a study adds seeds until these decisions are made.
+"""Decide whether the scores of the entries of a study (the compared specs) differ.
+
+With --until-decided, a study adds seeds until the decisions are made.
 
 A decision is based on a confidence sequence of the differences between runs of two entries with the same seed.
 """
@@ -62,7 +64,7 @@ def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> lis
     probability of each interval is 0.05 / number of intervals. Therefore, with probability 0.95, all intervals of the study contain the
     true differences at every number of seeds.
 
-    Args: found: (env, entry) → Setting.
+    Args: found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
     """
     pairs = [(env, entry, _reference_entry(study, env)) for env in study.envs for entry in _entries(study, env)]
     pairs = [pair for pair in pairs if pair[1] != pair[2]]

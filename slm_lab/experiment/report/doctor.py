@@ -81,8 +81,8 @@ def _apply_rule(
 ) -> Iterator[tuple[Subject, Finding | None]]:
     """Apply a rule to each subject (a session or the whole run), and yield (subject, finding or None).
 
-    Subjects that lack the data for the rule are omitted, and missing[name of the rule] becomes the description of the missing data.
-    Subjects to which the rule does not apply are omitted too.
+    A session or run that lacks the data for the rule is omitted, and missing[name of the rule] becomes the description of the missing data.
+    A session or run to which the rule does not apply is omitted too.
     """
     for subject in subjects:
         try:
@@ -131,7 +131,7 @@ def find_trial(where: str, data_dir: Path, choice: TrainingChoice = BEST) -> Run
 
 
 def check_rows(run: Run) -> None:
-    """Raise UserError if no training table of a run has a row, since the rules of the doctor need at least one row."""
+    """Raise UserError if no training table of a run has a row, since the diagnostic rules need at least one row."""
     if not any(len(table["frame"]) for table in run.tables("train").values()):
         where = f"{run.paths.root} has no rows to examine (status: {run.status})"
         raise UserError(f"{where}; expected at least one row in {run.paths.session_df(0, t=run.trial)}")

@@ -1,4 +1,4 @@
-"""The data of a run for the rules of the command `doctor`: the settings, the tables, and the content of the last checkpoint."""
+"""The data of a run for the diagnostic rules of the command `doctor`: the settings, the tables, and the content of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _HEADS = ("_head.", "head.")
 
 
 class NotMeasured(Exception):
-    """Raised if a run lacks data that a rule of the doctor needs. The message of the exception names the missing data."""
+    """Raised if a run lacks data that a diagnostic rule needs. The message of the exception names the missing data."""
 
 
 class NotApplicable(NotMeasured):
-    """Raised if a rule of the doctor does not apply to the algorithm or to the kind of run."""
+    """Raised if a diagnostic rule does not apply to the algorithm or to the kind of run."""
 
 
 class Window(NamedTuple):
@@ -69,7 +69,7 @@ class Window(NamedTuple):
 
 
 class DiagnosedRun:
-    """A run, and the data of this run that the rules of the doctor use.
+    """A run, and the data of this run that the diagnostic rules use.
 
     Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
     """
@@ -225,8 +225,9 @@ class Session:
     def final_returns(self) -> Window:
         """The values of current_return in the last fifth of the frames.
 
-        If current_return has no value in this interval, the only element is its last value. The values are taken from the evaluation table
-        of the training or, without an evaluation table, from the training table. Raises NotMeasured if no episode has ended.
+        If current_return has no value in the last fifth of the frames, only its last value is returned. The values are taken from the
+        evaluation table of the training or, without an evaluation table, from the training table. Raises NotMeasured if no episode has
+        ended.
         """
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return")

@@ -1,4 +1,4 @@
-"""Define the findings of the command `doctor`, and functions that several rules of the doctor use."""
+"""Define the findings of the command `doctor`, and functions that several diagnostic rules use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ performance, and "remark" means that the training itself has no fault."""
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault of a run that a rule of the doctor has detected, with the evidence and the recommended change."""
+    """A fault of a run that a diagnostic rule has detected, with the evidence and the recommended change."""
 
     rule: str = field(default="", kw_only=True)
     """Name of the rule that detected the fault, which `doctor.examine` sets."""

@@ -98,9 +98,9 @@ def large_updates(session: Session) -> Finding | None:
 def small_updates(session: Session) -> Finding | None:
     """Detect a policy that hardly changes: in nine of ten rows, approx_kl is below 1e-5 and at most 0.1 % of the ratios are clipped.
 
-    The fault is not reported if approx_kl is above 0.1 in any row. Such a large update may have made the policy deterministic, so that the
-    policy no longer changes. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence of updates. Usual targets
-    of the KL divergence are 0.003 to 0.03.
+    The fault is not reported if approx_kl is above 0.1 in any row. An update with such a large approx_kl may have made the policy
+    deterministic, so that the policy no longer changes. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence
+    of updates. Usual targets of the KL divergence are 0.003 to 0.03.
     """
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
     if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
@@ -176,7 +176,7 @@ def saturated_actions(session: Session) -> Finding | None:
     """Detect continuous actions of which at least 85 % of the components are at or beyond the bounds of the action space.
 
     All actions beyond a bound of the action space have the same effect in the env. Andrychowicz et al., 2021 (arXiv:2006.05990), section
-    3.2, recommend a narrow initial distribution of actions that is centred in the action space. Chou et al., 2017 (beta policies) describe
+    3.2, recommend a narrow initial distribution of actions that is centred in the action space. Chou et al., 2017 (beta policies), describe
     the bias of clipped Gaussians.
     """
     case, steps = session.case, session.checkpoint_steps

@@ -133,8 +133,8 @@ def value_range(session: Session) -> Finding | None:
     """Detect a discounted return that is outside the range v_min to v_max that a categorical critic can represent.
 
     The discounted return is computed as if rewards were distributed evenly over the episode. The projection of the critic clips targets to
-    this range, so that all targets above v_max become v_max, and all targets below v_min become v_min (Bellemare et al., 2017,
-    arXiv:1707.06887, equation 7).
+    the range v_min to v_max, so that all targets above v_max become v_max, and all targets below v_min become v_min (Bellemare et al.,
+    2017, arXiv:1707.06887, equation 7).
     """
     case = session.case
     low, high = case.spec_number("agent.algorithm.v_min"), case.spec_number("agent.algorithm.v_max")
@@ -160,7 +160,7 @@ def value_range(session: Session) -> Finding | None:
 def observation_scale(session: Session) -> Finding | None:
     """Detect observations with an entry whose root mean square is at least 100, so that the entry saturates or dominates the first layer.
 
-    Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.3, and LeCun et al., 1998 (Efficient BackProp) recommend to normalise
+    Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.3, and LeCun et al., 1998 (Efficient BackProp), recommend to normalise
     observations.
     """
     obs = session.checkpoint_steps["obs"]
@@ -188,7 +188,7 @@ def observation_scale(session: Session) -> Finding | None:
 def replay_ratio(session: Session) -> Finding | None:
     """Detect a replay buffer whose transitions are used less than 0.5 times each, or a run with more than 8 gradient steps per frame.
 
-    Mnih et al., 2015 use each transition 8 times: DQN makes a gradient step on 32 transitions after every 4 new transitions. Fedus et al.,
+    Mnih et al., 2015, use each transition 8 times: DQN makes a gradient step on 32 transitions after every 4 new transitions. Fedus et al.,
     2020 (arXiv:2007.06700), study the replay ratio. Nikishin et al., 2022 (arXiv:2205.07802), show that agents with many gradient steps per
     frame overfit to their first data.
     """
@@ -217,7 +217,7 @@ def replay_ratio(session: Session) -> Finding | None:
 def policy_lag(session: Session) -> Finding | None:
     """Detect data from rollout workers that is more than 8 datasets old, or of which at least a tenth is discarded because of its age.
 
-    Espeholt et al., 2018 (arXiv:1802.01561), show that such a policy lag (data from an older policy) lowers returns, but less with V-trace.
+    Espeholt et al., 2018 (arXiv:1802.01561), show that a policy lag (data from an older policy) lowers returns, but less with V-trace.
     Petrenko et al., 2020 (arXiv:2006.11751), measure the policy lag of asynchronous sampling.
     """
     case, lag = session.case, session.second_half("lag_mean")
@@ -245,7 +245,7 @@ def staleness(session: Session) -> Finding | None:
 
     With N workers, the fault is reported if the weights receive, on average, more than 2 (N − 1) updates of other workers while a worker
     computes a gradient. Asynchronous workers are described by Mnih et al., 2016 (arXiv:1602.01783). Ho et al., 2013 (stale synchronous
-    parallel) show that convergence needs bounded staleness.
+    parallel), show that convergence needs bounded staleness.
     """
     stale, workers = session.second_half("staleness"), session.case.spec_number("meta.max_session", 1.0)
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
@@ -297,7 +297,7 @@ def rating(session: Session) -> Finding | None:
     """Detect self-play in which the final Elo rating is not significantly above the rating of the first snapshot, or has fallen.
 
     The rating counts as fallen if the final rating is significantly below the highest rating. In figure 1 of Silver et al., 2018
-    (arXiv:1712.01815), the Elo rating of AlphaZero rises during training. Vinyals et al., 2019 (AlphaStar) describe that strategies can be
+    (arXiv:1712.01815), the Elo rating of AlphaZero rises during training. Vinyals et al., 2019 (AlphaStar), describe that strategies can be
     forgotten and learned again in cycles if the agent plays only against its latest snapshot.
     """
     session.require_progress()

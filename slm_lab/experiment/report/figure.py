@@ -135,7 +135,7 @@ class Panel:
     def one_band(self) -> bool:
         """Whether exactly one line has a band.
 
-        In this case, the band has an entry in the legend. If several lines have bands, the title explains the bands.
+        A single band has an entry in the legend. If several lines have bands, the title explains the bands.
         """
         return sum(line.banded for line in self.lines) == 1
 
@@ -253,7 +253,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trials:
-    """The T trials of a figure, from the best to the worst trial. Each trial is coloured by a value."""
+    """The T trials of a figure, from the best to the worst trial, with the value by which each trial is coloured."""
 
     text: Sequence[str]
     """Text of each trial, which is shown under the mouse pointer."""

@@ -33,7 +33,7 @@ class Curve(NamedTuple):
 
 
 def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
-    """Return the curve of the finite values of `column` over `x_column`. The curve is empty if one of these columns is missing.
+    """Return the curve of the finite values of `column` over `x_column`. The curve is empty if the table lacks one of the two columns.
 
     If several rows have the same value of `x_column`, only the last of these rows is used, except for x_column="frame". In tables of SLM
     Lab, which have no column current_return, total_reward is used for column="current_return".
@@ -144,7 +144,10 @@ class Strengths:
 
     @staticmethod
     def from_table(table: Table, baseline: float | None) -> Strengths:
-        """Return the strengths of the rows of a table. The arrays are empty if `baseline`, the random baseline of the env, is None."""
+        """Return the strengths of all rows of a table that have a total_reward.
+
+        The arrays are empty if `baseline`, the random baseline of the env, is None.
+        """
         total_reward = table.get("total_reward", np.empty(0))
         if baseline is None or not len(total_reward):
             return Strengths(np.empty(0), np.empty(0), np.empty(0))
@@ -169,7 +172,9 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
-    """Return a dict: metric → float64 [rows]. The strength of a row depends on this row, all other metrics on the rows up to this row.
+    """Return a dict: metric → float64 [rows].
+
+    The strength of a row is computed from this row, all other metrics from the rows up to this row.
 
     A value is NaN where the metric is not defined.
     """
@@ -378,7 +383,7 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
 
     Args:
         paired: whether each element of `values` belongs to the element of `others` at the same position.
-        bounds: range of possible values. The interval is clipped to the differences that are possible within these bounds.
+        bounds: range of possible values. The interval is clipped to the differences that are possible for values within the bounds.
     """
     if not values or not others:
         return None

@@ -104,7 +104,7 @@ class Display:
         self._log = file.absolute()
 
     def say_progress(self, text: str) -> None:
-        """Append a line to the log file. If there is no live table, which shows the same information, print the line too."""
+        """Append a line to the log file. The line is also printed, unless there is a live table, which shows the same information."""
         (self.log if self.live else self.print_line)(text)
 
     def notice(self, text: str) -> None:

@@ -2,8 +2,8 @@
 
 `report_data(Run(paths, trial))` returns this JSON object. The object is used in two ways:
 - report_page.py writes the object into report.html.
-- A server can send the object to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page calls
-  `SLMReport.render(element, data)` at first, and later `SLMReport.update(element, data)` with newer data of the same run.
+- A server can send the object to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page of the
+  server calls `SLMReport.render(element, data)` once, and later `SLMReport.update(element, data)` with newer data of the same run.
 
 report.js also draws the reports of a search and of a study, whose data have figures and tables of results instead of Session tables. Since
 the kinds of reports have different data, all keys except `version`, `kind` and `title` are optional. All texts are plain text: report.js
@@ -139,9 +139,9 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return the findings of the doctor in a run, most severe first, or None if the doctor fails or the run has no rows.
+    """Return the findings of the command `doctor` in a run, most severe first, or None if `doctor` fails or the run has no rows.
 
-    For the report, the doctor examines only the settings and the tables of the run. Checkpoints are not examined, since torch would have to
+    For the report, `doctor` examines only the settings and the tables of the run. Checkpoints are not examined, since torch would have to
     be imported to read a checkpoint.
     """
     try:
@@ -199,9 +199,9 @@ class _Trial:
 
     @property
     def return_tables(self) -> dict[int, Table]:
-        """Index of each seed → table from which the returns of the seed are taken.
+        """Index of each seed → evaluation table of the seed if `uses_rigorous_eval` is true, else training table of the seed.
 
-        This table is the evaluation table if `uses_rigorous_eval`, else the training table.
+        The returns in the report are taken from these tables.
         """
         return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.uses_rigorous_eval else self.seeds
 
@@ -242,10 +242,7 @@ class _Trial:
         return name if len(sessions) == 1 else f"session {session}, {name}"
 
     def current_return_table(self, index: int) -> Table:
-        """Return the table whose last row has the current return of the training with index `index`.
-
-        The Session of this training may have failed.
-        """
+        """Return the table whose last row has the current return of the training with index `index`, even if its Session failed."""
         if index in self.current_return_tables:
             return self.current_return_tables[index]
         return (self.evaluated if self.uses_rigorous_eval else self.of_training).get(index, {"frame": np.empty(0)})
@@ -480,7 +477,7 @@ class _Trial:
     # ---- metrics
 
     def metrics(self) -> dict[str, Any]:
-        """Return the table of metrics. Its columns are the mean over the seeds, the interval of the mean, and the value of each seed."""
+        """Return the table of metrics, with columns for the mean over the seeds, the interval of the mean, and the value of each seed."""
         tables = self.evaluated if self.uses_rigorous_eval else self.of_training
         own = {
             index: {"current_return": current_return(self.current_return_table(index))["current_return"], **self._metrics_of(tables[index])}
@@ -546,7 +543,9 @@ def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
 
 
 def thin_table(table: Table, rows: int) -> Table:
-    """Return a table with at most `rows` rows. Each new row replaces a group of consecutive rows, and all groups have about the same size.
+    """Return a table with at most `rows` rows.
+
+    Each new row replaces a group of consecutive rows, and all groups have about the same number of rows.
 
     In columns of counts and returns (_LAST), the value of a new row is the last value of the group of rows that it replaces, if this value
     is finite. All other values of a new row are means over the finite values of the group.

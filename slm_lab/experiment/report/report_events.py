@@ -1,7 +1,7 @@
 """Read the notices, restarts and failures of a run from its log files, and compute the frame and the training time of each event.
 
-A training process writes its notices, with date and time, to the log file of its Session. The line "begins: …, frame F" marks the start of
-a process. The training time of a later line is computed from the time that has passed since the line "begins: …".
+A training process writes its notices, with date and time, to the log file of its Session. In a log file, the line "begins: …, frame F"
+marks the start of a process. The training time at a later line is computed from the time that has passed since the line "begins: …".
 """
 
 from __future__ import annotations

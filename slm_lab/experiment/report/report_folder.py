@@ -63,8 +63,8 @@ def write_folder_report(where: str, data_dir: Path, choice: TrainingChoice) -> P
 
     Args:
         where: the folder of the run, search or study, with or without `data_dir`, or "latest".
-        choice: a trial of the search, or a run of the study. If `choice` names one, its report is written instead of the report of the
-            search or study.
+        choice: a trial of the search, or a run of the study. If `choice` names a trial or a run, the report of this trial or run is written
+            instead of the report of the search or study.
 
     Raises UserError if the folder does not exist or the report cannot be written, and SpecError if the spec in the folder cannot be read.
     """
@@ -278,9 +278,9 @@ def write_study_report(
     Raises UserError if the report cannot be written.
 
     Args:
-        failed: (entry, env) of each run that failed.
+        failed: (study entry, env) of each run that failed.
         ended: whether the study has ended, although a process still locks its folder.
-        decide: whether to report which differences are decided (see report/decision.py).
+        decide: whether to report for which entries the difference from the reference entry is decided (see report/decision.py).
     """
     data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock), decide=decide)
     return write_report(paths.root, paths.report, data)

@@ -115,11 +115,9 @@ _LABELS = {
 
 
 def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
-    """Return the descriptions of all graphs whose columns have values.
+    """Return the entry `panels` of the report's data (see report_data.py): the descriptions of all graphs whose columns have values.
 
-    They are the entry `panels` of the report's data (see report_data.py).
-
-    Args: modes: mode ("train", "eval" or "trial") → index → table.
+    Args: modes: mode ("train", "eval" or "trial") → dict of the tables of this mode: index of the table → table.
     """
     known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
     drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}

@@ -5,7 +5,7 @@ A run folder of SLM Lab v4 or v5 is first imported into a run folder in the form
 other files:
 
     {name}_spec.json (of a search), {name}_t0_spec.json, {name}_t0_s0_spec.json: one flat object {name, agent, env, meta}
-    info/{name}_t0_s0_session_df_train.csv and …_eval.csv, written by pandas; frame is a float in v5
+    info/{name}_t0_s0_session_df_train.csv and …_eval.csv, written by pandas (in v5 with frames as floats)
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def retro_analyze(folder: Path) -> str:
 
     A Session has the status "failed" if its metrics file has this status and its table has not grown since the failure. Any other Session
     has the status "done" if its last row has reached the number of frames in the spec or meta.max_seconds, else "stopped". The random
-    baseline is the shipped or cached baseline or, without these, the baseline in the existing metrics file. If no baseline is found, the
-    random baseline is measured.
+    baseline is the shipped or cached baseline or, if the env has no such baseline, the baseline in the existing metrics file. If this file
+    has no baseline either, the random baseline is measured.
 
     Raises UserError if the run cannot be analyzed. The message of the UserError names the run folder.
     """

@@ -64,7 +64,7 @@ _TAIL = 4_096
 
 
 class Run:
-    """One trial of a run folder. Files are read on first use and cached. To read newer content, create a new Run.
+    """One trial of a run folder. Files are read on first use and cached. To read files again that have changed, create a new Run.
 
     `train` and `eval` are pandas DataFrames. The analysis itself uses the numpy arrays of `tables`, and does not need pandas.
     """
@@ -380,7 +380,10 @@ def _read_table_or_empty(path: Path) -> Table:
 
 
 def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
-    """Return the values of a column as int64 if the column contains counts and all values are finite. Return other values unchanged."""
+    """Return the values of a column as int64 if the column contains counts and all values are finite.
+
+    Return the values of any other column unchanged.
+    """
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 
@@ -431,9 +434,9 @@ def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
 def global_table(tables: Mapping[int, Table]) -> Table:
     """Return the joint table of all workers of a shared net, in which the rows of all workers are ordered by global frame.
 
-    The column frame of the joint table is the global frame. The numbers of episodes, vector steps and optimizer steps are sums over all
-    workers. For these sums, the number of each worker is interpolated between its rows. The time wall_t is changed so that wall_t never
-    decreases. All other columns are unchanged.
+    The column frame of the joint table is the global frame (the number of frames of all workers together). The numbers of episodes, vector
+    steps and optimizer steps are sums over all workers. To compute the sum at a row, the number of each worker is interpolated between the
+    rows of this worker. The time wall_t is changed so that wall_t never decreases. All other columns are unchanged.
     """
     parts = [table for table in tables.values() if np.isfinite(table.get("global_frame", np.empty(0))).any()]
     parts = [{name: values[np.isfinite(table["global_frame"])] for name, values in table.items()} for table in parts]

@@ -64,8 +64,8 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
     of each policy, averaged over the Sessions, or None if no episode ended) and `best_policy` (the index of the best policy).
 
     Args:
-        train: index → training table.
-        metric_tables: index → table from which the metrics of the trial are computed.
+        train: index of each training table → table.
+        metric_tables: index of each table from which the metrics of the trial are computed → table.
         policies: number of policies of each Session.
     """
     metrics: dict[str, Any] = {}
@@ -207,7 +207,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 def row_positions(processes: Iterable[str]) -> dict[str, float]:
     """Return a dict: process → vertical position of the centre of its row in the timeline.
 
-    The first row is at 0, and rows below have negative positions.
+    The first row of the timeline is at position 0, and the rows below have negative positions.
     """
     positions: dict[str, float] = {}
     position, above = 0.0, ""
@@ -247,7 +247,9 @@ def _process_sort_key(process: str) -> tuple[int, int, str]:
 
 
 def _assign_lanes(spans: Sequence[Span]) -> list[int]:
-    """Assign each span to a lane, and return the number of the lane of each span. A lane is a strip of a row whose spans do not overlap.
+    """Assign each span to a lane, and return the number of the lane of each span.
+
+    The spans in a lane, which is a strip of a row of the timeline, do not overlap.
 
     A span gets the lane with the lowest number that is free when the span begins. The spans must be sorted by `begin`.
     """

@@ -85,8 +85,7 @@ class SearchSummary:
     def count(self, *, shown: bool = True) -> str:
         """Return a text with the number of trials of each status, such as "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)".
 
-        Args: shown: whether the text is for a figure, in which failed trials are not shown. The text then marks failed trials as "(not
-            shown)".
+        Args: shown: whether failed trials are marked as "(not shown)", for the text of a figure, in which failed trials are not shown.
         """
         words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
@@ -114,7 +113,7 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
 
     The search may still be running, and `records` may be empty. If a file or figure cannot be written, a notice is printed.
 
-    Args: metric: name of the metric by which trials are ranked. TrialRecord.metric is the value of this metric.
+    Args: metric: name of the metric by which trials are ranked, whose value for each trial is TrialRecord.metric.
     """
     writer, view = Writer(paths.root), summarize_search(spec, records, metric)
     space, order, importance = view.space, view.ranked, view.importance
@@ -319,7 +318,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
     """Return a dict: name of each figure of returns → curve of the trial, averaged over its Sessions.
 
-    Figures without returns are omitted.
+    A figure is omitted if the tables of the trial have no values for its curve.
     """
     tables = [return_curves(table) for table in Run(paths, trial).tables_per_training(mode).values()]
     result = {}
@@ -335,8 +334,8 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
 def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Return a dict: path of each spec key → short name of the key.
 
-    The short name is the last part of the path. If this part is not unique or is general, such as "name", the short name has more parts of
-    the path.
+    The short name is the last part of the path. If the last part is not unique or is general, such as "name", the short name has more parts
+    of the path.
     """
     parts = {key: key.split(".") for key in keys}
 
@@ -400,7 +399,10 @@ def _hashable_text(value: object) -> str:
 
 
 def _option_texts(values: Sequence[Any]) -> list[str]:
-    """Return the values of a categorical key as texts. The text of a dict is the value of its key `name`, if all texts then differ."""
+    """Return the values of a categorical key as texts.
+
+    A dict is represented by the value of its key `name`, unless two of the texts would be equal.
+    """
     names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else _value_text(value) for value in values]
     return names if len(set(names)) == len(names) else [_value_text(value) for value in values]
 

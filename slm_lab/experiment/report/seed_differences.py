@@ -78,11 +78,11 @@ def seed_difference_sentences(
     At most six seeds are compared. Returns [] if fewer than two seeds have returns.
 
     Args:
-        tables: index → training table of the seed.
-        returns: index → training table or evaluation table from which the seed's returns are taken.
-        names: index → name of the seed.
+        tables: index of each seed → training table of the seed.
+        returns: index of each seed → training table or evaluation table from which the returns of the seed are taken.
+        names: index of each seed → name of the seed.
         baseline: random baseline of the env, or None if the baseline is unknown.
-        latest: index → table whose last row has the current return of the seed, by default `returns`.
+        latest: index of each seed → table whose last row has the current return of the seed, by default `returns`.
     """
     latest = returns if latest is None else latest
     curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}

@@ -136,8 +136,8 @@ def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None
 def adjust_holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjust p-values for multiple testing by the method of Holm, 1979, "A simple sequentially rejective multiple test procedure".
 
-    The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. An adjusted p-value that is then below the adjusted p-value
-    of a smaller p-value is raised to the latter. An element None, which means that there was no test, is not counted and stays None.
+    The k-th smallest of K p-values is multiplied by K − k + 1 and limited to 1. Finally, each adjusted p-value is raised to the largest
+    adjusted p-value of all smaller p-values. An element None, which means that there was no test, is not counted and stays None.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)

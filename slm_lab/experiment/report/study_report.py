@@ -1,4 +1,4 @@
-"""Write the tables and figures at the end of a study, which are created from the result files of the study alone."""
+"""Create the tables and figures of a study from its result files alone, and write them at the end of the study."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EntryResult(NamedTuple):
     """Number of seeds that reached the return that counts as solved (`solve`)."""
     solve_seconds: Median | None = None
     """Median number of seconds until a seed reached the return `solve`. The median is infinite if at least half of the seeds did not reach
-    it."""
+    `solve`."""
     solve_frames: Median | None = None
     """Median number of global frames until a seed reached the return `solve`, or infinite if at least half of the seeds did not reach
     `solve`."""
@@ -108,8 +108,8 @@ def write_report(
 
     Args:
         results: result of each run that has ended.
-        failed: (entry, env) of each run that failed.
-        decide: whether to report which differences are decided (see report/decision.py).
+        failed: (study entry, env) of each run that failed.
+        decide: whether to report for which entries the difference from the reference entry is decided (see report/decision.py).
     """
     found = study_settings(study, results)
     if not found and not failed:
@@ -139,7 +139,7 @@ def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting
 
     The reason is "" if the chosen metric is the study's own metric.
 
-    Args: found: (env, entry) → Setting.
+    Args: found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
     """
     metric, reason = comparable_metric(study.metric, found.values())
     return replace(study, spec=study.spec.model_copy(update={"metric": metric})), f"{reason}." if reason else ""
@@ -171,8 +171,8 @@ def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], faile
     """Return the results of each study entry in each env.
 
     Args:
-        found: (env, entry) → Setting with the runs that have ended.
-        failed: (entry, env) of each run that failed.
+        found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
+        failed: (study entry, env) of each run that failed.
     """
     rows = []
     for env in study.envs:
@@ -389,8 +389,8 @@ def _levels(study: StudyPlan) -> str:
 def result_sentences(study: StudyPlan, rows: Sequence[EntryResult]) -> list[str]:
     """Return sentences about the results of a study.
 
-    The first sentences describe the differences from the baseline entry. The next sentences say when each entry reached the return that
-    counts as solved (`solve`).
+    The first returned sentences describe the differences between each entry and the baseline entry. The next sentences say when each entry
+    reached the return that counts as solved (`solve`).
     """
     return [*_differences(study, rows), *_solved_sentences(study, rows)]
 

@@ -1,6 +1,6 @@
 """Write and read the result files of a study, one small JSON file for each run.
 
-The tables and figures of the study are created from them.
+All tables and figures of the study are created from these files.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Labels:
     def failed_text(self) -> str:
         """Text with the number of failed Sessions, such as ", 1 failed" or, with several policies, ", 1 session failed".
 
-        If no Session failed, "".
+        If no Session failed, the text is "".
         """
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
@@ -140,7 +140,7 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
 def _add_evaluation_line(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
     """Add a line of the mean return of the evaluations to the figure of the training returns, and return all figures.
 
-    Args: tables: index → evaluation table.
+    Args: tables: index of each evaluation table → table.
     """
     curves = [one for table in tables.values() if len((one := curve(table, "total_reward")).frame)]
     if not curves:

@@ -1,7 +1,7 @@
 """Compute the content of the web pages of a run, a search and a study.
 
-Each of the functions `run`, `search` and `study` returns a version and a function. The version is a text that changes when the files of the
-run, search or study change. The function computes the content of the page as a dict for JSON.
+Each of the functions `run`, `search` and `study` returns a version and a function. The returned version is a text that changes when the
+files of the run, search or study change. The returned function computes the content of the page as a dict for JSON.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _files(folder: Path) -> list[Path]:
 def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
     """Return a part of a log file: a dict with its text, the positions "begin" and "end" of the part, and the "size" of the file, in bytes.
 
-    The part has at most _LOG_BYTES bytes.
+    The returned part of the log file has at most _LOG_BYTES bytes.
 
     Args:
         after: position of the byte at which the part begins. If `after` is None or beyond the end of the file, the part consists of the

@@ -3,7 +3,7 @@
 - DNS rebinding: if evil.example is resolved to 127.0.0.1, a page of evil.example sends requests with the header Host: evil.example. The
   server answers only requests whose Host is a name of the loopback address.
 - Requests from pages of other sites have the name of the site in the header Origin, or have the header Sec-Fetch-Site: cross-site. The
-  server refuses such requests, unless a user follows a link from another site to a page of the server.
+  server refuses requests from pages of other sites, unless a user follows a link to a page of the server.
 - Headers of the server's responses tell the browser to load scripts, styles and data only from this server, not to guess media types, and
   not to show the page in a frame.
 """

@@ -20,7 +20,7 @@ Signature = tuple[float | None, ...]
 
 @dataclass
 class _CachedEntry:
-    """An entry of the index, with the modification times of its files (`signature`) and the index version in which the entry last changed."""
+    """An entry of the index, the modification times of its files (`signature`), and the index version in which the entry last changed."""
 
     signature: Signature
     entry: Entry | None
@@ -30,9 +30,9 @@ class _CachedEntry:
 class Index:
     """The entries of all runs, searches and studies in a data folder. An index is thread-safe.
 
-    For a run that has ended, a refresh of the index needs only two calls of `stat`, on the run folder and on the lock file. These two calls
-    suffice: files of a run are created and replaced by renaming, which changes the modification time of the folder, and a new start of the
-    run changes the lock file. The entry of a run that is still running is computed again at each refresh.
+    For a run that has ended, a refresh of the index checks only the modification times of the run folder and of the lock file. The
+    modification time of the run folder changes when a file in the folder is created or replaced by renaming, and a new start of the run
+    changes the lock file. The entry of a run that is still running is computed again at each refresh.
     """
 
     def __init__(self, data: DataFolder) -> None:

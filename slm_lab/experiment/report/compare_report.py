@@ -80,9 +80,9 @@ def write_comparison(
     Args:
         by: key of AXES, which names the column on the horizontal axis of the graphs.
         metric: key of METRICS, which names the column to draw.
-        solve: the return that counts as solved.
+        solve: return at which the task counts as solved, or None for no such return.
         labels: a name for each pattern, by default the names of the specs.
-        choice: the trial of searches and the runs of studies to compare (see read_settings).
+        choice: which trial of a search and which runs of a study are compared (see read_settings).
         data_dir: the folder that contains the run folders.
         out: the output folder, by default a new folder in `data_dir`.
 
@@ -449,7 +449,10 @@ def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Convert columns to the lines of a table: the header, then the rows. Empty columns are omitted. Args: columns: title → cells."""
+    """Convert columns to the lines of a table: the header, then the rows.
+
+    Empty columns are omitted. Args: columns: title of each column → cells of the column.
+    """
     kept = {title: cells for title, cells in columns.items() if cells}
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
 

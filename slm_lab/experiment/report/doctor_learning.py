@@ -98,7 +98,7 @@ def large_updates(session: Session) -> Finding | None:
 def small_updates(session: Session) -> Finding | None:
     """Detect a policy that hardly changes: in nine of ten rows, approx_kl is below 1e-5 and at most 0.1 % of the ratios are clipped.
 
-    The fault is not reported if approx_kl is above 0.1 in any row. An update with such a large approx_kl may have made the policy
+    The fault is not reported if approx_kl is above 0.1 in any row. An update with an approx_kl above 0.1 may have made the policy
     deterministic, so that the policy no longer changes. Schulman, Nuts and Bolts of Deep RL (2016), recommends to monitor the KL divergence
     of updates. Usual targets of the KL divergence are 0.003 to 0.03.
     """

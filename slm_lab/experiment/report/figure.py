@@ -270,7 +270,7 @@ class Trials:
     def groups(self) -> dict[str, np.ndarray]:
         """Return a dict of the legend entries: name → indices of the trials.
 
-        There is an entry for each status, and a last entry for the best trials.
+        The dict has an entry for each status of trials, and a last entry for the best trials.
         """
         status = np.array(self.status)
         found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}

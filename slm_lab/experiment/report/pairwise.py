@@ -118,7 +118,7 @@ def _compare_over_envs(
 ) -> tuple[list[OverallResult], list[Scale], dict[str, Profile]]:
     """Compare the settings that have results in several envs, over the envs in which all of these settings have results.
 
-    The results are empty if fewer than two envs have results of all these settings.
+    The results are empty if fewer than two envs have results of all compared settings.
     """
     of_label: dict[str, dict[str, Setting]] = {}
     for one in settings:
@@ -152,9 +152,9 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
     """Return the scale for the normalised returns of an env.
 
     The normalised return 0 is the random baseline or, if the baseline is unknown, the lowest result of the settings. The normalised return
-    1 is the published score or, without a published score, the highest possible return. If the highest possible return is unknown too, the
-    normalised return 1 is the highest result of the settings. If the return for 1 would not be above the return for 0, the lowest and the
-    highest result of the settings are used as the normalised returns 0 and 1.
+    1 is the published score or, without a published score, the highest possible return. If the published score and the highest possible
+    return are unknown, the normalised return 1 is the highest result of the settings. If these rules would make 1 correspond to a return
+    that is not above the return for 0, the lowest and the highest result of the settings are used for 0 and 1.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
     zero, zero_is = _random_baseline(settings[0]), "random actions"

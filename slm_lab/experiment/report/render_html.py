@@ -293,7 +293,7 @@ def _cell_axis(scale: Scale, domain: list[float], anchor: str, *, labelled: bool
 
 
 def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> list[dict[str, Any]]:
-    """Return the plotly traces of one scatter plot of the grid: a trace for each status, and a last trace for the best trials."""
+    """Return the plotly traces of one scatter plot of the grid: a trace for each status of trials, and a last trace for the best trials."""
     x_T, y_T = figure.x_KT[column], figure.y_RT[row]
     trials, first, traces = figure.trials, row == column == 0, list[dict[str, Any]]()
     for name, picked in trials.groups().items():

@@ -1,14 +1,14 @@
 """Create the data of the HTML report of a trial: one JSON object, which the script report.js draws.
 
-`report_data(Run(paths, trial))` returns this JSON object. The object is used in two ways:
-- report_page.py writes the object into report.html.
-- A server can send the object to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page of the
-  server calls `SLMReport.render(element, data)` once, and later `SLMReport.update(element, data)` with newer data of the same run.
+`report_data(Run(paths, trial))` returns the JSON object of a trial. The JSON object of a report is used in two ways:
+- report_page.py writes the JSON object into report.html.
+- A server can send the JSON object to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page of
+  the server calls `SLMReport.render(element, data)` once, and later `SLMReport.update(element, data)` with newer data of the same run.
 
 report.js also draws the reports of a search and of a study, whose data have figures and tables of results instead of Session tables. Since
 the kinds of reports have different data, all keys except `version`, `kind` and `title` are optional. All texts are plain text: report.js
 inserts texts as text nodes, and escapes the names that it passes to plotly. All numbers in the object are finite, and a missing number is
-null. The object has these keys:
+null. The JSON object has these keys:
 
     version, kind ("trial", "search" or "study"), title, subtitle, folder, written (ISO time), status
     refresh     seconds between two reloads of the page, null if the run is not running
@@ -109,7 +109,7 @@ _METRICS = {
 
 
 def report_data(run: Run) -> dict[str, Any]:
-    """Return the data of the HTML report of a trial as a dict for JSON (see the module's docstring). The run may still be training.
+    """Return the data of the HTML report of a trial as a dict for JSON (see the module's docstring). The trial may still be training.
 
     Graphs and numbers are omitted if their table is missing or incomplete. Raises UserError if the spec of the run cannot be read.
     """
@@ -324,7 +324,7 @@ class _Trial:
         return f", {format_duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
-        """Return a list with the entry of the summary that says which activity took most of the time, or [] if the times are unknown.
+        """Return a list with the summary entry that says which activity of the run took most of the time, or [] if the times are unknown.
 
         The compared activities are acting and learning or, if the run has rollout workers, the work of each kind of process.
         """

@@ -150,8 +150,8 @@ def files(run: Run) -> list[dict[str, str]]:
 def published_levels(run: Run) -> list[dict[str, Any]]:
     """Return the published score, and the return that counts as solved, as {value, label} entries for horizontal lines.
 
-    The published score and the return that counts as solved are defined in the study to which the run belongs. An entry that the study does
-    not define is omitted. The list is empty if the run does not belong to a study.
+    The published score and the return that counts as solved are defined in the study to which the run belongs. If the study does not define
+    one of the two values, the entry of this value is omitted. The list is empty if the run does not belong to a study.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         folder = run.paths.root.absolute().parent

@@ -67,8 +67,8 @@ def retro_analyze(folder: Path) -> str:
 
     A Session has the status "failed" if its metrics file has this status and its table has not grown since the failure. Any other Session
     has the status "done" if its last row has reached the number of frames in the spec or meta.max_seconds, else "stopped". The random
-    baseline is the shipped or cached baseline or, if the env has no such baseline, the baseline in the existing metrics file. If this file
-    has no baseline either, the random baseline is measured.
+    baseline is the shipped or cached baseline or, if the env has no such baseline, the baseline in the existing metrics file. The random
+    baseline is measured if there is no shipped, cached or existing baseline.
 
     Raises UserError if the run cannot be analyzed. The message of the UserError names the run folder.
     """

@@ -1,4 +1,6 @@
-"""Read a run folder: the spec, tables, metrics and status of a run. The functions write no file, and the run may still be training.
+"""Read a run folder: the spec, tables, metrics and status of a run.
+
+The functions of this module write no file, and the run may still be training.
 
 `read_columns`, the only CSV reader of the analysis, uses only the standard library, since importing pandas takes 0.25 s, which is 6 % of a
 short run. pandas is imported only when a DataFrame is requested.

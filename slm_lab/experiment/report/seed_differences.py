@@ -73,7 +73,7 @@ def seed_difference_sentences(
     baseline: float | None = None,
     latest: Mapping[int, Table] | None = None,
 ) -> list[str]:
-    """Return a paragraph of sentences for each seed except the best seed. The paragraph compares the seed with the best seed.
+    """Return, for each seed except the best seed, a paragraph of sentences that compares this seed with the best seed.
 
     At most six seeds are compared. Returns [] if fewer than two seeds have returns.
 

@@ -213,13 +213,13 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
     """Yield the intervals of a confidence sequence for differences in [−span, span].
 
     An interval contains the candidate means m that were not refuted by bets against m. With differences xᵢ scaled to [0, 1], a bettor who
-    bets the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m). Another bettor bets that the mean is
-    below m. If m is the true mean, the average wealth of all bettors is a martingale that starts at 1. The probability that the average
-    wealth ever exceeds 1 / level is then at most `level` (Ville's inequality): Waudby-Smith and Ramdas 2024, "Estimating means of bounded
-    random variables by betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow the arcsine law of the universal
-    portfolio, as in Orabona and Jun 2024, "Tight concentrations and confidence sequences from the regret of universal portfolio"
-    (https://arxiv.org/abs/2110.14099). With the average over many betting fractions, no fraction has to be chosen, and the intervals do not
-    depend on the order of the differences.
+    bets the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m). For each u, another bettor bets the
+    fraction u of its wealth that the mean is below m. If m is the true mean, the average wealth of all bettors is a martingale that starts
+    at 1. The probability that the average wealth ever exceeds 1 / level is then at most `level` (Ville's inequality): Waudby-Smith and
+    Ramdas 2024, "Estimating means of bounded random variables by betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow
+    the arcsine law of the universal portfolio, as in Orabona and Jun 2024, "Tight concentrations and confidence sequences from the regret
+    of universal portfolio" (https://arxiv.org/abs/2110.14099). With the average over many betting fractions, no fraction has to be chosen,
+    and the intervals do not depend on the order of the differences.
     """
     mean_G1 = np.linspace(0.0, 1.0, _GRID)[1:-1, None]
     bet_K = np.cos((2 * np.arange(1, _BETS + 1) - 1) * np.pi / (4 * _BETS))

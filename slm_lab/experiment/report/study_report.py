@@ -246,7 +246,7 @@ def compare_with_published(score: Estimate | None, published: float | None) -> s
 
     "≥" means that the score is at least the published score. "≈" means that the score is below the published score, but the interval of the
     score contains the published score. "below" means that the whole interval of the score is below the published score, or that the score
-    is below it and has no interval.
+    is below the published score and has no interval.
     """
     if score is None or published is None:
         return ""

@@ -74,7 +74,7 @@ _BEST, _FEWEST = 0.25, 5
 
 @dataclass(frozen=True)
 class Importance:
-    """The importance of each searched key of a search for the metric."""
+    """How important each searched key of a search is for the metric of the search."""
 
     shares: dict[str, float]
     """Path of each searched key → share of the total importance, from 0 to 1, in descending order."""

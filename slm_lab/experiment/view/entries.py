@@ -161,8 +161,8 @@ def _state_from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
     """Return the estimated time in seconds until the training ends, or None if the time is unknown.
 
-    The training ends when all tables have reached `target` frames or `limit` seconds of training. The speed is the current speed of the
-    tables that still grow.
+    The training ends when all tables have reached `target` frames or `limit` seconds of training. The estimate uses the current speed of
+    those tables that still grow.
     """
     left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
     speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))

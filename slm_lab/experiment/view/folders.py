@@ -104,10 +104,10 @@ class DataFolder:
         return found
 
     def check(self, folder: Path, names: tuple[str, ...] = _READ) -> None:
-        """Raise NotServed if a subfolder contains an unsafe object.
+        """Raise NotServed if a subfolder of a run folder contains an unsafe link or a special file.
 
-        Unsafe objects are links out of the data folder, and objects that are neither a file nor a folder. Args: names: the checked
-        subfolders of `folder`.
+        A link is unsafe if its target is outside the data folder. A special file is neither a regular file nor a folder. Args: names: names
+        of the subfolders of `folder` that are checked.
         """
         for name in names:
             self._check(folder / name if name else folder)

@@ -28,7 +28,7 @@ class _CachedEntry:
 
 
 class Index:
-    """The entries of all runs, searches and studies in a data folder. An index is thread-safe.
+    """The entries of all runs, searches and studies in a data folder. An Index can be used by several threads.
 
     For a run that has ended, a refresh of the index checks only the modification times of the run folder and of the lock file. The
     modification time of the run folder changes when a file in the folder is created or replaced by renaming, and a new start of the run

@@ -97,20 +97,20 @@ def _head(section: Section, name: str) -> Iterator[str]:
     key = section.path.removeprefix("agent.")
     yield from ("", f'- In a spec: `"{key}": {{"name": "{name}"}}`')
     if section.path == "agent.algorithm":
-        yield f"- Actions: {', '.join(kind.replace('_', '-') for kind in model.action_kinds)}"
+        yield f"- Supported actions: {', '.join(kind.replace('_', '-') for kind in model.action_kinds)}"
         memories = next(one for one in SECTIONS if one.path == "agent.memory")
         links = [f"[{memory}]({page_of(memories, memory)})" for memory in model.memories]
-        yield f"- Memory: {', '.join(links)}{'' if len(links) == 1 else '; the first is the default'}"
+        yield f"- Memory: {', '.join([f'{links[0]} (default)', *links[1:]] if len(links) > 1 else links)}"
         if model.learns:
-            yield f"- `RecurrentNet`: {'supported' if model.recurrent else 'not supported'}"
+            yield f"- Recurrent nets (`RecurrentNet`): {'supported' if model.recurrent else 'not supported'}"
             sampler = {(): "", ("async",): ", `meta.sampler` (asynchronous)"}.get(model.samplers, ", `meta.sampler`")
-            yield f"- Several processes: `meta.distributed`{sampler}"
+            yield f"- Keys for training in several processes: `meta.distributed`{sampler}"
     if section.path == "agent.memory":
         algorithms = next(one for one in SECTIONS if one.path == "agent.algorithm")
         users = [
             f"[{one}]({page_of(algorithms, one)})" for one, other in algorithms.models.items() if name in getattr(other, "memories", ())
         ]
-        yield f"- Algorithms: {', '.join(users)}"
+        yield f"- Algorithms that use this memory: {', '.join(users)}"
     file = Path(inspect.getsourcefile(implementation) or "").resolve().relative_to(ROOT).as_posix()
     yield from (f"- Code: `{implementation.__name__}` in [`{file}`](../{file})", "")
 
@@ -170,10 +170,10 @@ def _diagnostics(section: Section, name: str) -> Iterator[str]:
     yield from (
         "## Diagnostics",
         "",
-        "Columns of the tables, in addition to the [columns of all algorithms](results.md#columns):",
+        "The tables of a run have these columns in addition to the [columns of all algorithms](results.md#columns):",
         "",
     )
-    yield from ("| column | mean over the updates since the previous row |", "|---|---|")
+    yield from ("| column | meaning (each value is the mean over the updates since the previous row) |", "|---|---|")
     if missing := [column for column in algorithm.diagnostics if column not in DIAGNOSTICS]:
         raise ValueError(f"DIAGNOSTICS in tools/component_pages.py does not say what the column {missing[0]!r} of {name} means")
     yield from (f"| `{column}` | {DIAGNOSTICS[column]} |" for column in algorithm.diagnostics)
@@ -207,11 +207,11 @@ def _specs(section: Section, name: str) -> Iterator[str]:
     """Yield the shipped specs that use a component, and their scores."""
     users = [spec for spec in _shipped() if name in spec.components]
     files = {file: [spec.name for spec in users if spec.file == file] for file in dict.fromkeys(spec.file for spec in users)}
-    yield from ("## Specs that ship", "")
+    yield from ("## Shipped specs", "")
     if not users:
-        yield from ("None.", "")
+        yield from (f"No shipped spec uses {name}.", "")
         return
-    yield from ("To run one of these specs: `slm-lab FILE NAME train`.", "")
+    yield from (f"These shipped specs use {name}. The command `slm-lab FILE NAME train` trains the spec NAME of a file.", "")
     yield from (f"- [{Path(file).name}](../slm_lab/spec/{file}): {', '.join(f'`{one}`' for one in names)}" for file, names in files.items())
     yield ""
     scores = [row for row in _scores() if (row.file, row.name) in {(spec.file, spec.name) for spec in users}]
@@ -219,9 +219,9 @@ def _specs(section: Section, name: str) -> Iterator[str]:
         return
     yield from ("## Scores", "")
     if section.path != "agent.algorithm" and len(scores) > _MAX_SCORES:
-        yield from (f"[Scores](BENCHMARKS.md) lists the scores of {len(scores)} of these specs.", "")
+        yield from (f"[Scores of the shipped specs](BENCHMARKS.md) lists the scores of {len(scores)} of these specs.", "")
         return
-    yield from ("From [Scores of the shipped specs](BENCHMARKS.md), which explains the columns.", "")
+    yield from ("These scores are from [Scores of the shipped specs](BENCHMARKS.md), which explains the columns.", "")
     yield from ("| env | spec | frames | score | 95 % interval | seeds | published |", "|---|---|---|---|---|---|---|")
     yield from (f"| {row.env} | `{row.name}` | {row.cells} |" for row in scores)
     yield ""

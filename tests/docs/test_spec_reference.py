@@ -91,7 +91,7 @@ def test_a_page_of_a_component_is_complete(section: Section, name: str) -> None:
     assert len(hand.split("```")[0].split()) > 5
     assert equations or name == "Random"
     assert text.startswith(f"# {name}\n\n")
-    assert all(f"\n## {part}\n" in text for part in ("Keys", "Specs that ship"))
+    assert all(f"\n## {part}\n" in text for part in ("Keys", "Shipped specs"))
     if section.path == "agent.algorithm":
         diagnostics = section.models[name].implementation().diagnostics  # type: ignore[attr-defined]
         assert [f"| `{column}` |" in text for column in diagnostics] == [True] * len(diagnostics)

@@ -23,7 +23,15 @@ from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
-from slm_lab.experiment.report.study_report import EntryResult, explanation, markdown_table, study_figures, study_rows, study_settings
+from slm_lab.experiment.report.study_report import (
+    EntryResult,
+    bullets,
+    explanations,
+    markdown_table,
+    study_figures,
+    study_rows,
+    study_settings,
+)
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.load.files import find_spec_file
 from slm_lab.spec.load.study_file import load_study
@@ -38,9 +46,10 @@ training run.
 """
 CLASSIC = """## Classic control and Box2D
 
-From the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run of four Sessions, and each Session counts
-as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and row spacing. Many specs have a
-[pretrained agent](commands.md#pretrained-agents), trained with the best of these seeds again: `slm-lab enjoy ppo_cartpole` plays it.
+The scores in this table are from the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run of four
+Sessions, and each Session counts as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and spacing
+of table rows. Many specs have a [pretrained agent](commands.md#pretrained-agents), which was trained again with the best of these seeds;
+for example, `slm-lab enjoy ppo_cartpole` plays the agent of `ppo_cartpole`.
 
 """
 TABLES_INTRO = """The following tables are from the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are chosen
@@ -94,7 +103,7 @@ SHORT_TABLES = {
 def scores(study: Study, rows: Sequence[EntryResult]) -> str:
     """Return the text of docs/BENCHMARKS.md, in which the table has a row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
-    classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
+    classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{bullets(explanations(study, head))}\n"
     return f"{INTRO}{classic}\n{TABLES_INTRO}{tables_text()}"
 
 
@@ -122,7 +131,9 @@ def with_short_table(page: Path, rows: Sequence[EntryResult]) -> str:
     table = markdown([["", *envs], *([algorithm, *map(_short_cell, found)] for algorithm, found in shown)])
     seeds = sorted({row.seeds for _, found in shown for row in found if row is not None})
     over = " to ".join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))
-    note = f"Each score is the mean over {over or 0} seeds. In brackets: the score that SLM Lab v5 published for as many frames."
+    note = (
+        f"Each score is the mean over {over or 0} seeds. The score that SLM Lab v5 published for the same number of frames is in brackets."
+    )
     return _between("scores", f"{table}\n\n{note}\n", page)
 
 

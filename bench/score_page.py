@@ -22,8 +22,9 @@ from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.study_report import (
     EntryResult,
+    bullets,
     compare_with_published,
-    explanation,
+    explanations,
     study_figures,
     study_rows,
     study_settings,
@@ -38,6 +39,10 @@ from slm_lab.spec.models.study import StudyPlan, StudyRun
 FIGURES = DOCS / "scores"
 PUBLISHED = Path(__file__).with_name("published.csv")
 """Published scores in addition to those in the study files: section, env, entry, source, score, standard deviation, frames, seeds."""
+
+
+_ADVANTAGE = "SLM Lab minus this library"
+"""Title of the column in which the scores of SLM Lab and of another library are compared."""
 
 
 class Section(NamedTuple):
@@ -55,54 +60,56 @@ SECTIONS = (
     Section(
         "MuJoCo: PPO after 4 or 10 million frames",
         {"mujoco": "SLM Lab v5"},
-        "Score: mean of total_reward over the last 100 rows, as SLM Lab reports it, with its frames and row spacing. Published: "
-        "SLM Lab v5, which used separate settings for some environments; here, all environments share one spec.",
+        "The published scores are from SLM Lab v5, with the same frames and the same spacing of table rows. SLM Lab v5 used separate "
+        "settings for some environments; here, all environments share one spec.",
         "SLM Lab v5",
     ),
     Section(
         "MuJoCo: PPO after 1 million frames",
         {"mujoco_1m": ""},
-        "CleanRL's and Stable-Baselines3's PPO, with their defaults, are trained here with the same seeds, environments and "
-        "frames. Score: mean return of the last 100 training episodes. The published scores are for older versions of the "
-        "environments (v3, v4); those of Tianshou are the largest mean during training.",
+        "The PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries, is trained with the same seeds, environments "
+        "and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are the largest mean "
+        "return during training.",
     ),
     Section(
         "DeepMind Control: PPO",
         {"dm_control_5m": "SLM Lab (100 M frames)", "dm_control": "rl_games (32 M frames)"},
-        "EnvPool's environments. Rewards from 0 to 1 are summed over the 1,000 steps of an episode. Published: SLM Lab v5.3 after "
-        "100 million frames in MuJoCo Playground, and single runs of rl_games after about 32 million frames.",
+        "The environments are those of EnvPool. A return is the sum of rewards from 0 to 1 over the 1,000 steps of an episode. The "
+        "published scores are from SLM Lab v5.3 after 100 million frames in MuJoCo Playground, and from single runs of rl_games after "
+        "about 32 million frames.",
         "SLM Lab (100 M frames)",
     ),
     Section(
         "MuJoCo Playground: PPO",
         {"playground": "SLM Lab (100 M frames)"},
-        "EnvPool's environments, with C MuJoCo instead of MJX. Published: SLM Lab v5.3 after 100 million frames.",
+        "The environments are those of EnvPool, which use MuJoCo in C instead of MJX. The published scores are from SLM Lab v5.3 after "
+        "100 million frames.",
         "SLM Lab (100 M frames)",
     ),
     Section(
         "MinAtar",
         {"minatar": ""},
-        "Version 0 of the games: all six actions, and an action is repeated with probability 0.1. Score: mean return of the last "
-        "100 training episodes.",
+        "The agents play version 0 of the games, in which all six actions are available, and the previous action is repeated with "
+        "probability 0.1.",
     ),
     Section(
         "Off-policy algorithms after 100,000 frames of MuJoCo",
         {"off_policy_100k": "SimbaV2's runs (v4)"},
-        "One update per frame. Score: mean return of 10 episodes with deterministic actions. SAC and TD3 of Stable-Baselines3 and "
-        "CrossQ of SBX, with the settings of RL Zoo, are trained here with the same seeds. Published: the results of SimbaV2's "
-        "authors with version 4 of the environments, 10 seeds.",
+        "The agents do one update per frame. An evaluation has 10 episodes with deterministic actions. SAC and TD3 of Stable-Baselines3 "
+        "and CrossQ of SBX, with the settings of RL Zoo, are trained with the same seeds. The published scores are results of the "
+        "authors of SimbaV2 with version 4 of the environments and 10 seeds.",
         "SimbaV2's runs (v4)",
     ),
     Section(
         "Humanoid: asynchronous SAC",
         {"async_sac_humanoid": ""},
-        "Two workers that train one net by Hogwild!, compared with SAC in one process with the same settings. Frames are counted "
-        "over both workers. Score: mean return of 10 episodes with deterministic actions.",
+        "Two workers that train one net by Hogwild! are compared with SAC in one process with the same settings. Frames are counted "
+        "over both workers. An evaluation has 10 episodes with deterministic actions.",
     ),
     Section(
         "Pong",
         {"pong": ""},
-        "A frame is a step of the agent, which consists of four frames of the game. Score: mean return of the last 100 training episodes.",
+        "A frame is a step of the agent, which consists of four frames of the game.",
     ),
 )
 """The tables, in the order of the page."""
@@ -184,9 +191,12 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def table(section: Section, found: Sequence[Scored]) -> str:
     """Return the table of a section."""
     columns = sources(section, found)
-    head = ["env", "algorithm", "frames", "seeds", "score", *columns, "ours above it by"]
-    head.append(f"seconds to {_level(section) or 'the published score'}")
+    head = ["env", "algorithm", "frames", "seeds", "score", *columns, _ADVANTAGE, _seconds_title(section)]
     return markdown([head, *(_cells(section, one, found, columns) for one in found)])
+
+
+def _seconds_title(section: Section) -> str:
+    return f"seconds to {_level(section) or 'the published score'}"
 
 
 def _level(section: Section) -> str | None:
@@ -259,8 +269,8 @@ def over_envs(section: Section, found: Sequence[Scored]) -> str:
         for one in overall.overall
     ]
     scales = Counter((scale.zero_is, scale.one_is) for scale in overall.scales)
-    meant = "; ".join(f"0: {zero}, 1: {one} ({count} of {len(overall.scales)} envs)" for (zero, one), count in scales.items())
-    return f"{markdown(lines)}\n\nOver {len(overall.scales)} envs, each scaled: {meant}."
+    meant = "; ".join(f"in {count} of them, 0 is {zero} and 1 is {one}" for (zero, one), count in scales.items())
+    return f"{markdown(lines)}\n\nThe scores in each of the {len(overall.scales)} envs are normalised linearly: {meant}."
 
 
 # ---- commands
@@ -315,17 +325,21 @@ def section_text(section: Section) -> str:
 
 
 def explained(section: Section, found: Sequence[Scored]) -> str:
-    """Return an explanation of the columns and the links."""
-    rows = [one.row for one in found]
-    text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
-    seconds = (
-        " Seconds: median over the seeds of the time until this return was reached, on the processors named below, on which other "
-        "programs may have run at the same time; ∞: at least half of the seeds did not reach the return."
-    )
-    return (
-        f"Each env links to its figure and commands, each algorithm to its spec. {text}"
-        f"{seconds if section.reference or _level(section) else ''}"
-    )
+    """Return a list that explains the columns and the links of the table of a section."""
+    columns = ["score", *(["published"] if sources(section, found) else [])]
+    texts = ["Each env links to its figure and commands, and each algorithm links to its spec.", *explanations(found[0].study, columns)]
+    if any(_advantage(one, found) for one in found):
+        texts.append(
+            f'The column "{_ADVANTAGE}" has the score of the same algorithm in SLM Lab minus the score of the other library, with Welch\'s '
+            "95 % confidence interval."
+        )
+    if section.reference or _level(section):
+        texts.append(
+            f'The column "{_seconds_title(section)}" has the median over the seeds of the training time until this return was reached. The '
+            "times were measured on the processors named below, on which other programs may have run at the same time. ∞ means that at "
+            "least half of the seeds did not reach the return."
+        )
+    return bullets(texts)
 
 
 def _left(section: Section) -> str:

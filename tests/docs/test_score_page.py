@@ -88,7 +88,9 @@ def test_scores_over_envs_are_scaled_by_random_actions_and_the_published_score(f
     text = over_envs(MUJOCO, contents(MUJOCO))
     # 0.1 0.1 | 0.5 0.5 1.0 1.0 | 2.0 2.0
     assert "| PPO | 8 | 0.75 [" in text
-    assert "Over 2 envs, each scaled: 0: random actions, 1: published score (2 of 2 envs)." in text
+    assert (
+        "each of the 2 envs are normalised linearly: in 2 of them, 0 is the return of random actions and 1 is the published score." in text
+    )
 
 
 def test_there_is_no_mean_over_a_single_env(folder: Path) -> None:

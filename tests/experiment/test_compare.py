@@ -26,10 +26,12 @@ from slm_lab.experiment.report.compare_report import (
     compare,
     comparison_graphs,
     estimate_text,
+    explanations,
     settings_lines,
     write_comparison,
 )
 from slm_lab.experiment.report.metrics import Estimate, Median, estimate
+from slm_lab.experiment.report.pairwise import Comparison
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -143,7 +145,7 @@ def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.Capt
     assert summary.steps_to_threshold == Median(600, None, None)  # row 3 of Session 0: 60 and 60
     assert summary.final_return == Estimate(80, None, None)
     assert cli.main(["compare", str(run), "--metric", "return_new", "--solve", "60", "--out", str(tmp_path / "out")]) == 0
-    assert "solved, a2c: judged on episodes since the last row, at least 10 of them\n" in capsys.readouterr().out
+    assert "A seed counts as solved if the mean return of the most recent episodes (" in capsys.readouterr().out.replace("\n", " ")
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["solved_by"] == "return_new"
     RunPaths(run, "a2c").session_df(0, "eval").write_text("frame,global_frame,total_reward\n100,250,59\n200,450,61\n")
     assert summarize(only(run), 60).steps_to_threshold == Median(600, None, None), "few evaluations are no curve"
@@ -316,7 +318,7 @@ def test_files_and_text(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [line.split()[0] for line in lines[:3]] == ["name", "a2c", "a3c"]
     assert "2 of 2" in lines[1]
     assert all(len(line) <= 80 for line in lines if "/" not in line)
-    assert "solved, a2c, a3c: judged on mean of the last 100 episodes, since these rows, of" in lines
+    assert "A seed counts as solved if total_reward, the mean return of the last 100 episodes" in " ".join(lines)
     written = ["compare_table.csv", "compare_table.json", f"compare_graph_mean_returns_vs_{axis}.png", "compare.html"]
     assert [Path(line).name for line in lines[-4:]] == written
     content = json.loads((folder / "compare_table.json").read_text())
@@ -329,6 +331,17 @@ def test_files_and_text(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
         ("a2c", "2", "2", "15.0"),
         ("a3c", "1", "1", "3.0"),
     ]
+
+
+def test_the_rule_by_which_seeds_count_as_solved_is_named_for_each_setting_if_it_differs(tmp_path: Path) -> None:
+    one = summarize(only(make_run(tmp_path / "a", [[0, 10]])), 5)
+    same, other = (
+        " ".join(explanations([one, one._replace(name="b", solved_by=rule)], Comparison([], [], [], {})))
+        for rule in (one.solved_by, "evaluation")
+    )
+    assert "A seed counts as solved if total_reward" in same
+    assert "A seed of a2c counts as solved if total_reward" in other
+    assert "A seed of b counts as solved if the mean return of an evaluation is" in other
 
 
 def test_without_a_threshold_nothing_is_said_of_solving(tmp_path: Path) -> None:
@@ -366,7 +379,7 @@ def test_seeds_that_are_not_done_are_marked_and_left_out(tmp_path: Path, caplog:
     assert [row["status"] for row in content["settings"]] == ["1 stopped, 1 running (left out)", "2 stopped", "1 failed (left out)"]
     assert [row["seeds"] for row in content["settings"]] == [2, 2, 1]
     assert "Student's t" in content["interval"]
-    assert f"[low, high]: {content['interval']}" in text.replace("\n", " ")
+    assert f"the mean over the seeds with its {content['interval']}." in text.replace("\n", " ")
 
 
 def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -490,7 +503,7 @@ def test_runs_without_the_column_are_compared_by_the_mean_that_all_have(tmp_path
     settings = read_settings([str(new), str(old)], ["new", "old"])
     metric, reason = comparable_metric("current_return", settings)
     assert metric == "total_reward"
-    assert reason.startswith("old has no current_return")
+    assert reason.startswith("old has no column current_return, so the comparison uses total_reward")
     assert comparable_metric("training_return", settings) == (metric, reason)
     assert comparable_metric("training_return", settings[:1]) == ("training_return", "")
     assert comparable_metric("return_new", settings) == ("return_new", "")
@@ -523,7 +536,7 @@ def test_evaluations_are_not_compared_with_training_episodes(tmp_path: Path) -> 
     found = write_comparison(words, labels=labels, out=tmp_path / "out")
     assert [row["final_return"] for row in found.content["settings"]] == [3, 5]
     assert [pair["difference"] for pair in found.content["pairs"]] == [2]
-    reason = "Current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
+    reason = "The current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
     assert found.content["metric"] == "training_return"
     assert found.content["metric_reason"].startswith(reason)
     assert reason in " ".join(found.text.split())

@@ -23,7 +23,7 @@ from slm_lab.experiment.report.statistics import (
     performance_profile,
     probability_of_improvement,
     student_t_tails,
-    welch_test,
+    t_test,
 )
 
 A = np.array([[0.1, 0.9, 0.5], [0.4, 0.7, 0.5], [0.3, 0.8, 0.55], [0.9, 0.2, 0.6], [0.35, 0.6, 1.3]])
@@ -111,9 +111,41 @@ def test_p_values() -> None:
     """Holm by hand: 0.01 · 3, then max(0.03, 0.02 · 2), then max(0.04, 0.03)."""
     assert adjust_holm([0.03, None, 0.01, 0.02]) == pytest.approx([0.04, None, 0.03, 0.04])
     assert adjust_holm([0.6, 0.7]) == [1.0, 1.0]
-    assert welch_test([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0]) == pytest.approx(0.07903604042521092), "scipy.stats.ttest_ind"
-    assert welch_test([1.0, 1.0], [2.0, 2.0]) is None
-    assert welch_test([1.0], [2.0, 3.0]) is None
+    assert t_test([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0]) == pytest.approx(0.07903604042521092), "scipy.stats.ttest_ind"
+    assert t_test([1.0, 1.0], [2.0, 2.0]) is None
+    assert t_test([1.0], [2.0, 3.0]) is None
+
+
+def test_the_p_value_of_paired_scores_by_hand() -> None:
+    """The differences 1, 2, 3 have the mean 2 and s = 1: t = 2 √3. For two degrees of freedom, p = 1 − |t| / √(2 + t²)."""
+    scores, others = [1.0, 102.0, 203.0], [0.0, 100.0, 200.0]
+    assert t_test(scores, others, paired=True) == pytest.approx(1 - math.sqrt(12 / 14))
+    assert t_test(others, scores, paired=True) == pytest.approx(1 - math.sqrt(12 / 14))
+    assert (t_test(scores, others) or 0.0) > 0.9, "the seeds vary much more than the differences"
+    assert t_test([3.0, 5.0], [1.0, 3.0], paired=True) is None, "equal differences"
+    assert t_test([3.0], [1.0], paired=True) is None
+    assert t_test([], [], paired=True) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scipy_agrees_on_p_values(seed: int) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    rng = np.random.default_rng(seed)
+    own, theirs, more = rng.normal(size=6).tolist(), rng.normal(0.5, 2.0, 6).tolist(), rng.normal(0.5, 2.0, 9).tolist()
+    assert t_test(own, theirs, paired=True) == pytest.approx(stats.ttest_rel(own, theirs).pvalue, rel=1e-9)
+    assert t_test(own, more) == pytest.approx(stats.ttest_ind(own, more, equal_var=False).pvalue, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_interval_of_paired_scores_excludes_0_if_their_p_value_is_below_5_percent(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    seeds = rng.normal(0.0, 50.0, 6)
+    own, theirs = (seeds + rng.normal(1.0, 1.0, 6)).tolist(), seeds.tolist()
+    one, p = difference(own, theirs, paired=True), t_test(own, theirs, paired=True)
+    assert one is not None
+    assert one.low is not None
+    assert p is not None
+    assert (one.low > 0.0) == (p < 0.05)
 
 
 # ---- ranges

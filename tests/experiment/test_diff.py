@@ -130,7 +130,7 @@ def test_an_evaluation_is_not_compared_with_training_episodes(tmp_path: Path) ->
         RunPaths(a, "a2c").session_df(session, "eval").write_text("frame,total_reward\n300,70\n")
     returns = difference_json(result := found(a, b))["returns"]
     assert (returns["metric"], returns["difference"]["value"]) == ("training_return", 0)
-    reason = "Current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
+    reason = "The current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
     assert returns["metric_reason"].startswith(reason)
     assert reason in " ".join(difference_text(result).split())
 

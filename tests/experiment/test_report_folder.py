@@ -165,8 +165,8 @@ def test_runs_of_a_study_without_current_return_are_compared_by_total_reward(stu
     assert report(capsys, str(study.root)) == study.report
     data = data_of(study.report)
     comparison, runs, *_ = data["tables_of"]
-    assert data["paragraphs"][0].startswith("A has no current_return; comparing total_reward")
-    assert comparison["note"].startswith("Score: mean return of the last 100 episodes at the end")
+    assert data["paragraphs"][0].startswith("A has no column current_return, so the comparison uses total_reward")
+    assert comparison["note"].startswith("The score of a seed is the mean return of the last 100 training episodes")
     assert runs["rows"][0][4] == "30"
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
 from slm_lab.experiment.report.metrics import Curve, Estimate, Median, ReachedPoint, difference, estimate, first_reached, median_point
-from slm_lab.experiment.report.study_report import compare_with_published
-from slm_lab.experiment.report.study_result import merge_rows
+from slm_lab.experiment.report.study_report import compare_with_published, explanations, study_rows, study_settings
+from slm_lab.experiment.report.study_result import ResultRun, merge_rows
+from slm_lab.spec.load.study_file import load_study
+from tests.experiment.study.toys import RETURNS, STUDY, write, write_made_up
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 DRAWS: dict[str, tuple[Draw, float]] = {
@@ -74,6 +77,40 @@ def test_welch_by_hand() -> None:
     assert math.floor(freedom) == 4
     assert one.value == -4.0
     assert one.high == pytest.approx(-4.0 + 2.776 * math.sqrt(parts))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_p_value_of_a_study_is_of_the_test_of_its_difference(paired: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paired by seed, fast is 1, 2 and 3 above slow, and same is 1, 1 and 4 below: t = 2 √3 and −2, with p = 1 − |t| / √(2 + t²).
+
+    Holm's method doubles the smaller p-value. Without pairs, the seeds vary much more than the entries, and both p-values are almost 1.
+    """
+    for entry, gaps in {"slow": (0, 0, 0), "fast": (1, 2, 3), "same": (-1, -1, -4)}.items():
+        monkeypatch.setitem(RETURNS, entry, lambda seed, gaps=gaps: 100.0 + 150.0 * seed + gaps[seed])
+    entries = [*STUDY["entries"], {"spec": "a2c", "label": "same", "set": {"agent.algorithm.lam": 0.5}}]
+    study = load_study(write(tmp_path, entries=entries, random_seed=[0, 1, 2], paired=paired), "small")
+    for index, run in enumerate(study.runs):
+        keys = {"entry": run.entry, "env": run.env, "random_seed": run.random_seed, "digest": run.digest, "settings": dict(run.settings)}
+        write_made_up(tmp_path / f"{index}.json", keys)
+    found = study_settings(study, [ResultRun(tmp_path / f"{index}.json") for index in range(len(study.runs))])
+    slow, fast, same = study_rows(study, found)
+    assert (slow.difference, slow.p_holm) == (None, None)
+    assert fast.difference is not None
+    assert same.difference is not None
+    assert (fast.difference.value, same.difference.value) == (2.0, -2.0)
+    text = " ".join(explanations(study, ["difference to slow"]))
+    if paired:
+        assert fast.difference.high == pytest.approx(2.0 + 4.303 / math.sqrt(3))
+        assert fast.p_holm == pytest.approx(2 * (1 - math.sqrt(12 / 14)))
+        assert same.p_holm == pytest.approx(1 - 2 / math.sqrt(6))
+        assert "paired t-test" in text
+        assert "Welch" not in text
+    else:
+        assert fast.difference.high is not None
+        assert fast.difference.high > 300.0
+        assert (fast.p_holm, same.p_holm) == (1.0, 1.0)
+        assert "Welch's t-test" in text
+        assert "paired" not in text
 
 
 def test_medians_count_what_never_happened() -> None:

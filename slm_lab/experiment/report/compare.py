@@ -55,11 +55,11 @@ TRAINING = "training episodes"
 """Value of SeedResult.source for a seed without evaluations."""
 TOTAL = "total_reward, the mean return of the last 100 episodes"
 RULES = {
-    "evaluation": "rows of evaluation",
-    "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
-    "total_reward": "mean of the last 100 episodes, since these rows, of SLM Lab, have no return_new",
+    "evaluation": "the mean return of an evaluation",
+    "return_new": f"the mean return of the most recent episodes (those since the previous table row, and at least {SOLVE_EPISODES})",
+    "total_reward": f"{TOTAL} (tables of SLM Lab have no column return_new),",
 }
-"""Kind of data that is compared with a threshold → description."""
+"""Kind of data that is compared with a threshold → description, which is the subject of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,12 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> ComparableMet
         return ComparableMetric(metric)
     for setting in settings:
         if not all("current_return" in table for seed in setting.all_seeds for table in seed.tables):
-            return ComparableMetric("total_reward", f"{setting.name} has no current_return; comparing {TOTAL}")
+            return ComparableMetric("total_reward", f"{setting.name} has no column current_return, so the comparison uses {TOTAL}")
     if metric == "training_return" or len(found) < 2:
         return ComparableMetric(metric)
     differing = "; ".join(f"{name}: {' and '.join(sorted(own))}" for name, own in sources.items())
-    return ComparableMetric(
-        "training_return", f"Current returns at the end differ in kind ({differing}); comparing those of training episodes"
-    )
+    reason = f"The current returns at the end differ in kind ({differing}), so the comparison uses the returns of training episodes"
+    return ComparableMetric("training_return", reason)
 
 
 @dataclass(frozen=True)

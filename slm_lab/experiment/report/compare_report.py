@@ -45,9 +45,12 @@ BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
 """Title of the figure of the variance between seeds, and label of its vertical axis."""
 MEDIANS = (
-    "medians over all seeds, interpolated between evaluations, with an interval from order statistics; ∞: at least half of the seeds "
-    "did not reach the return; <=: an upper limit, because the first evaluation or row was already above the return"
+    "The seconds and global frames to solve are medians over all seeds; a seed that did not reach the return counts as later than every "
+    "seed that did. Between two evaluations, both are interpolated linearly. Their intervals are computed from order statistics, which "
+    "need at least six seeds. ∞ means that at least half of the seeds did not reach the return. <= marks an upper limit: the first "
+    "evaluation or row was already at or above the return."
 )
+"""Explanation of the columns of seconds and frames to solve."""
 
 
 class WrittenComparison(NamedTuple):
@@ -369,17 +372,28 @@ def overall_lines(found: Comparison) -> list[list[str]]:
 
 def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
     """Return sentences that explain the columns of the tables of a comparison."""
-    lines = [f"[low, high]: {INTERVAL}; interquartile mean and P(B > A): percentiles of the stratified bootstrap."]
-    if any(one.solved is not None for one in summaries):
-        lines.append(f"Seconds and global frames to solve: {MEDIANS}.")
-    judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
-    lines += [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
-    if found.pairs:
-        lines.append("p: Welch's t test of equal means; p (Holm): adjusted for the number of comparisons.")
-    scales = [
-        f"{one.env}: 0 = {format_number(one.zero)} ({one.zero_is}), 1 = {format_number(one.one)} ({one.one_is})" for one in found.scales
+    lines = [
+        f"The final return in the table is the mean over the seeds with its {INTERVAL}. The intervals of the interquartile mean and of "
+        "probabilities are percentiles of the stratified bootstrap over seeds."
     ]
-    return [*lines, *([f"Over all envs, returns are normalised. {'; '.join(scales)}."] if scales else [])]
+    judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
+    judged = {rule: names for rule, names in judged.items() if names}
+    for rule, names in judged.items():
+        seed = f"A seed of {' or '.join(names)}" if len(judged) > 1 else "A seed"
+        lines.append(f"{seed} counts as solved if {RULES[rule]} is at or above the value of --solve.")
+    if any(one.solved is not None for one in summaries):
+        lines.append(MEDIANS)
+    if found.pairs:
+        lines.append(
+            "B − A is the difference of the mean final returns, with Welch's 95 % confidence interval, limited to the range of possible "
+            "differences if this range is known. p is the two-sided p-value of Welch's t-test of this difference, and p (Holm) is p "
+            "adjusted by Holm's method for all comparisons in the table."
+        )
+    scales = [
+        f"in {one.env}, 0 is {format_number(one.zero)} ({one.zero_is}) and 1 is {format_number(one.one)} ({one.one_is})"
+        for one in found.scales
+    ]
+    return [*lines, *([f"Over all envs, returns are normalised linearly: {'; '.join(scales)}."] if scales else [])]
 
 
 def pair_sentences(found: Comparison) -> list[str]:
@@ -404,10 +418,10 @@ TERMS = {
     "final return": "The last current return of a seed: of its evaluation if there is one, else of its most recent episodes.",
     "interquartile mean": "Mean of the middle half of the seeds (Agarwal et al. 2021): less sensitive to single seeds than the mean, and "
     "less uncertain than the median.",
-    "P(B > A)": "Probability that a seed of B ends higher than a seed of A (Mann-Whitney U / (n m), ties count one half). 0.5: no "
-    "difference.",
-    "p, p (Holm)": "Probability of a difference at least this large if the means are equal (Welch's t test), and the same adjusted by "
-    "Holm's method for the number of comparisons.",
+    "P(B > A)": "Probability that a seed of B has a higher final return than a seed of A (Mann-Whitney U / (n m), in which ties count one "
+    "half). The value 0.5 means that neither is better.",
+    "p, p (Holm)": "Probability of a difference at least this large if the means are equal (Welch's t-test), and this probability, "
+    "adjusted by Holm's method for all comparisons in the table.",
     "performance profile": "Fraction of the runs of all envs whose normalised return is above τ. A curve that is higher everywhere is "
     "better.",
     "optimality gap": "Mean amount by which normalised returns miss 1; lower is better.",

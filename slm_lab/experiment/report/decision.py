@@ -111,10 +111,16 @@ def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
 def explanation(found: Sequence[Decision]) -> str:
     """Return a text that explains the intervals of the decisions and the assumptions of these intervals."""
     ways = {one.bounded for one in found if one.pairs}
-    how = ["betting, for any distribution of returns within their range"] if True in ways else []
-    how += ["mixture of t tests, for normal differences, since the range of returns is unknown"] if False in ways else []
-    share = f" (each interval: 1 − 0.05 / {len(found)})" if len(found) > 1 else ""
+    every = f" With {len(found)} differences, the confidence level of each interval is 1 − 0.05 / {len(found)}." if len(found) > 1 else ""
+    methods = {
+        True: " If the range of returns is known, the interval is computed by betting, which is valid for any distribution of returns "
+        "within this range.",
+        False: " If the range of returns is unknown, the interval is computed by a mixture of t-tests, which is valid for normally "
+        "distributed differences.",
+    }
+    used = "".join(text for bounded, text in methods.items() if bounded in ways)
     return (
-        "Decisions: differences seed by seed, with a confidence sequence, which contains the true difference at every number of seeds at "
-        f"once with 95 % confidence{share}, so that it is valid to stop when it excludes 0. Method: {'; '.join(how) or 'none yet'}."
+        "A decision is based on the mean difference between scores with the same random_seed, and on a confidence sequence: one interval "
+        "for each number of seeds, such that all intervals together contain the true difference with 95 % confidence. Therefore, it is "
+        f"valid to stop as soon as an interval excludes 0.{every}{used} All other intervals and p-values assume a fixed number of seeds."
     )

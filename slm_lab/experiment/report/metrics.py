@@ -129,7 +129,7 @@ def interpolate(curves: Sequence[Curve]) -> AlignedCurves:
 
 Scalars = dict[str, float | None]
 SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")
-INTERVAL = "95 % interval over seeds: Student's t, within the range of possible returns if it is known"
+INTERVAL = "95 % confidence interval (Student's t, limited to the range of possible returns if this range is known)"
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101)
 """97.5 % quantiles of Student's t distribution with 1, 2, … degrees of freedom."""
 

@@ -23,7 +23,7 @@ from slm_lab.experiment.report.statistics import (
     optimality_gap,
     performance_profile,
     probability_of_improvement,
-    welch_test,
+    t_test,
 )
 
 _POINTS = 201
@@ -41,7 +41,7 @@ class PairComparison(NamedTuple):
     improvement: Estimate
     """P(B > A): the probability that a seed of setting B has a higher return than a seed of setting A."""
     p_value: float | None
-    """p-value of Welch's test, or None if setting A or B has a single seed, or if the returns of both settings do not vary."""
+    """Two-sided p-value of Welch's t-test, or None if setting A or B has a single seed, or if the returns of both settings do not vary."""
     p_holm: float | None
     """`p_value`, adjusted by Holm's method for the number of compared pairs of settings."""
 
@@ -107,7 +107,7 @@ def _pair(a: Setting, b: Setting, metric: str) -> PairComparison:
     own, theirs = scores.tolist(), others.tolist()
     apart = difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
     assert apart is not None
-    return PairComparison(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), welch_test(own, theirs), None)
+    return PairComparison(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), t_test(own, theirs), None)
 
 
 # ---- several envs
@@ -157,15 +157,16 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
     that is not above the return for 0, the lowest and the highest result of the settings are used for 0 and 1.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
-    zero, zero_is = _random_baseline(settings[0]), "random actions"
+    lowest, highest = (float(scores.min()), "the lowest score here"), (float(scores.max()), "the highest score here")
+    zero, zero_is = _random_baseline(settings[0]), "the return of random actions"
     if zero is None:
-        zero, zero_is = float(scores.min()), "lowest result here"
+        zero, zero_is = lowest
     bounds = settings[0].bounds
-    one, one_is = (float(scores.max()), "highest result here") if bounds is None else (bounds[1], "highest possible return")
+    one, one_is = highest if bounds is None else (bounds[1], "the highest possible return")
     if published is not None:
-        one, one_is = published, "published score"
+        one, one_is = published, "the published score"
     if one <= zero:
-        zero, zero_is, one, one_is = float(scores.min()), "lowest result here", float(scores.max()), "highest result here"
+        (zero, zero_is), (one, one_is) = lowest, highest
     return Scale(env, zero, one if one > zero else zero + 1.0, zero_is, one_is)
 
 

@@ -37,7 +37,7 @@ from slm_lab.experiment.report.study_report import (
     EntryResult,
     decision_lines,
     definitions,
-    explanation,
+    explanations,
     origins,
     result_sentences,
     study_commands,
@@ -338,7 +338,7 @@ def _study_facts(study: StudyPlan, results: Sequence[ResultRun], failed: Sequenc
 
 def _comparison(study: StudyPlan, rows: Sequence[EntryResult]) -> dict[str, Any]:
     head, *lines = study_table(study, rows)
-    return {"title": "Comparison", "columns": head, "rows": lines, "note": explanation(study, rows)}
+    return {"title": "Comparison", "columns": head, "rows": lines, "note": " ".join(explanations(study, head))}
 
 
 def _definitions(study: StudyPlan) -> dict[str, Any]:

@@ -118,18 +118,22 @@ def _percentiles(samples: np.ndarray) -> Interval:
 # ---- tests
 
 
-def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of Welch's t-test of equal means of `values` and `others`.
+def t_test(values: Sequence[float], others: Sequence[float], *, paired: bool = False) -> float | None:
+    """Return the two-sided p-value of the t-test of equal means that belongs to the interval of `metrics.difference`.
 
-    Returns None if `values` or `others` has fewer than two elements, or if all elements of `values` are equal and all of `others` are
-    equal.
+    The test is the paired t-test, a test of the differences `values` − `others`, if paired, else Welch's t-test. Returns None if there are
+    fewer than two differences, or fewer than two elements of `values` or `others`, or if the tested values do not vary.
+
+    Args: paired: whether each element of `values` belongs to the element of `others` at the same position.
     """
-    if min(len(values), len(others)) < 2:
+    samples = [[one - other for one, other in zip(values, others, strict=True)]] if paired else [values, others]
+    if min(map(len, samples)) < 2:
         return None
-    parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, others)]
+    parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in samples]
     if (variance := sum(parts)) == 0.0:
         return None
-    freedom = 1.0 / sum((part / variance) ** 2 / (len(one) - 1) for part, one in zip(parts, (values, others), strict=True))
+    # for the single sample of differences, the degrees of freedom of Welch's test are n − 1
+    freedom = 1.0 / sum((part / variance) ** 2 / (len(sample) - 1) for part, sample in zip(parts, samples, strict=True))
     return student_t_tails((float(np.mean(values)) - float(np.mean(others))) / math.sqrt(variance), freedom)
 
 

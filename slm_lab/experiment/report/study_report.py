@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -22,7 +22,7 @@ from slm_lab.experiment.report.decision import explanation as decision_explanati
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import INTERVAL, Estimate, Median, average, difference
 from slm_lab.experiment.report.progress import format_number
-from slm_lab.experiment.report.statistics import adjust_holm, probability_of_improvement, welch_test
+from slm_lab.experiment.report.statistics import adjust_holm, probability_of_improvement, t_test
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.lib.files import display_path
@@ -30,15 +30,15 @@ from slm_lab.lib.text import format_table, wrap_paragraph
 from slm_lab.spec.models.study import StudyPlan
 
 SCORES = {
-    "current_return": "mean return at the end (of the last evaluation or, without evaluations, of the most recent training episodes)",
-    "total_reward": "mean return of the last 100 episodes at the end",
-    "total_reward_ma": "mean of total_reward over the last 100 rows",
-    "return_new": "mean return of the episodes since the previous row, at the end",
-    "evaluation": "mean return of the last evaluation",
-    "training_return": "mean return of the most recent training episodes at the end, because not all runs have the same evaluations",
+    "current_return": "the mean return of the last evaluation or, without evaluations, of the most recent training episodes",
+    "total_reward": "the mean return of the last 100 training episodes (total_reward in the last table row)",
+    "total_reward_ma": "the mean of total_reward over the last 100 table rows, where total_reward is the mean return of the last 100 "
+    "episodes before the row",
+    "return_new": "the mean return of the training episodes since the last but one table row (return_new in the last row)",
+    "evaluation": "the mean return of the last evaluation",
+    "training_return": "the mean return of the most recent training episodes",
 }
-"""Name of a study's metric → description of the score that is computed from this metric."""
-_BOOTSTRAP = "Intervals of interquartile means and probabilities: percentiles of the bootstrap over seeds."
+"""Metric of a study → description of the score of a seed that is computed from this metric."""
 _Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
@@ -64,11 +64,13 @@ class EntryResult(NamedTuple):
     interquartile_mean: Estimate | None = None
     """Interquartile mean, over the seeds, of the final value of the metric."""
     difference: Estimate | None = None
-    """Score of this entry minus score of the study's baseline entry."""
+    """Score of the entry minus score of the study's baseline entry, as a mean over the pairs of runs with the same random_seed if the study
+    is paired."""
     improvement: Estimate | None = None
     """Probability that a seed of this entry scores higher than a seed of the baseline entry."""
     p_holm: float | None = None
-    """p-value of Welch's test of this entry against the baseline entry, adjusted by Holm's method for the number of tests in the table."""
+    """Two-sided p-value of the t-test of `difference` (paired if the study is paired, else Welch's test), adjusted by Holm's method for the
+    number of tests in the table."""
     solved: int | None = None
     """Number of seeds that reached the return that counts as solved (`solve`)."""
     solve_seconds: Median | None = None
@@ -191,7 +193,9 @@ def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], faile
 def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, failed: int) -> EntryResult:
     metric, published, seeds = study.metric, study.published_score(setting.name, env), setting.all_seeds
     numbers = summarize(setting, study.solve_score(env), metric, seeds, metric)
-    scores, others = _scores(setting, metric), [] if base is None or base is setting else _scores(base, metric)
+    paired, scores = study.spec.paired, _scores(setting, metric)
+    compared = _compared_scores(setting, base, metric, paired=paired)
+    bounds = setting.bounds if base is not None and base.bounds == setting.bounds else None
     norms = [curve for seed in seeds if len(curve := seed.curve("grad_norm", "frame").value)]
     return EntryResult(
         env=env,
@@ -201,9 +205,9 @@ def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, fai
         score=numbers.final_return,
         median=numbers.final_return_median,
         interquartile_mean=numbers.interquartile_mean,
-        difference=None if base is None or base is setting else _difference(setting, base, metric, paired=study.spec.paired),
-        improvement=probability_of_improvement([np.array(scores)], [np.array(others)]) if scores and others else None,
-        p_holm=welch_test(scores, others),
+        difference=difference(*compared, paired=paired, bounds=bounds),
+        improvement=_improvement(*_compared_scores(setting, base, metric)),
+        p_holm=t_test(*compared, paired=paired),
         solved=numbers.solved,
         solve_seconds=numbers.seconds_to_threshold,
         solve_frames=numbers.steps_to_threshold,
@@ -223,17 +227,22 @@ def _scores(setting: Setting, metric: str) -> list[float]:
     return [value for seed in setting.all_seeds if (value := seed.final_return(metric)) is not None]
 
 
-def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
-    """Return the difference: score of `setting` − score of `base`, with a 95 % interval.
+def _compared_scores(setting: Setting, base: Setting | None, metric: str, *, paired: bool = False) -> tuple[list[float], list[float]]:
+    """Return the scores of `setting` and the scores of `base`, or two empty lists if `base` is None or is `setting` itself.
 
-    With paired=True, the difference is computed from the pairs of runs that have the same random_seed.
+    With paired=True, the lists contain one score for each random_seed that both have, in the same order.
     """
-    bounds = setting.bounds if setting.bounds == base.bounds else None
+    if base is None or base is setting:
+        return [], []
     if not paired:
-        return difference(_scores(setting, metric), _scores(base, metric), bounds=bounds)
+        return _scores(setting, metric), _scores(base, metric)
     own, theirs = (scores_by_seed(one, metric) for one in (setting, base))
     common = sorted(own.keys() & theirs.keys())
-    return difference([own[seed] for seed in common], [theirs[seed] for seed in common], paired=True, bounds=bounds)
+    return [own[seed] for seed in common], [theirs[seed] for seed in common]
+
+
+def _improvement(scores: Sequence[float], others: Sequence[float]) -> Estimate | None:
+    return probability_of_improvement([np.array(scores)], [np.array(others)]) if scores and others else None
 
 
 def _column_mean(setting: Setting, column: str) -> float | None:
@@ -341,10 +350,15 @@ def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]
 
 
 def markdown_table(study: StudyPlan, rows: Sequence[EntryResult]) -> str:
-    """Return the table of a study as Markdown text, followed by an explanation of the columns of the table."""
+    """Return the table of a study as Markdown, followed by a list that explains the columns of the table."""
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
-    return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
+    return "\n".join([*table, "", bullets(explanations(study, head))]) + "\n"
+
+
+def bullets(texts: Iterable[str]) -> str:
+    """Return a bullet list as Markdown."""
+    return "\n".join(f"- {text}" for text in texts)
 
 
 def text_lines(study: StudyPlan, rows: Sequence[EntryResult], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
@@ -352,28 +366,51 @@ def text_lines(study: StudyPlan, rows: Sequence[EntryResult], decided: Sequence[
 
     Args: reason: why the table has a different metric than the study, or "" if the table has the metric of the study.
     """
-    texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
-    table = format_table(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
+    lines = study_table(study, rows)
+    texts = [*([reason] if reason else []), *explanations(study, lines[0]), *decision_lines(study, decided)]
+    table = format_table(lines, keys=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrap_paragraph(text, indent="").splitlines())]
 
 
-def explanation(study: StudyPlan, rows: Sequence[EntryResult]) -> str:
-    """Return a text that explains the columns of the table of a study."""
-    parts = [f"Score: {SCORES[study.metric]}, averaged over the seeds; [low, high]: {INTERVAL}."]
-    if study.spec.baseline is not None:
-        how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
-        higher = f"probability that a seed scores higher than a seed of {study.spec.baseline}"
-        parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): {higher}; p: Welch's t test.")
-    if any(row.solved is not None for row in rows):
-        judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {training_column(study.metric)}"
-        parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")
-    if any(row.published is not None for row in rows):
-        signs = (
-            '"≥" means that our score is at least the published score, "≈" that it is lower, but its interval contains the published '
-            'score, "below" that the whole interval is lower'
-        )
-        parts.append(f"Published: {signs}.")
-    return " ".join(parts)
+def explanations(study: StudyPlan, columns: Collection[str]) -> list[str]:
+    """Return a text for each column, or group of columns, of the table of a study that needs an explanation.
+
+    Args: columns: titles of the columns of the table (see `study_table`). Texts about other columns are omitted.
+    """
+    baseline = study.spec.baseline
+    texts = {
+        "score": f"The score of a seed is {SCORES[study.metric]}. The table shows the mean over the seeds and its {INTERVAL}.",
+        "interquartile mean": "The interquartile mean is the mean of the middle half of the scores. Its 95 % confidence interval is the "
+        "percentile interval of the bootstrap over seeds.",
+        f"difference to {baseline}": _difference_text(paired=study.spec.paired),
+        "solved": f"A seed counts as solved if {_solved_rule(study)} is at or above {_levels(study)}. {comparison.MEDIANS}",
+        "published": 'Beside a published score, "≥" means that the score in the table is at least the published score, "≈" that it is '
+        'lower, but its interval contains the published score, and "below" that it is lower and its interval, if there is one, does not '
+        "contain the published score.",
+        "gradient norm variance": "The gradient norm is averaged over the table rows of each seed, and then over the seeds. The gradient "
+        "norm variance is the variance over the table rows of a seed, averaged over the seeds.",
+    }
+    return [text for column, text in texts.items() if column in columns]
+
+
+def _difference_text(*, paired: bool) -> str:
+    """Return a text that explains the columns in which entries are compared with the baseline."""
+    if paired:
+        what = "mean difference between the score of the entry and the score of the baseline with the same random_seed"
+        test, pairs = "the paired t-test", ", which need not have the same random_seed"
+    else:
+        what = "mean score of the entry minus the mean score of the baseline"
+        test, pairs = "Welch's t-test", ""
+    return (
+        f"The difference is the {what}. Its 95 % confidence interval, which is limited to the range of possible differences if this range "
+        f"is known, is that of {test}, and p (Holm) is the two-sided p-value of the same test, adjusted by Holm's method for all "
+        f"comparisons with the baseline in the table. P(higher) is the probability that a seed of the entry has a higher score than a seed "
+        f"of the baseline{pairs}; its interval is the percentile interval of the bootstrap over seeds."
+    )
+
+
+def _solved_rule(study: StudyPlan) -> str:
+    return RULES["evaluation"] if study.metric == "evaluation" else f"the column {training_column(study.metric)}"
 
 
 def _levels(study: StudyPlan) -> str:
@@ -428,7 +465,7 @@ def definitions(study: StudyPlan) -> dict[str, str]:
     """Return a dict with definitions of the terms in the HTML report of a study: term → definition."""
     terms = {
         "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
-        "score": f"{SCORES[study.metric][:1].upper()}{SCORES[study.metric][1:]}.",
+        "score": f"The score of a seed is {SCORES[study.metric]}.",
         "seconds to solve": "Seconds from the start of training until the return counts as solved, for runs that trained one at a time "
         "(wall_t in x); otherwise concurrent runs slow each other down.",
         "global frames": "Frames of all workers and envs together.",

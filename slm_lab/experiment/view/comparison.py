@@ -20,7 +20,10 @@ from slm_lab.experiment.view.details import Content, files_version, relative_pat
 from slm_lab.experiment.view.entries import run_paths
 from slm_lab.experiment.view.folders import DataFolder, FoundFolder, NotServed, begun_study_runs
 
-BOOTSTRAP = "mean of the middle half of the seeds; 95 % interval of the bootstrap, which draws the seeds of each env separately"
+BOOTSTRAP = (
+    "The interquartile mean is the mean of the middle half of the seeds, with the 95 % percentile interval of the bootstrap, which draws "
+    "the seeds of each env separately."
+)
 _POINTS = 400
 """Maximum number of points of a curve."""
 _SEEDS = ("random_seed", "max_session")
@@ -81,7 +84,7 @@ def _comparison(chosen: Sequence[tuple[FoundFolder, int]], by: str, data: DataFo
         "settings": [_setting(one, metric, by) for one in settings],
         "pairs": [_fields(one) for one in pairs.pairs] if pairs else [],
         "overall": [_fields(one) for one in pairs.overall] if pairs else [],
-        "explained": f"{metric} at the end; {INTERVAL}. Interquartile mean: {BOOTSTRAP}.",
+        "explained": f"The table shows {metric} at the end of training. Brackets contain the {INTERVAL} of the mean. {BOOTSTRAP}",
         "notes": notes,
         "runs": labels,
         "spec": _specs(runs),

@@ -81,8 +81,8 @@ class StudySpec(SpecModel):
     baseline: str | None = None
     """Label of the entry with which the other entries are compared."""
     paired: Flag = False
-    """Compute differences from the baseline seed by seed. Paired differences are useful if runs with the same random_seed are
-    correlated."""
+    """Compute differences from the baseline seed by seed, with the interval and the p-value of the paired t-test instead of Welch's t-test.
+    Paired differences are useful if runs with the same random_seed are correlated."""
 
 
 @dataclass(frozen=True)

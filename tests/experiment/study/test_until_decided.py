@@ -97,7 +97,7 @@ def test_decisions_do_not_compare_evaluations_with_training_episodes(tmp_path: P
     paths = study_until(tmp_path, max_seeds=20, target=evaluated_run, metric="current_return", solve=100)
     assert [(one["seeds"], one["decided_after"], one["difference"] > 0) for one in decided(paths)] == [(8, 8, True)]
     table = json.loads(paths.table("json").read_text())
-    reason = "Current returns at the end differ in kind (slow: training episodes; fast: evaluation with deterministic actions)"
+    reason = "The current returns at the end differ in kind (slow: training episodes; fast: evaluation with deterministic actions)"
     assert table["metric"] == "training_return"
     assert "the column current_return" in paths.table("md").read_text()
     assert table["metric_reason"].startswith(reason)

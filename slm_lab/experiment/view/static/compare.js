@@ -109,10 +109,10 @@ function drawStatistics(page) {
   parts.push(el("p", { class: "note" }, page.data.explained));
   if (pairs.length) {
     parts.push(el("h2", {}, `Compared with ${pairs[0].a}`), table(
-      ["", "env", "difference of means [95 %]", "probability of improvement [95 %]", "p (Welch, Holm)"],
+      ["", "env", "difference of means [95 %]", "probability of improvement [95 %]", "p (Holm)"],
       pairs.map((one) => [one.b, one.env, interval(one.difference), interval(one.improvement, percent), p(one.p_holm)]),
     ));
-    parts.push(el("p", { class: "note" }, "Probability of improvement: probability that a seed of the row scores higher than a seed of the first row; 50 %: no difference. p: of Welch's test, adjusted by Holm for the number of rows."));
+    parts.push(el("p", { class: "note" }, "The difference of means has Welch's 95 % confidence interval. The probability of improvement is the probability that a seed of the row has a higher return than a seed of the first curve; 50 % means that neither is better. p (Holm) is the two-sided p-value of Welch's t-test of the difference, adjusted by Holm's method for all comparisons in the table."));
   }
   if (overall.length) {
     parts.push(el("h2", {}, "Over all envs"), table(

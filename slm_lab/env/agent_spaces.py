@@ -1,5 +1,5 @@
-"""Conversion of an env's spaces to the agent's spaces. In a Dict observation, an entry can be an action mask, or an input of the critic
-only."""
+"""Conversion of an env's spaces to the agent's spaces. An entry of a Dict observation can be an action mask, or an input of the critic but
+not of the actor."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 
 class AgentSpaces(NamedTuple):
-    """The agent's observation and action spaces, and the functions that convert observations and actions between the agent's and the env's
-    form."""
+    """The agent's observation and action spaces, and the functions that convert observations and actions between the form that the env uses
+    and the form that the agent uses."""
 
     observation: ObservationSpace
     encode: Codec
-    """Function that converts a batch of the env's observations to the agent's form."""
+    """Function that converts a batch of the env's observations to the arrays that the agent uses."""
     action: ActionSpace
     decode: Codec
     """Function that converts a batch of the agent's actions (see ActionSpace) to a batch of the env's actions."""
     space: spaces.Space[Any]
-    """The env's observation space, a Dict in the order of the agent's columns."""
+    """The env's observation space. If it is a Dict, its entries are in the order of their columns in the agent's observations."""
     uses: dict[str, Use]
     """Use ("mask" or "critic") of each entry of a Dict observation that is not an input of all nets."""
     joint: bool
-    """Whether a multi-discrete action is converted to one discrete choice among all combinations of its components, because the action mask
-    has one number per combination."""
+    """Whether the agent represents a multi-discrete action as one discrete choice among all combinations of its components, because the
+    action mask has one number per combination."""
 
 
 def agent_spaces(
     spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any], input: InputKind | None = None, fresh: bool = False
 ) -> AgentSpaces:
-    """Return the agent's spaces and the conversion functions for an env with the given observation and action spaces.
+    """Return the agent's spaces, and the functions that convert observations and actions, for an env with the spaces `observation` and
+    `action`.
 
-    Args: input: kind of observations that the spec's nets require. fresh: whether the backend returns new arrays (see `observation_codec`).
+    Args: input: kind of observations that the spec's nets require. fresh: whether the env backend returns new arrays in each step (see
+    `observation_codec`).
 
     Raises: UnsupportedSpace for spaces that agents do not support, and SpecError for an invalid env.action_mask or env.critic_keys.
     """
@@ -66,7 +68,8 @@ def image_channels(spec: EnvSpec) -> Channels | None:
 
 
 def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
-    """Return the use ("mask" or "critic") of each entry of a Dict observation that is not an input of all nets. Raises SpecError."""
+    """Return a dict from the key of each entry of a Dict observation that is not an input of all nets to its use: "mask" or "critic".
+    Raises SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
     problems = _unknown_key_problems(spec.critic_keys or (), keys, "critic_keys")
     mask = mask_entry(spec.action_mask, keys, action)
@@ -109,7 +112,7 @@ def _is_flat(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
 
 
 def _mask_misfit_reason(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
-    """Return the reason why the space of an action mask does not fit the action space; None if it fits."""
+    """Return the reason why the space of an action mask does not fit the action space, or None if the mask fits."""
     other = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
     kinds = isinstance(mask, spaces.MultiBinary) or (isinstance(mask, spaces.Box) and mask.shape)
     match action:

@@ -15,8 +15,8 @@ from slm_lab.spec.report import nearest_hint
 
 
 class WrapperError(Exception):
-    """Raised if a wrapper or an argument of an env cannot be applied. `args` contains the invalid key of the spec's env section and the
-    message."""
+    """Raised if a wrapper or an argument of an env cannot be applied. The exception's `args` contain the invalid key of the spec's env
+    section and the message."""
 
 
 def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
@@ -30,8 +30,8 @@ def env_creator(registration: Registration, *, vector: bool = False) -> Callable
 def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     """Return the names of the keyword arguments of an env constructor, and whether the constructor accepts further arguments (**kwargs).
 
-    If the constructor has **kwargs, the names include the arguments of its base classes, because **kwargs are usually passed on to the base
-    classes.
+    If an env constructor has **kwargs, the returned names include the arguments of its base classes, because **kwargs are usually passed on
+    to the base classes.
     """
     layers = _signatures(creator)
     parameters = [one for layer in layers for one in layer.values()]
@@ -40,7 +40,8 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
-    """Return the parameters of an env constructor and of its base classes' constructors, up to the first constructor without **kwargs."""
+    """Return one dict of parameters for each constructor: the constructor of an env class, then those of its base classes, up to the first
+    constructor without **kwargs."""
     found: list[Mapping[str, inspect.Parameter]] = []
     for layer in _constructors(creator):
         found.append(inspect.signature(layer).parameters)
@@ -50,7 +51,7 @@ def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parame
 
 
 def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
-    """Return the names of the arguments of an env constructor whose default is a bool and whose annotation, if present, is bool."""
+    """Return the names of those arguments of an env constructor that have a bool as default and no annotation other than bool."""
     found: dict[str, bool] = {}
     for parameters in _signatures(creator):
         for name, one in parameters.items():  # an argument of a class overrides the same argument of its base class
@@ -59,20 +60,21 @@ def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
 
 
 def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the `__init__` methods of a class and its base classes. For a creator that is not a class, return the creator itself."""
+    """Return the `__init__` methods of a class and its base classes. If `creator` is not a class, return a list that contains only
+    `creator`."""
     if not inspect.isclass(creator):
         return [creator]
     return [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
 
 
 def unexpected_argument(error: BaseException) -> str | None:
-    """Return the name of the argument that a TypeError reports as unexpected; None for other errors."""
+    """Return the name of the argument that a TypeError reports as unexpected, or None for other errors."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if isinstance(error, TypeError) and found else None
 
 
 def unknown_key_message(key: str, known: list[str], what: str) -> str:
-    """Return the error message for an unknown key of the spec's env section. The message names the most similar known key and all arguments
-    of the env."""
+    """Return the error message for an unknown key of the spec's env section. The error message names the most similar known key and all
+    arguments of the env."""
     near = nearest_hint(key, [*known, *EnvSpec.model_fields])
     return f"unknown key, and not an argument of {what}{near or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

@@ -15,18 +15,17 @@ from slm_lab.spec.models.env import EnvSpec
 class AtariSettings:
     """Arguments of an ALE env (Machado et al., arXiv:1709.06009), which are the same for every backend.
 
-    Backends return unclipped rewards, so that episode returns are the game's scores. Rewards are clipped afterwards, by the reward
-    normalizer.
+    Backends return unclipped rewards, so that episode returns are the game's scores. The reward normalizer clips rewards afterwards.
     """
 
     repeat_action_probability: float = 0.25
-    """Probability of a sticky action, per frame."""
+    """Probability per frame that the emulator repeats the previous action (sticky actions)."""
     full_action_space: bool = False
     continuous: bool = False
     continuous_action_threshold: float = 0.5
     frameskip: int = 4
     maxpool: bool = True
-    """Whether to take the maximum over the last two frames, which removes flicker."""
+    """Whether each pixel of an observation is the maximum over the last two frames, which removes flicker."""
     noop_max: int = 30
     """Upper bound (exclusive) of the random number of no-op actions at the start of an episode."""
     use_fire_reset: bool = True
@@ -39,9 +38,10 @@ class AtariSettings:
     episodic_life: bool = False
     """Whether to report a lost life as a termination although the game continues. Episode returns are still computed for complete games."""
     life_loss_info: bool = False
-    """Same effect as `episodic_life`, because no backend resets an env when a life is lost."""
+    """Whether to report a lost life as a termination. This setting has the same effect as `episodic_life`, because no backend resets an env
+    when a life is lost."""
     mode: int | None = None
-    """Game mode; None: the game's default."""
+    """Game mode, or None for the game's default mode."""
     difficulty: int | None = None
 
     @property
@@ -73,7 +73,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
     """Wrapper that applies frame skipping, max-pooling, resizing and stacking to one plain ALE env with frameskip 1, exactly as ALE's
     vector env does.
 
-    After a reset the stack of frames contains zeros, followed by the episode's first frame.
+    After a reset, the stack of frames contains frames of zeros, followed by the episode's first frame.
     """
 
     def __init__(self, env: gym.Env[np.ndarray, Any], settings: AtariSettings, max_frames: int) -> None:

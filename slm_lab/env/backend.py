@@ -23,14 +23,14 @@ class EnvRequest:
     """Description of the envs that a backend must build: id, constructor arguments, wrappers, number of envs."""
 
     id: str
-    """Env id as given in the spec, including the module prefix if the id has a prefix."""
+    """Env id as in the spec, including a module prefix such as "package.module:" if the id has a prefix."""
     registration: Registration | None
-    """Gymnasium's registration of the id; None for an id that is not registered with Gymnasium, such as an id of EnvPool."""
+    """Gymnasium's registration of the id, or None for an id that is not registered with Gymnasium, such as an id of EnvPool."""
     kwargs: dict[str, Any]
-    """Arguments of the env's constructor; empty if `atari` contains the arguments."""
+    """Arguments of the env's constructor. The dict is empty if `atari` contains the arguments."""
     num_envs: int
     atari: AtariSettings | None = None
-    """Settings of ALE ids with the usual preprocessing; None for other envs."""
+    """Settings of an ALE env with the usual Atari preprocessing, or None for other envs."""
     max_t: int | None = None
     threads: int = 1
     """Number of threads that a C++ backend may use."""
@@ -39,33 +39,33 @@ class EnvRequest:
     track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""
     action_mask: str | Literal[False] | None = None
-    """Entry of the observation or of the env's info that contains the action mask; False: no mask is used; None: the spec does not give
-    env.action_mask."""
+    """Entry of the observation or of the env's info that contains the action mask, False if no mask is used, or None if the spec does not
+    give env.action_mask."""
     curriculum: Curriculum | None = None
-    """Arguments and attributes of the envs that change when an episode ends; None if the spec has no env.schedule."""
+    """Arguments and attributes of the envs that change when an episode ends, or None if the spec has no env.schedule."""
     critic_keys: tuple[str, ...] = ()
     """Entries of the observation that only the critic receives."""
 
     @property
     def plain_id(self) -> str:
-        """The id without the module prefix."""
+        """The env id without the module prefix, such as "CartPole-v1" for "package.module:CartPole-v1"."""
         return self.id.rpartition(":")[2]
 
     @property
     def entry_point(self) -> str:
-        """Import path of the env's class; "" if the entry point is not a string."""
+        """Import path of the env's class, or "" if the entry point is not a string."""
         entry = self.registration.entry_point if self.registration else None
         return entry if isinstance(entry, str) else ""
 
     @property
     def vector_only(self) -> bool:
-        """Whether only a vector env, and no single env, is registered for the id."""
+        """Whether Gymnasium has registered only a vector env, and no single env, for the env id."""
         return self.registration is not None and self.registration.entry_point is None
 
     @property
     def main_module_reason(self) -> str | None:
-        """The reason why other processes cannot build the env (its class is defined in the main script); None if other processes can build
-        the env."""
+        """The reason why other processes cannot build the env (its class is defined in the main script), or None if other processes can
+        build the env."""
         entry = self.registration.entry_point if self.registration else None
         module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
         if "__main__" not in (module, self.id.rpartition(":")[0]):
@@ -77,13 +77,13 @@ class EnvRequest:
 
     @property
     def time_limit(self) -> int | None:
-        """Number of steps until truncation: the minimum of the env's own limit and max_t; None if there is no limit."""
+        """Number of steps until truncation, which is the minimum of the env's own limit and max_t, or None if there is no limit."""
         own = self.registration.max_episode_steps if self.registration else None
         return min((limit for limit in (own, self.max_t) if limit is not None), default=None)
 
     @property
     def max_steps(self) -> int | None:
-        """Number of agent steps until truncation (in Atari, an agent step has several frames); None if episodes are not limited."""
+        """Number of agent steps until truncation (in Atari, an agent step has several frames), or None if episodes are not limited."""
         return self.time_limit if self.atari is None else -(-frame_limit(self.atari, self.max_t) // self.atari.frameskip)
 
 
@@ -95,12 +95,12 @@ class RawStep(NamedTuple):
     reward_N: np.ndarray
     """float [N]: rewards of the envs, without scaling or clipping."""
     terminated_N: np.ndarray
-    """bool [N]."""
+    """bool [N]: whether each env's episode terminated."""
     truncated_N: np.ndarray
-    """bool [N]; may be true together with terminated_N."""
+    """bool [N]: whether each env's episode was truncated. Both terminated_N and truncated_N may be true for an env."""
     final: list[tuple[int, Any]] | None
     """Index and last observation of each env that was reset within this step. An env whose episode ended, but which is not in `final`, is
-    reset by the next step. In the step that resets the env, its row is not a transition."""
+    reset by the next step, in which the env's row is not a transition."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
 
@@ -113,18 +113,19 @@ class AgentGroup(NamedTuple):
     """A group of agents with equal spaces, in an env whose agents have different spaces."""
 
     agents: tuple[str, ...]
-    """Names of the agents, in the order of their rows."""
+    """Names of the agents, in the order of their rows in batches."""
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
 
 
 class SingleEnvBackend(Protocol):
-    """Interface of a backend with a single env, for callers that step the env directly instead of a batch of size 1."""
+    """Interface of a backend with a single env, for callers that step the env itself, without arrays of batch size 1."""
 
     env: Any
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
-        """Convert the results of `env.step` to a RawStep, and reset the env if its episode ended. Raises InvalidOutcome."""
+        """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended. Args: outcomes: an iterable
+        with this one result. Raises InvalidOutcome."""
 
 
 class Backend(ABC):
@@ -138,7 +139,8 @@ class Backend(ABC):
     applies_wraps: ClassVar[bool] = False
     """Whether the backend applies `EnvRequest.wraps`. A backend with `applies_wraps = False` is not used for envs with wrappers."""
     selects_parts: ClassVar[bool] = False
-    """Whether the backend applies env.obs_keys (one of the `EnvRequest.wraps`), even though it applies no other wrapper."""
+    """Whether the backend restricts Dict observations to the entries env.obs_keys, even though the backend applies no other wrapper of
+    `EnvRequest.wraps`."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return entries. With `reports_info = False`, meta.track_info in the spec is an error."""
     finds_masks: ClassVar[bool] = True
@@ -146,28 +148,27 @@ class Backend(ABC):
     follows_curriculum: ClassVar[bool] = False
     """Whether the backend applies the current values of EnvRequest.curriculum to an env when it resets the env."""
     lone: SingleEnvBackend | None = None
-    """Access to the backend's single env, for callers that step this env without a batch. None unless the backend has exactly one env, the
-    env's observation space is a Box, and the env's action is a row of the batch of actions."""
+    """Access to the backend's single env, for callers that step this env without a batch. `lone` is None unless the backend has exactly one
+    env, the env's observation space is a Box, and the env's action is a row of the batch of actions."""
     fresh: bool = False
-    """Whether step and reset return new arrays that are not modified later."""
+    """Whether `step` and `reset` return new arrays, which the backend does not modify later."""
     checks: bool = False
-    """Whether step and reset always return arrays of the right shapes and types. `Env` checks the arrays of a backend with `checks =
+    """Whether `step` and `reset` always return arrays of the right shapes and types. `Env` checks the arrays of a backend with `checks =
     False`."""
     agents: tuple[str, ...] = ()
-    """Names of the agents of each env, in the order of the env's rows. Batches of observations, rewards and actions have num_envs ·
-    len(agents) rows, with row = env · len(agents) + agent. Empty for envs with one agent, which have one row each."""
+    """Names of the agents of each env, in the order of the env's rows, or () for envs with one agent. Batches of observations, rewards and
+    actions have one row per agent of each env: agent i of env e has the row e · len(agents) + i."""
     groups: tuple[AgentGroup, ...] = ()
     """For envs with several agents whose spaces differ: the groups of agents with equal spaces, in the order of their first agents. If
-    `groups` is not empty, observations and actions are tuples with one batch per group, which contains the rows of the group's agents, and
-    all other arrays contain the rows of all agents. If `groups` is empty, all agents have the spaces `observation_space` and
-    `action_space`."""
+    `groups` is not empty, observations and actions are tuples with one batch per group of agents, and all other arrays contain the rows of
+    all agents. If `groups` is empty, all agents have the spaces `observation_space` and `action_space`."""
     acts_N: np.ndarray | None = None
-    """For envs with several agents, bool [N]: whether the next step uses the action of the row. Each reset and step sets this attribute.
-    None means that the next step uses the actions of all rows."""
+    """For envs with several agents, bool [N]: whether the next step uses the action of each row, or None if the next step uses the actions
+    of all rows. Each reset and step sets `acts_N`."""
     present_N: np.ndarray | None = None
-    """For envs with several agents, bool [N]: whether the agent of the row takes part in the episode. Each reset and step sets this
-    attribute. An agent that has left the episode, or has not joined it yet, does not act, and the values of its row have no meaning. None
-    means that all agents take part."""
+    """For envs with several agents, bool [N]: whether the agent of each row takes part in the episode, or None if all agents take part.
+    Each reset and step sets `present_N`. An agent that has left the episode, or has not yet joined the episode, does not act, and the
+    values of its row have no meaning."""
     max_steps: int | None = None
     """Number of steps until truncation, if this number differs from Gymnasium's registration of the env."""
     observation_space: gym.Space[Any]
@@ -177,7 +178,7 @@ class Backend(ABC):
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
-        """Return the reason why this backend cannot build the requested envs; None if the backend can build the envs."""
+        """Return the reason why this backend cannot build the requested envs, or None if the backend can build the envs."""
         return None
 
     @classmethod
@@ -187,7 +188,7 @@ class Backend(ABC):
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Return whether `env.backend="auto"` should choose this backend if the backend supports the requested envs."""
+        """Return whether `env.backend="auto"` should choose this backend for requested envs that the backend supports."""
         return True
 
     @abstractmethod
@@ -195,20 +196,20 @@ class Backend(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        """Begin an episode in every env and return the observations. Args: seeds: one seed per env, or None to leave the envs' random
-        streams unseeded."""
+        """Begin an episode in every env and return the observations. Args: seeds: one seed per env, or None to continue the envs' random
+        streams."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
         """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or the env's own error, if an env fails."""
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        """Return the env's info of the last step of the episode that has just ended in a row of the batch. The result is empty if the
-        backend has no info."""
+        """Return the env's info of the last step of the episode that has just ended in row `row` of the batch, or an empty mapping if the
+        backend does not report infos."""
         return {}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
-        """Return the states of the envs' random streams as plain Python objects; None if the backend does not expose these states."""
+        """Return the states of the envs' random streams as plain Python objects, or None if the backend does not expose these states."""
         return None
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
@@ -216,11 +217,11 @@ class Backend(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not support restoring random states")
 
     def episode_state(self) -> Any:
-        """Return the state of the running episodes as plain Python objects; None if the backend does not expose this state."""
+        """Return the state of the running episodes as plain Python objects, or None if the backend does not expose this state."""
         return None
 
     def set_episode_state(self, state: Any) -> None:
-        """Restore the state of the running episodes that `episode_state` returned. The caller has already reset the envs and restored their
+        """Restore the state of the running episodes that `episode_state` returned. The caller must first reset the envs and restore their
         random streams."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring episode state")
 

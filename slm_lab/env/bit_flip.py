@@ -16,7 +16,7 @@ class BitFlip(gym.Env[dict[str, np.ndarray], int]):
     """Env with a state of n bits and a goal of n bits, both drawn uniformly at random. An episode terminates at the goal, and is truncated
     after n steps.
 
-    Observations are a Dict of int8 [n]: `observation` and `achieved_goal`, which both contain the state, and `desired_goal`.
+    An observation is a Dict of three arrays int8 [n]: `observation` and `achieved_goal`, which both contain the state, and `desired_goal`.
     `info["is_success"]` says whether the state equals the goal.
     """
 
@@ -40,11 +40,12 @@ class BitFlip(gym.Env[dict[str, np.ndarray], int]):
         return self._observation(), float(reached) - 1.0, reached, not reached and self.steps >= self.n, {"is_success": reached}
 
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
-        """Return the rewards, float32 [...]: 0 where the achieved goal equals the desired goal, both [..., n], else −1."""
+        """Return the rewards, float32 [...], for achieved and desired goals [..., n]: 0 where the achieved goal equals the desired goal,
+        else −1."""
         return np.asarray(self.compute_terminated(achieved_goal, desired_goal, info) - 1.0, np.float32)
 
     def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
-        """Return bool [...]: whether the achieved goals equal the desired goals, both [..., n]."""
+        """Return whether each achieved goal equals its desired goal, bool [...], for achieved and desired goals [..., n]."""
         return np.asarray((achieved_goal == desired_goal).all(-1))
 
     def _observation(self) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.base import ExtensionError, import_class
 
 Board = tuple[int, ...]
-"""Cells in row-major order: 1 for a stone of the player, −1 for a stone of the opponent, 0 for an empty cell."""
+"""Cells of a board in row-major order: 1 for a stone of the player, −1 for a stone of the opponent, 0 for an empty cell."""
 
 
 class Player:
@@ -24,7 +24,8 @@ class Player:
         self.info, self.rng = info, rng
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return a batch of actions, as `Env.step` accepts it, for a batch of observations [N, *shape], as `Env` returns it."""
+        """Return the actions for observations [N, *shape]. Observations and actions have the form that `Env` returns and that `Env.step`
+        accepts."""
         raise NotImplementedError
 
 
@@ -40,7 +41,7 @@ def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
 
 
 class BoardPlayer(Player):
-    """Base class of scripted players of two-player board games. `best_moves`, which subclasses define, returns equally good moves. `act`
+    """Base class of scripted players of two-player board games. Subclasses define `best_moves`, which returns equally good moves, and `act`
     draws one of these moves at random."""
 
     shape: tuple[int, int]
@@ -53,8 +54,8 @@ class BoardPlayer(Player):
             raise ValueError(f"{type(self).__name__} plays on a board of {rows} × {columns} with an action mask only")
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the actions, int64 [N], for observations [N, D]. An observation contains two planes of stones (the player's, then the
-        opponent's) and the action mask."""
+        """Return the actions, int64 [N], for observations [N, D]. An observation contains the plane of the player's stones, the plane of
+        the opponent's stones, and the action mask."""
         observation = self.info.observation
         assert observation.mask is not None
         valid_NA = obs_N[:, slice(*observation.mask)] != 0
@@ -82,8 +83,8 @@ class PerfectTicTacToe(BoardPlayer):
 
 
 class OnePlyConnectFour(BoardPlayer):
-    """Connect Four player that wins with this move if possible, else blocks a winning move of the opponent if there is one, else plays a
-    random valid move."""
+    """Connect Four player that looks one move ahead. The player makes a winning move if there is one, else blocks a winning move of the
+    opponent if there is one, else makes a random valid move."""
 
     shape = (6, 7)
 
@@ -96,7 +97,8 @@ class OnePlyConnectFour(BoardPlayer):
 
 
 def _board_after_move(board: Board, move: int) -> Board:
-    """Return the board after a move of the player, from the view of the opponent: stones of the opponent are 1, stones of the player −1."""
+    """Return the board after a move of the player, from the view of the opponent: stones of the opponent are 1, stones of the player are
+    −1."""
     return tuple(-1 if i == move else -cell for i, cell in enumerate(board))
 
 
@@ -113,13 +115,13 @@ def _value(board: Board) -> int:
 
 
 def _cell(board: Board, column: int) -> tuple[int, int]:
-    """Return the row and column in which a stone comes to rest after it is dropped into a column of Connect Four. Row 5 is the lowest
-    row."""
+    """Return the row and column of the cell in which a stone stops after the stone is dropped into a column of Connect Four. Row 5 is the
+    lowest row of the board."""
     return max(row for row in range(6) if not board[7 * row + column]), column
 
 
 def _completes_four(board: Board, cell: tuple[int, int]) -> bool:
-    """Return whether a stone of the player in this cell of Connect Four completes four in a row."""
+    """Return whether a stone of the player in the cell `cell` (row, column) of Connect Four completes four in a row."""
     for step in ((0, 1), (1, 0), (1, 1), (1, -1)):
         count = 1
         for sign in (1, -1):

@@ -1,4 +1,4 @@
-"""Text form of EnvPool's board games: the board of an observation as text, and the names of moves."""
+"""EnvPool's board games as text: the board that an observation shows, and the names of moves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 from slm_lab.lib.records import EnvInfo, ObservationSpace
 
 PASS = "pass"
-"""Name of the move that places no stone. The move "pass" is the last action, after the moves for all cells."""
+"""Name of the move that places no stone, which is the last action, after the moves for all cells."""
 
 
 def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int) -> bool:
-    """Return whether observations consist of two planes of stones (the player's own stones first) and an action mask for `moves` moves."""
+    """Return whether observations consist of two planes of stones (first the plane of the player's own stones) and an action mask for
+    `moves` moves."""
     if observation.mask is None or observation.mask[1] - observation.mask[0] != moves:
         return False
     if observation.parts:
@@ -31,15 +32,15 @@ def stone_planes(observation: ObservationSpace, obs_N: np.ndarray, rows: int, co
 
 @dataclass(frozen=True)
 class BoardGame:
-    """Two-player board game with stones. Observations consist of two planes of stones (the player's own stones first) and an action
-    mask."""
+    """Two-player board game with stones. Observations consist of two planes of stones (first the plane of the player's own stones) and an
+    action mask."""
 
     rows: int
     columns: int
     drops: bool = False
     """Whether a move names a column into which a stone is dropped. If `drops` is false, a move names a cell."""
     passes: bool = False
-    """Whether the last action is a move that places no stone."""
+    """Whether the last action of the game is a move that places no stone ("pass")."""
 
     @property
     def moves(self) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ class BoardGame:
         return (*cells, PASS) if self.passes else cells
 
     def fits(self, info: EnvInfo) -> bool:
-        """Return whether the observations (with an action mask) and the actions of an env have the form that this game needs."""
+        """Return whether an env has the observations (with an action mask), the actions and the two agents of this game."""
         moves = len(self.moves)
         is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2
         return is_of_game and has_board(info.observation, self.rows, self.columns, moves)
@@ -74,4 +75,4 @@ BOARD_GAMES = {
     "ConnectFour-v1": BoardGame(6, 7, drops=True),
     "Othello-v1": BoardGame(8, 8, passes=True),
 }
-"""Board game of each EnvPool id."""
+"""Maps ids of EnvPool to board games."""

@@ -1,4 +1,4 @@
-"""The curriculum of a vector env: arguments and attributes of its envs that change when an episode ends (env.schedule)."""
+"""The curriculum of a vector env: constructor arguments and attributes of its envs that change when an episode ends (env.schedule)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from slm_lab.spec.models.env_schedule import Rule, StepRule, parse_rule
 from slm_lab.spec.report import nearest_hint
 
 Values = dict[str, Any]
-"""Values of scheduled arguments and attributes, by name."""
+"""Maps the names of scheduled constructor arguments and attributes of an env to their values."""
 
 
 class Curriculum:
-    """Current values of the scheduled arguments and attributes of each env, and the values that each env receives with its next reset.
+    """Curriculum of a vector env: the current values of the scheduled arguments and attributes (env.schedule) of each env, and the values
+    that each env receives with its next reset.
 
     Args:
         schedule: the spec's env.schedule.
         known: names of the env constructor's arguments. All other keys of `schedule` name attributes of the env.
-        final: whether every key always has the last value of its schedule, as in evaluation.
+        final: whether every scheduled key always has the last value of its schedule, as in evaluation.
     """
 
     def __init__(self, schedule: Mapping[str, Any], known: Collection[str], num_envs: int, final: bool) -> None:
@@ -32,21 +33,22 @@ class Curriculum:
         self.arguments = tuple(key for key in schedule if key in known)
         """Keys of the schedule that are constructor arguments. An env must be rebuilt to change a constructor argument."""
         self.frame = 0
-        """Frame (number of env steps of the training run) at which rules that depend on the frame are evaluated."""
+        """Current number of env steps of the training run, from which rules that depend on this number are evaluated."""
         self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, StepRule) and rule.by == "return"}
         self._levels = dict.fromkeys(self._by_return, 0)
-        """Index of the current value of each rule that depends on returns."""
+        """For each scheduled key whose value depends on returns: index of the current value in the list of the key's values."""
         self._returns: dict[str, deque[float]] = {key: deque(maxlen=rule.episodes) for key, rule in self._by_return.items()}
         self.held: list[Values] = [self.current_values() for _ in range(num_envs)]
-        """Current values of each env."""
+        """Current scheduled values of each env."""
         self._played = list(self.held)
         """Scheduled values of each env during its most recently ended episode."""
         self._restored: list[Values] | None = None
-        """Loaded values of each env, until `finish_restoration` is called; None: no loaded values are pending."""
+        """Scheduled values of each env that `load_state_dict` has loaded, until `finish_restoration` is called. The attribute is None if no
+        loaded values are pending."""
         self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs
 
     def current_values(self) -> Values:
-        """Return the scheduled values of envs that begin an episode now."""
+        """Return the scheduled values for an env that begins an episode now."""
         if self._final:
             return {key: rule.values[-1] for key, rule in self.rules.items()}
         levels = self._levels
@@ -57,18 +59,18 @@ class Curriculum:
         return self.current_values() if self._restored is None else self._restored[row]
 
     def begin(self, row: int, values: Values) -> None:
-        """Record that an env begins an episode with the given scheduled values."""
+        """Record that the env with index `row` begins an episode with the scheduled values `values`."""
         self._played[row], self.held[row] = self.held[row], values
 
     def next_seed(self, row: int) -> int:
-        """Return a new seed for an env that was rebuilt with other constructor arguments."""
+        """Return a new seed for the env with index `row`, which was rebuilt with other constructor arguments."""
         self._rebuilt[row] += 1
         return int(np.random.SeedSequence([self.seeds[row], self._rebuilt[row]]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def end_episode(self, row: int, total_reward: float) -> dict[str, float]:
-        """Record the return of an episode that has just ended in an env. Call this method after the env has been reset.
+        """Record the return of an episode that has just ended in the env with index `row`. Call this method after this env has been reset.
 
-        Returns the scheduled values of the episode as numbers, by their names in `Episode.info`.
+        Returns the scheduled values with which the episode was played, as numbers, by their keys in `Episode.info`.
         """
         played = self._played[row]
         for key, rule in self._by_return.items():
@@ -101,8 +103,8 @@ class Curriculum:
         self._restored = state["held"] if len(state["held"]) == len(self.held) else None
 
     def finish_restoration(self, state: dict[str, Any]) -> None:
-        """End the restoration that `load_state_dict` began: later resets give the envs new scheduled values. Args: state: the loaded state.
-        Its seeds replace the seeds that resets after `load_state_dict` have changed."""
+        """End the restoration that `load_state_dict` began, so that later resets give the envs new scheduled values. Args: state: the
+        loaded state, whose seeds replace the seeds that resets after `load_state_dict` have changed."""
         self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
 
     def next_values_and_rebuild(self, row: int) -> tuple[Values, bool]:
@@ -112,19 +114,19 @@ class Curriculum:
         return wanted, any(wanted[key] != held[key] for key in self.arguments)
 
     def attributes(self, values: Mapping[str, Any]) -> Values:
-        """Return those of the scheduled values that are attributes of an env instead of constructor arguments."""
+        """Return the scheduled values of attributes of an env, without the scheduled values of constructor arguments."""
         return {key: value for key, value in values.items() if key not in self.arguments}
 
 
 def episode_info_key(key: str) -> str:
-    """Return the name under which `Episode.info` contains the value of a scheduled key."""
+    """Return the key of `Episode.info` that contains the value of a scheduled argument or attribute."""
     return f"env.{key}"
 
 
 def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments: Collection[str] = ()) -> None:
-    """Set attributes of an env or of its wrappers. Raises WrapperError for an attribute that does not exist or cannot be set.
+    """Set attributes of an env or of its wrappers. Raises WrapperError if an attribute does not exist or cannot be set.
 
-    Args: arguments: names of the constructor's arguments, for the error message.
+    Args: arguments: names of the arguments of the env's constructor, for the error message.
     """
     for key, value in values.items():
         if not env.has_wrapper_attr(key):

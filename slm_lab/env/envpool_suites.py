@@ -27,7 +27,8 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
 
 OWN_LIMIT_SUITES = ("highway", "minigrid")
-"""Suites whose envs end episodes at their own time limit, regardless of EnvPool's limit. MiniGrid's rewards depend on this limit."""
+"""Suites whose envs end episodes at their own time limit, regardless of EnvPool's option max_episode_steps. MiniGrid's rewards depend on
+the env's own time limit."""
 _OWNED = {
     "batch_size": "every step waits for all envs (env.num_envs)",
     "num_threads": "use meta.threads",
@@ -40,28 +41,29 @@ _OWNED = {
     "render_mode": "use enjoy --video",
     "render_env_id": "use enjoy --video",
 }
-"""Options of EnvPool that the backend sets itself, and what a spec can use instead."""
+"""Maps each option of EnvPool that the backend sets itself to a text that says what a spec can use instead."""
 _PIXELS = {"from_pixels": False, "render_width": 84, "render_height": 84, "render_camera_id": -1}
-"""Options for images as observations, with their defaults. EnvPool's `config` does not list these options."""
+"""EnvPool's options for images as observations, with their defaults. EnvPool's `config` does not list the options for images."""
 _MAX_CODES = (10, 5, 3)
-"""Greatest codes of object, colour and state in MiniGrid's grid. EnvPool reports the grid as an image from 0 to 255."""
+"""Greatest codes of object, colour and state in a cell of MiniGrid's grid. EnvPool reports the grid as an image with values from 0 to
+255."""
 _MAX_CHARACTER = 127
-"""Largest byte of MiniGrid's mission, an ASCII text padded with zeros."""
+"""Largest byte of MiniGrid's mission text, which is an ASCII text padded with zeros."""
 
 
 def known_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a spec can give for an env of EnvPool, with their defaults.
 
-    Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing.
-    Args: given: options in the spec. Only options whose names end in `_path` are used.
+    Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing. Args: given: options in the
+    spec, of which only options whose names end in `_path` are used.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}
 
 
 def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
-    """Return a problem for each key of the spec's env section that is not an option of EnvPool's env `name`, or whose value has a wrong
-    type.
+    """Return a problem for each key of the spec's env section that EnvPool's env `name` does not accept as an option, or whose value has a
+    wrong type.
 
     Raises the same errors as `known_options`.
     """
@@ -85,8 +87,8 @@ def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
 
 
 def _example(default: Any) -> str:
-    """Return the JSON text of an option's default value, as an example in a message. For an object, the text contains only the first
-    entry."""
+    """Return the JSON text of an option's default value, as an example in a message. If the default value is a dict, the text contains only
+    its first entry."""
     return json.dumps(dict(list(default.items())[:1]) if isinstance(default, dict) else default)
 
 
@@ -94,7 +96,7 @@ def _example(default: Any) -> str:
 def import_envpool() -> Any:
     """Import the module envpool and return it.
 
-    OpenGL is loaded before envpool, because otherwise EnvPool's MuJoCo does not find OpenGL and ends the process.
+    This function loads OpenGL before envpool, because otherwise EnvPool's MuJoCo does not find OpenGL and ends the process.
     """
     if sys.platform == "linux":
         with suppress(OSError):
@@ -103,20 +105,21 @@ def import_envpool() -> Any:
 
 
 def missing_opengl() -> str | None:
-    """Return the reason why EnvPool's MuJoCo cannot render on this machine; None if EnvPool can render."""
+    """Return the reason why EnvPool's MuJoCo cannot render on this machine, or None if EnvPool can render."""
     if sys.platform != "linux" or (find_library("GL") and find_library("EGL")):
         return None
     return "needs OpenGL to draw: install EGL and OpenGL (on Debian and Ubuntu: apt-get install libegl1 libgl1)"
 
 
 def convert_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert checked options of an env from JSON to the types of their defaults, such as lists to tuples and the keys of objects to
-    numbers."""
+    """Convert valid options of an env from the types of JSON to the types of the options' defaults: for example, lists to tuples, and the
+    keys of dicts to numbers."""
     return {key: _convert_option(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
 
 
 def _convert_option(value: Any, default: Any) -> Any:
-    """Convert a value to the type of an option's default. Return None if the value cannot be converted."""
+    """Convert an option's value to the type of the option's default, and return the converted value, or None if the value cannot be
+    converted."""
     match default:
         case bool():
             return value if isinstance(value, bool) else None
@@ -139,7 +142,8 @@ def _convert_option(value: Any, default: Any) -> Any:
 
 
 def _absolute_file_path(value: str) -> str:
-    """Return the absolute path of an existing file, because ViZDoom is built in another folder. Other strings are returned unchanged."""
+    """Return the absolute path of an existing file, because ViZDoom's envs are built in another working directory. Strings that are not
+    paths of existing files are returned unchanged."""
     return os.path.abspath(value) if os.sep in value and os.path.isfile(value) else value
 
 
@@ -161,8 +165,7 @@ def _is_number(value: Any) -> bool:
 def make_vizdoom_folder() -> TemporaryDirectory[str]:
     """Create a temporary folder for the files of ViZDoom's envs and return the folder.
 
-    This function also creates the subfolder that the envs need, because ViZDoom crashes if several envs create the subfolder at the same
-    time.
+    This function also creates the subfolder "_vizdoom", because ViZDoom crashes if several envs create this subfolder at the same time.
     """
     folder = TemporaryDirectory(ignore_cleanup_errors=True)
     os.mkdir(os.path.join(folder.name, "_vizdoom"))
@@ -178,12 +181,12 @@ _KINDS: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
-"""Description of the values that an option accepts, for messages, by the type of the option's default."""
+"""Maps the type of an option's default to a description, for messages, of the values that the option accepts."""
 
 
 def correct_observation_space(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
-    """Return the corrected form of an observation space that EnvPool reports. The function corrects bounds that stand for ±∞, codes that
-    are not an image, and step counters."""
+    """Return the corrected form of an observation space that EnvPool reports. The function corrects bounds that stand for ±∞, arrays of
+    codes that EnvPool reports as images, and step counters."""
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()
@@ -197,12 +200,12 @@ def correct_observation_space(space: spaces.Space[Any], key: str = "") -> spaces
 
 
 _COUNTERS = ("step_count", "step")
-"""Entries of observations that count the steps of an episode. These entries are divided by their greatest number, because a one-hot
+"""Entries of observations that count the steps of an episode. Step counters are divided by their greatest number, because a one-hot
 encoding would have up to 4,000 numbers."""
 
 
 def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
-    """Return the corrected space of the part `name` of MiniGrid's observation."""
+    """Return the corrected space of the entry `name` of MiniGrid's Dict observation."""
     if not isinstance(part, spaces.Box):
         return part
     high = np.broadcast_to(np.array(_MAX_CODES if name == "image" else _MAX_CHARACTER, np.uint8), part.shape)
@@ -232,10 +235,11 @@ def correct_action_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 class ObservationReader:
-    """Function object that reads a batch of observations, elements of `space`, from the arrays that an EnvPool pool returns."""
+    """Function object that extracts a batch of observations from the arrays that an EnvPool pool returns. The attribute `space` is the
+    space of one observation."""
 
     def __init__(self, space: spaces.Space[Any], keys: Sequence[str], fills_masks: bool = False) -> None:
-        """Build the reader for the arrays of a pool.
+        """Build the reader for the arrays that an EnvPool pool returns.
 
         Args: space: observation space that EnvPool reports. keys: names of the pool's arrays, such as "obs", "obs:position",
         "obs:items.x_len". fills_masks: whether to make every action valid if an action mask has no valid action (Jumanji's Maze may begin
@@ -253,10 +257,10 @@ class ObservationReader:
         self._fills_masks = fills_masks
 
     def add_mask(self, wanted: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
-        """Add the action mask in the pool's infos to the observations, unless the observations already contain a mask.
+        """Add the action mask from the infos of EnvPool's pool to the observations, unless the observations already contain an action mask.
 
-        Args: wanted: the spec's env.action_mask, or None to use any entry in MASK_KEYS. Raises WrapperError if neither observations nor
-        infos have an entry `wanted`.
+        Args: wanted: the spec's env.action_mask, or None to use any entry of the infos whose name is in MASK_KEYS. Raises WrapperError if
+        neither the observations nor the infos have an entry `wanted`.
         """
         entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
         if mask_entry(wanted, entries, action) is not None:
@@ -273,11 +277,11 @@ class ObservationReader:
 
     @property
     def mask_index(self) -> int | None:
-        """Index of the pool's array that contains the action mask of the infos; None if no array contains a mask."""
+        """Index, among the arrays of EnvPool's pool, of the info that is the action mask, or None if no info is used as action mask."""
         return None if self._mask is None else self._mask[1]
 
     def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
-        """Restrict observations to the parts `keys` and the action mask. Raises WrapperError for a key that is not a part of
+        """Restrict observations to the entries `keys` and the action mask. Raises WrapperError for a key that is not an entry of the
         observations."""
         self._selected = Parts(self.space, action, keys, action_mask)
         self.space = self._selected.space
@@ -304,7 +308,8 @@ class ObservationReader:
 
 
 def _fill_empty_masks(mask: np.ndarray) -> np.ndarray:
-    """Return action masks [N, …] in which all actions of a row are valid if the row had no valid action."""
+    """Return a copy of action masks [N, …] in which every row without a valid action is replaced by a row in which all actions are
+    valid."""
     empty_N = ~mask.reshape(len(mask), -1).any(axis=1)
     if not empty_N.any():
         return mask
@@ -322,7 +327,7 @@ def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
-    """Return the greatest number of an observation's entry that counts steps; None for other entries."""
+    """Return the greatest number of an observation's entry that counts steps, or None for other entries."""
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
 
 
@@ -331,7 +336,7 @@ class TruncationReader:
 
     EnvPool reports every episode that ends in the step of the time limit as truncated. This class treats an episode that ends in the step
     of the time limit as terminated if an array of the pool shows another reason: a crash or success in highway, a reward in MiniGrid.
-    Reasons that the arrays do not show (lava, a wrong answer, leaving the road) cannot be recognised, so that these episodes remain
+    Episodes that end for a reason that the arrays do not show (lava, a wrong answer, leaving the road) in the step of the time limit remain
     truncated.
     """
 
@@ -342,7 +347,7 @@ class TruncationReader:
         self._reasons = shown or [list(keys).index("reward")]
 
     def __call__(self, state: Sequence[np.ndarray]) -> np.ndarray:
-        """Return which episodes were truncated, bool [N], given the pool's arrays of a step."""
+        """Return whether each env's episode was truncated, bool [N]. Args: state: arrays that EnvPool's pool returned for a step."""
         truncated_N = state[self._late].copy()
         for slot in self._reasons:
             truncated_N &= state[slot] == 0
@@ -350,15 +355,16 @@ class TruncationReader:
 
 
 REDUCTIONS = {"max": np.maximum, "min": np.minimum, "sum": np.add, "mean": np.add}
-"""Functions that combine the values of an episode's steps, by the suffix of an entry of meta.track_info (such as "success:max")."""
+"""Maps the suffix of an entry of meta.track_info (such as "max" in "success:max") to the function that combines the values of an episode's
+steps."""
 
 
 class InfoTracker:
     """Combines entries of `info` over the steps of each env's episode, for meta.track_info."""
 
     def __init__(self, entries: Sequence[str], keys: Sequence[str]) -> None:
-        """Args: entries: meta.track_info. Entries without a suffix, and entries for which the pool has no array, are ignored. keys: names
-        of the pool's arrays."""
+        """Args: entries: the spec's meta.track_info, of which entries without a suffix, and entries for which the pool has no array, are
+        ignored. keys: names of the pool's arrays."""
         split = {entry: entry.rpartition(":") for entry in entries}
         self._entries = {
             entry: (list(keys).index(f"info:{key}"), kind)
@@ -370,11 +376,12 @@ class InfoTracker:
 
     @property
     def array_indices(self) -> list[int]:
-        """Indices of the pool's arrays that are combined over episodes."""
+        """Indices of those arrays of EnvPool's pool whose values are combined over the steps of an episode."""
         return [slot for slot, _ in self._entries.values()]
 
     def add(self, state: Sequence[np.ndarray], elapsed_N: np.ndarray) -> None:
-        """Add the arrays of one step. Args: elapsed_N: number of steps in each current episode, which is 1 in the episode's first step."""
+        """Add the infos of one step to the combined entries of each episode. Args: state: arrays that EnvPool's pool returned for the step.
+        elapsed_N: number of steps of each env's current episode, which is 1 in the first step of an episode."""
         self._elapsed = elapsed_N
         for entry, (slot, kind) in self._entries.items():
             value = state[slot].astype(np.float64)
@@ -382,7 +389,7 @@ class InfoTracker:
             self._totals[entry] = np.where(elapsed_N > 1, REDUCTIONS[kind](before, value), value)
 
     def of(self, row: int) -> dict[str, float]:
-        """Return the combined entries of the current episode of one row."""
+        """Return the combined entries of meta.track_info for the current episode of the env with index `row`."""
         if self._elapsed is None:
             return {}
         steps = {entry: self._elapsed[row] if kind == "mean" else 1 for entry, (_, kind) in self._entries.items()}

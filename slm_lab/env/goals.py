@@ -28,15 +28,15 @@ class GoalOutcome(NamedTuple):
     reward_K: np.ndarray
     """float32 [K]: rewards for training, after env.reward_scale and env.clip_reward."""
     terminated_K: np.ndarray | None
-    """bool [K]; None: keep the recorded terminations, because the env cannot compute them."""
+    """bool [K], or None if the env cannot compute terminations from goals, so that the recorded terminations remain valid."""
 
 
 class GoalReward:
     """Function object that computes a GoalOutcome from achieved goals [K, G] and desired goals [K, G].
 
-    Args: threshold: distance up to which a goal counts as reached. The reward is 0 for a reached goal, else −1. If the threshold is None, a
-    separate env is built, and its methods `compute_reward` and, if it exists, `compute_terminated` are called with a batch of goals, as in
-    Gymnasium-Robotics. `close` closes the separate env.
+    Args: threshold: distance up to which a goal counts as reached. The reward is 0 for a reached goal, else −1. If `threshold` is None, a
+    separate env is built, and its method `compute_reward` and, if the env has this method, `compute_terminated` are called with a batch of
+    goals, as in Gymnasium-Robotics. `GoalReward.close` closes the separate env.
 
     Raises SpecError if the env has no `compute_reward`, or if a wrapper changes rewards.
     """
@@ -58,7 +58,7 @@ class GoalReward:
         return GoalOutcome(self._scaled(reward_K), None if ends is None else _terminations(ends, achieved_KG, desired_KG))
 
     def close(self) -> None:
-        """Close the separate env, if one was built."""
+        """Close the separate env that was built to compute rewards, if `threshold` is None."""
         if self._env is not None:
             self._env.close()
 
@@ -66,9 +66,9 @@ class GoalReward:
 def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecStep) -> None:
     """Compare the env's rewards in one step with the rewards computed from the goals.
 
-    If `rewards` has a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. If
-    `rewards` has no threshold, a difference raises SpecError, because rewards for other goals cannot be computed if `compute_reward` does
-    not return the env's rewards.
+    If `rewards.threshold` is a number, a difference only causes a notice, because all rewards of a batch are computed from the threshold.
+    If `rewards.threshold` is None, a difference raises SpecError, because rewards for other goals cannot be computed if `compute_reward`
+    does not return the env's rewards.
 
     Args: step: an env step with unnormalized rewards and observations.
     """
@@ -94,7 +94,8 @@ def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecSt
 
 
 def _check_wrappers(spec: EnvSpec) -> None:
-    """Raise SpecError for wrappers that change rewards, because rewards for other goals are computed without wrappers."""
+    """Raise SpecError if the spec has wrappers that change rewards, because hindsight experience replay computes the rewards for other
+    goals without wrappers."""
     why = "changes rewards, which HindsightReplay computes without wrappers; use env.reward_scale or env.clip_reward"
     changing = [wrap for wrap in find_wraps(spec) if issubclass(wrap.wrapper, _REWARD_WRAPPERS)]
     if changing:
@@ -102,7 +103,8 @@ def _check_wrappers(spec: EnvSpec) -> None:
 
 
 def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
-    """Return the result of the env's `compute_terminated` for a batch of goals, bool [K]. Args: ends: the method `compute_terminated`.
+    """Return whether each of K transitions ends the episode, bool [K], according to the env's method `compute_terminated`. Args: ends: the
+    method `compute_terminated`.
 
     If `compute_terminated` supports only a single goal, as in the mazes of Gymnasium-Robotics, this function calls the method once for each
     goal.

@@ -1,4 +1,5 @@
-"""Envs whose agents have different spaces. Each group of agents with equal spaces has an `Env`, and all groups are stepped together."""
+"""Vector envs whose agents have different spaces. Each group of agents with equal spaces has its own `Env`, and all groups are stepped
+together."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace,
 
 
 class GroupBackend(Backend):
-    """Backend of the Env of one group of agents. `reset` and `step` return the group's rows that `GroupedEnv` has passed to `take`."""
+    """Backend of the Env of one group of agents with equal spaces. `reset` and `step` return the rows of the group's agents, which
+    `GroupedEnv` has passed to `take` before."""
 
     def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
         rows = np.flatnonzero([agent in group.agents for _ in range(num_envs) for agent in shared.agents])
@@ -30,7 +32,8 @@ class GroupBackend(Backend):
         self._step: RawStep | None = None
 
     def take(self, obs: Any, raw: RawStep | None = None) -> None:
-        """Store the group's observations and, after a step, the group's rows of the step of all agents."""
+        """Store the observations that the next call of `reset` or `step` returns. Args: obs: observations of the group's agents. raw:
+        RawStep with the rows of all agents, or None after a reset."""
         acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
         self.acts_N = None if acts_N is None else acts_N[rows]
         self.present_N = None if present_N is None else present_N[rows]
@@ -68,11 +71,11 @@ class GroupBackend(Backend):
 class GroupedEnv(Env):
     """Vector env whose agents have different spaces.
 
-    Each group of agents with equal spaces has its own Env, with its own encoding, masks and normalizers. Arrays that contain the rows of
-    all groups are padded, see `EnvInfo.groups`.
+    Each group of agents with equal spaces has its own Env, with its own encoding, masks and normalizers. In arrays that contain the rows of
+    all groups, shorter rows are padded, see `EnvInfo.groups`.
 
     Args: info: description of the rows of all agents. groups: the Env of each group, with GroupBackend as its backend. decoders: for each
-    group, the function that converts the group's actions to the env's form.
+    group, the function that converts the actions of the group's agents to actions of the env.
     """
 
     def __init__(self, backend: Backend, info: EnvInfo, groups: Sequence[Env], decoders: Sequence[Codec], seed: int, *, name: str) -> None:
@@ -115,7 +118,7 @@ class GroupedEnv(Env):
         return self._join_steps([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
 
     def _join_steps(self, steps: Sequence[VecStep]) -> VecStep:
-        """Join the VecSteps of the groups to one VecStep with the rows of all agents."""
+        """Join the VecStep of each group of agents to one VecStep with the rows of all agents."""
         episodes: list[Episode] = []
         for rows, step in zip(self._rows, steps, strict=True):
             episodes += [episode._replace(env=int(rows[episode.env])) for episode in step.episodes]
@@ -135,7 +138,7 @@ class GroupedEnv(Env):
         )
 
     def _join_group_rows(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Join one array [K, …] per group, with the rows of the group, to one array [N, …] with the rows of all agents."""
+        """Join one array [K, …] per group of agents to one array [N, …] with the rows of all agents."""
         values_N = np.empty((self.info.num_envs, *values[0].shape[1:]), values[0].dtype)
         for rows, values_K in zip(self._rows, values, strict=True):
             values_N[rows] = values_K
@@ -166,7 +169,8 @@ class GroupedEnv(Env):
 
 
 def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
-    """Return the EnvInfo of an env that consists of these groups of agents. Args: agents: names of all agents, in the order of the rows.
+    """Return the EnvInfo of an env that consists of several groups of agents. Args: groups: EnvInfo of each group. agents: names of all
+    agents, in the order of their rows.
 
     Raises: UnsupportedSpace if one array cannot contain the observations of all agents.
     """
@@ -176,8 +180,8 @@ def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
 
 
 def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
-    """Return the widest observation space of the groups, with a text that describes the observations of all groups. Raises
-    UnsupportedSpace."""
+    """Return the observation space with the most numbers among the groups of agents, with a text that describes the observations of all
+    groups. Raises UnsupportedSpace."""
     known = [group.observation for group in groups]
     widest = max(known, key=lambda one: one.shape)
     vectors = all(len(one.shape) == 1 for one in known)
@@ -190,7 +194,7 @@ def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
 
 
 def _joint_action(actions: Sequence[ActionSpace]) -> ActionSpace:
-    """Return an action space whose arrays can contain the actions of all groups."""
+    """Return an action space whose arrays can contain the actions of all groups of agents."""
     kinds = {action.kind for action in actions}
     if kinds == {"discrete"}:
         return ActionSpace("discrete", (max(action.nvec[0] for action in actions),))

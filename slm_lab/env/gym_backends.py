@@ -1,5 +1,5 @@
 """Backends for Gymnasium envs: "sync" steps the envs one after the other in this process, "async" uses one process per env, and "native"
-uses the vector env registered for the id."""
+uses the vector env that Gymnasium has registered for the env id."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ CLOSE_SECONDS = 2.0
 
 
 class _MinimalInfo:
-    """Mixin of vector envs that keeps only the entries of infos that are used, because stacking all entries takes longer than a step of a
-    small env."""
+    """Mixin of vector envs that keeps only the infos that the backends use (the last infos of an episode, and "lives"), because stacking
+    all infos takes longer than a step of a small env."""
 
     num_envs: int
 
@@ -85,12 +85,12 @@ class _MinimalInfo:
 
 
 class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
-    """Gymnasium's SyncVectorEnv with only the entries of infos that are used."""
+    """Gymnasium's SyncVectorEnv, which returns only the infos that the backend uses."""
 
 
 class _Maker:
-    """Picklable constructor of an env. Unpickling this object in a worker process also applies the main process's ProcessState to the
-    worker."""
+    """Picklable constructor of an env. Unpickling this object in a worker process also applies the main process's ProcessState (environment
+    variables, umask, CPU cores and priority) to the worker."""
 
     def __init__(self, make: SingleEnvConstructor) -> None:
         self._make = make
@@ -107,10 +107,10 @@ def _unpickle_constructor(state: ProcessState, make: SingleEnvConstructor) -> _M
 
 
 class _EnvFns(list[_Maker]):
-    """List of the constructors of envs. AsyncVectorEnv iterates over this list and starts one process for each constructor.
+    """List of one constructor per env. AsyncVectorEnv iterates over this list and starts one process for each constructor.
 
-    From the iteration until `starting` is closed, processes start with blocked stop signals, with one numpy thread, and without running the
-    user's script.
+    From the iteration over this list until `starting` is closed, new processes start with blocked stop signals, with one numpy thread, and
+    without running the user's script.
     """
 
     def __init__(self, make: SingleEnvConstructor, count: int, starting: contextlib.ExitStack) -> None:
@@ -125,10 +125,11 @@ class _EnvFns(list[_Maker]):
 
 
 class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
-    """Gymnasium's AsyncVectorEnv with only the entries of infos that are used. Errors contain the tracebacks of worker processes, and
-    `close` always ends these processes.
+    """Gymnasium's AsyncVectorEnv, which returns only the infos that the backend uses. Errors contain the tracebacks of worker processes,
+    and `close` always ends the worker processes.
 
-    Each worker process leads a process group, so that processes which its env has started (such as a simulator) end with the worker.
+    Each worker process leads a process group, so that a process which an env has started (such as a simulator) ends with the env's worker
+    process.
     """
 
     def __init__(
@@ -202,9 +203,9 @@ class _WorkerChecks(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper of an env in a worker process. The wrapper checks the values that the env returns, and drops infos that the parent process
     does not use.
 
-    Unused infos are dropped because they may not be picklable. The last observation of an episode is copied, because Gymnasium's worker
-    resets the env before the worker sends the observation, and the env may reuse the array. A reset with a seed also seeds the spaces of
-    the env and the global random generators of the worker process.
+    Infos that the parent process does not use are dropped because they may not be picklable. The last observation of an episode is copied,
+    because Gymnasium's worker resets the env before the worker sends the observation, and the env may reuse the observation's array. A
+    reset with a seed also seeds the spaces of the env and the global random generators of the worker process.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class _WorkerChecks(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._action_mask, self._followed = action_mask, followed
         self.wanted_values: Values | None = None
-        """Scheduled values (env.schedule) that the env receives with its next reset; None: the env already has the current values."""
+        """Scheduled values (env.schedule) that the env receives with its next reset, or None if the env already has the current values."""
         self._track_info, self._space = track_info, env.observation_space
 
     def _prepare_reset(self, seed: int | None) -> int | None:
@@ -272,7 +273,7 @@ def _lives(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed_process(seed: int) -> None:
-    """Seed the global random generators of Python, numpy and, if imported, torch, which some envs use."""
+    """Seed the global random generators of Python, numpy and torch (if torch is imported), because some envs use these generators."""
     random.seed(seed)
     np.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
@@ -306,8 +307,8 @@ def _worker(
     autoreset_mode: Any,
     semaphore: Any,
 ) -> None:
-    """Run Gymnasium's worker function for one env, in a process group of its own. Errors of the env's constructor are reported to the
-    parent, and stop signals are ignored."""
+    """Run Gymnasium's worker function for one env, in this worker process, which becomes the leader of a new process group. The worker
+    reports errors of the env's constructor to the parent process and ignores stop signals."""
     start_process_group(parent)
     discard_stop_signals()
     parent_pipe.close()  # otherwise this copy would keep `pipe` open after the parent has died
@@ -329,7 +330,8 @@ def _worker(
 
 
 def _rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Close an env and return a new env with other scheduled values. Raises InvalidOutcome if the new env has other spaces."""
+    """Close the env `old` and return a new env with the scheduled values `values`. Raises InvalidOutcome if the new env has other
+    spaces."""
     observation, action = old.observation_space, old.action_space
     try:
         old.close()
@@ -344,14 +346,14 @@ def _rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Val
 
 
 class _GymVectorBackend(Backend):
-    """Base class of the backends Sync and Async. An env is reset in the step that ends its episode (AutoresetMode.SAME_STEP), so that all
-    rows are transitions."""
+    """Base class of the backends Sync and Async. These backends reset an env in the step that ends its episode (AutoresetMode.SAME_STEP),
+    so that every row of a step is a transition."""
 
     applies_wraps = checks = follows_curriculum = True
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
-    """For each row, the info of the last step of the row's most recent complete episode."""
+    """Maps the index of an env to the info of the last step of the env's most recent complete episode."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
@@ -407,7 +409,7 @@ class Sync(_GymVectorBackend):
         in_rows = isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
         dtypes = [np.dtype(leaf.dtype) for _, leaf in leaves(self.observation_space)]
         self._narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
-        """Whether stacking observations could silently change numbers that do not fit the dtype."""
+        """Whether stacking observations could silently change numbers that do not fit the dtype of the observation space."""
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
             _speed_up_contains(self.env.unwrapped.action_space)
@@ -465,8 +467,8 @@ class Sync(_GymVectorBackend):
             raise_invalid_outcome(error, len(obs_list) if len(obs_list) < count else None)
 
     def _prepare_reset(self, row: int, seed: int | None = None) -> int | None:
-        """Apply the scheduled values of the curriculum to an env before its reset. Return the seed for the reset if the env was rebuilt,
-        else None.
+        """Apply the scheduled values of the curriculum to an env before its reset. Return the seed for the reset if the env was rebuilt
+        with new constructor arguments, else None.
 
         Args: seed: seed that the caller gives for the reset, or None.
         """
@@ -492,7 +494,7 @@ class Sync(_GymVectorBackend):
         return new_seed
 
     def _copied_last_obs(self, obs: Any) -> Any:
-        """Return a copy of the last observation of an episode, because the env may reuse the array."""
+        """Return a copy of the last observation of an episode, because the env may reuse the observation's array."""
         if self._plain and type(obs) is np.ndarray and self.fits(obs):
             return obs.copy()
         return copy.deepcopy(fit_to_space(self.observation_space, obs))
@@ -533,8 +535,8 @@ class Sync(_GymVectorBackend):
 
 
 def _speed_up_contains(space: gym.Space[Any]) -> None:
-    """Replace `contains` of a Discrete space by a function that is faster for int64 actions. Gymnasium's own check takes a fifth of the
-    time of CartPole's step."""
+    """Replace the method `contains` of a Discrete space by a function that is faster for int64 actions. Gymnasium's `Discrete.contains`
+    takes a fifth of the time of CartPole's step."""
     if type(space) is gym.spaces.Discrete:
         space.contains = functools.partial(_contains, space)  # type: ignore[method-assign]
 
@@ -589,8 +591,8 @@ class Async(_GymVectorBackend):
             return raw
 
     def _send(self) -> None:
-        """Send the scheduled values for the envs' next resets to the worker processes if these values have changed, because any env may be
-        reset in the following step."""
+        """Send the scheduled values for the next resets of the envs to the worker processes, if these values have changed. This method is
+        called before each step, because each step may reset an env."""
         if self._curriculum is not None and (values := self._curriculum.current_values()) != self._sent:
             self._vec.set_attr("wanted_values", [values] * self._vec.num_envs)
             self._sent = values
@@ -614,7 +616,8 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
 class VectorBackend(Backend):
-    """Base class of backends that use a gymnasium.vector.VectorEnv with any autoreset mode. The metadata of the vector env names the mode.
+    """Base class of backends that use a gymnasium.vector.VectorEnv with any autoreset mode. The entry "autoreset_mode" of the vector env's
+    metadata is the mode.
 
     NEXT_STEP: the vector env resets an env in the step after the end of its episode, so that the env's row of this step is not a
     transition. SAME_STEP: the vector env resets an env in the step that ends the episode, and returns the last observation in
@@ -624,7 +627,7 @@ class VectorBackend(Backend):
 
     checks = True
     action_mask: str | Literal[False] | None = None
-    """See `EnvRequest.action_mask`."""
+    """Key of the action mask in observations or infos, see `EnvRequest.action_mask`."""
     _own = False
     """Whether the vector env always returns new arrays of the right shapes and types."""
 
@@ -661,8 +664,8 @@ class VectorBackend(Backend):
         return RawStep(obs, reward_N, terminated_N, truncated_N, None)
 
     def _check_step(self, outcome: Any) -> RawStep:
-        """Check the result of the vector env's step and return a RawStep with the last observations of the episodes that ended. Raises
-        InvalidOutcome."""
+        """Check the result of the vector env's step and return a RawStep. `RawStep.final` contains the last observations of the episodes
+        that ended, if the vector env does not reset these envs in the next step. Raises InvalidOutcome."""
         obs, reward_N, terminated_N, truncated_N, info = unpack_step(outcome)
         if not isinstance(info, Mapping):
             raise InvalidOutcome(f"step returned the info {value_text(info)}; expected a dict")
@@ -679,7 +682,7 @@ class VectorBackend(Backend):
         return raw._replace(final=[check_last_obs(row, obs, self.observation_space) for row, obs in last])
 
     def _reset_rows(self, raw: RawStep, over_N: np.ndarray) -> RawStep:
-        """Reset the envs whose episode ended. Return the RawStep with copies of the arrays that the reset may change."""
+        """Reset the envs in which `over_N` is true, and return a RawStep with copies of the arrays that the reset may change."""
         last = [(int(row), copy.deepcopy(batch_row(raw.obs, int(row)))) for row in np.flatnonzero(over_N)]
         reward_N, terminated_N, truncated_N = raw.reward_N.copy(), raw.terminated_N.copy(), raw.truncated_N.copy()
         obs, _ = unpack_reset(self._vec.reset(options={"reset_mask": over_N}))
@@ -696,7 +699,7 @@ class VectorBackend(Backend):
             set_generator_state(rng, state)
 
     def _rngs(self) -> tuple[np.random.Generator, ...]:
-        """Return the vector env's random generators: one generator for all envs, or one generator for each env."""
+        """Return a tuple of the vector env's random generators: one generator for all envs, or one generator for each env."""
         rng = self._vec.np_random
         return rng if isinstance(rng, tuple) else (rng,)
 
@@ -705,7 +708,7 @@ class VectorBackend(Backend):
 
 
 def _vector_arguments(target: EnvRequest) -> dict[str, Any]:
-    """Return the arguments of a vector env's constructor, without num_envs."""
+    """Return the arguments for the constructor of the requested vector env, without num_envs."""
     return {**target.kwargs, **({"max_episode_steps": target.time_limit} if target.max_t is not None else {})}
 
 
@@ -756,10 +759,10 @@ class Native(VectorBackend):
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Return true, except for one or two envs of classic control.
+        """Return true, except if the request is for one or two envs of classic control.
 
-        A step of CartPoleVectorEnv takes the same time for one env as for eight envs. A step of the backend Sync takes 0.4 times as long as
-        a step of CartPoleVectorEnv with one env, and the same time with four envs.
+        A step of CartPoleVectorEnv takes the same time for one env as for eight envs. With one env, a step of the backend Sync takes 0.4
+        times as long as a step of CartPoleVectorEnv. With four envs, both steps take the same time.
         """
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 

@@ -1,14 +1,14 @@
 """Conversion of Box observations to images or vectors for agents. Envs, nets, memories, exported files and `slm_lab check` use the same
 rules.
 
-- The channels of an image are its first or its last axis, determined by `channels_axis`.
+- The channels of an image are its first or its last axis. The function `channels_axis` determines which axis.
 - A Box with three axes, including the channels, is an image if it contains integers from 0 to 255, floats from 0 to 1, -1 to 1 or 0 to 255,
   or bools. A Box with two axes that contains integers from 0 to 255 is an image without channels. Every other Box is a vector.
   `agent.net.input` in the spec (or a net with convolutions) overrides this classification.
-- Nets divide an image by its upper bound. In vectors of integers from 0 to at most 255, each number is divided by its own upper bound.
-  Other vectors are not changed.
-- A wrapper that stacks observations adds a first axis (see `mark_stack`). The frames of stacked images become channels, and stacked vectors
-  are concatenated.
+- Nets divide an image by its upper bound. In a vector of integers whose bounds lie between 0 and 255, each number is divided by its own
+upper bound. Vectors of other numbers are not changed.
+- A wrapper that stacks the last observations adds a first axis to observations (see `mark_stack`). Stacked images are concatenated along
+their channels, and stacked vectors are concatenated to one vector.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ UNBOUNDED = 1e30
 infinity."""
 BYTE = 255.0
 _PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
-"""Pairs of lower and upper bounds of float images. The first pair also applies to images of bools."""
+"""Pairs of lower and upper bounds that images of floats can have. Images of bools have the bounds of the first pair."""
 _SMALLEST_SIDE = 7
-"""Minimum side of an image that contains floats or bools or that has no channels. Smaller arrays are more often tables of numbers than
-images."""
+"""Minimum height and width of an image that contains floats or bools, or that has no channel axis. Smaller arrays are more often tables of
+numbers than images."""
 _LARGE_SIDE = 32
-"""Minimum side for which a Box with three axes, but without the bounds of an image, may still be an image and is therefore ambiguous."""
+"""Minimum height and width for which a Box with three axes, but without the bounds of an image, may still be an image and is therefore
+ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
 _MIN_ASPECT_RATIO = 1.25
-"""If the aspect ratios of the two possible images (channels first or channels last) differ by at least this factor, the squarer image is
-taken as certain."""
+"""If the aspect ratios of the two possible images (channels first or channels last) differ by at least this factor, the image whose height
+and width are more similar is taken as certain."""
 
 
 class BoxLayout(NamedTuple):
-    """Description of how a batch of Box observations, [N, *shape], is converted to the image or vector that agents use."""
+    """Description of how a batch of Box observations, [N, *shape], is converted to the images or vectors that agents use."""
 
     shape: tuple[int, ...]
-    """[C, H, W] for an image, [n] for a vector."""
+    """Shape of one converted observation: [C, H, W] for an image, [n] for a vector."""
     dtype: Dtype
     channels_last: bool = False
     """Whether the last axis of the env's observation contains the channels and must be moved before height and width."""
     high: float | None = None
-    """Number by which nets divide an image; None for a vector."""
+    """Number by which nets divide an image, or None for a vector."""
     scale: np.ndarray | None = None
-    """float32 [n]: factors by which a vector is multiplied; None: no scaling."""
+    """float32 [n]: factors by which a vector is multiplied, or None if the observation is not scaled."""
     ambiguities: tuple[Ambiguity, ...] = ()
     """Properties of the observation that its space does not determine, each with the spec key that sets the property."""
     text: str = ""
@@ -63,13 +64,13 @@ class BoxLayout(NamedTuple):
 
 
 def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Channels | None = None, where: str = "") -> BoxLayout:
-    """Return whether a Box observation is an image or a vector, and how the observation is converted.
+    """Return a BoxLayout, which says whether a Box observation is an image or a vector, and how the observation is converted.
 
     Args:
-        input: "image" or "vector" if given in the spec. Arrays that cannot be images, such as arrays with one axis, are vectors regardless
-            of `input`.
-        channels: axis of an image's channels ("first" or "last") if given in the spec.
-        where: name of the entry of a Dict or Tuple, for messages.
+        input: "image" or "vector" if the spec gives the kind of observations, else None. Arrays that cannot be images, such as arrays with
+            one axis, are vectors regardless of `input`.
+        channels: axis of an image's channels ("first" or "last") if the spec gives this axis, else None.
+        where: name of the Box's entry in a Dict or Tuple, for messages.
     """
     shape = space.shape
     inner = shape[1:] if is_stacked(space) else shape
@@ -86,10 +87,10 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
 
 
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
-    """Return whether the channels of an image are its last axis, and whether this is certain.
+    """Return two bools: whether the channels of an image are its last axis, and whether this result is certain.
 
-    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. If both axes or neither axis has such
-    a size, the channels are the axis whose removal leaves the squarer image.
+    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. If both axes or neither axis have
+    size 1, 3 or 4, the axis contains the channels whose removal makes height and width more similar.
     """
     if len(shape) != 3:
         return False, True
@@ -107,7 +108,8 @@ def _aspect(height: int, width: int) -> float:
 
 
 def _box_kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
-    """Return whether a Box [H, W], or [H, W, C] with channels first or last, is an image or a vector, and whether this is certain."""
+    """Return "image" or "vector" for a Box [H, W], [H, W, C] or [C, H, W], and whether this result is certain. Args: last: whether the last
+    axis contains the channels."""
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
     side, bounds = min(height, width), _overall_bounds(space)
     if _is_integer_or_bool(space) and space.dtype.kind != "b":
@@ -148,7 +150,8 @@ def _is_integer_or_bool(space: spaces.Box) -> bool:
 
 
 def _overall_bounds(space: spaces.Box) -> tuple[float, float]:
-    """Return the smallest lower bound and the greatest upper bound of a Box. Bounds beyond ±UNBOUNDED are returned as infinity."""
+    """Return the smallest lower bound and the greatest upper bound of a Box. Bounds below −UNBOUNDED or above UNBOUNDED are returned as −∞
+    or ∞."""
     if not math.prod(space.shape):
         return 0.0, 0.0
     low, high = float(space.low.min()), float(space.high.max())
@@ -181,9 +184,9 @@ _MARK = "is_stacked"
 
 def mark_stack(env: gym.Env[Any, Any]) -> None:
     """Mark the observation spaces whose first axis was added by a wrapper that stacks observations, so that `box_layout` can recognise
-    these spaces.
+    stacked observations.
 
-    Outer wrappers that change observations create new spaces, which are not marked.
+    If a wrapper outside the stacking wrapper changes observations, this wrapper has a new space, which is not marked.
     """
     layer: Any = env
     while isinstance(layer, gym.Wrapper):

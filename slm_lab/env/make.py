@@ -47,12 +47,12 @@ from slm_lab.spec.report import Problem, SpecError, nearest_hint
 BACKENDS: dict[str, type[Backend]] = {
     "ale": Ale, "native": Native, "pettingzoo": PettingZoo, "envpool": EnvPool, "sync": Sync, "async": Async,
 }  # fmt: skip
-"""Backend classes by name, in the order in which `env.backend="auto"` tries them."""
+"""Backend classes by name, in the order in which `env.backend="auto"` considers the backends."""
 
 _LEAST_BYTES = 1024
-"""Bytes of memory that the smallest env needs for its Python object, its random generator and its row of each array."""
+"""Bytes of memory that the smallest env needs for its Python object, its random generator and its row in each array of the vector env."""
 _SHOWN = 10
-"""Maximum number of ids in a message."""
+"""Maximum number of env ids that an error message lists."""
 
 EXTRAS = {
     "ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool", "minigrid": "minigrid",
@@ -84,8 +84,8 @@ def make_env(
         threads: number of threads that a C++ backend may use.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
         track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
-        minimal_num_envs: build only as many envs as are needed to read their spaces: two, or one if the backend steps each env separately.
-            The backend is still chosen for `num_envs` envs.
+        minimal_num_envs: whether to build only as many envs as are needed to read their spaces: two, or one if the backend steps each env
+            separately. The backend is still chosen for `num_envs` envs.
 
     Raises: SpecError with the path env.<key> for an unknown id, backend, wrapper or constructor argument, a missing package, or an
     unsupported space.
@@ -111,7 +111,7 @@ def make_env(
 
 
 class EnvSettings(NamedTuple):
-    """Arguments of `make_env` that `_wrap_backend` needs."""
+    """Those arguments of `make_env` that the function `_wrap_backend` needs, and the name of the backend."""
 
     backend: str
     seed: int
@@ -121,7 +121,7 @@ class EnvSettings(NamedTuple):
 
 
 def _wrap_backend(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
-    """Return the Env that wraps a backend; a GroupedEnv if the backend's agents have different spaces. Raises UnsupportedSpace,
+    """Return the Env that wraps a backend, which is a GroupedEnv if the backend's agents have different spaces. Raises UnsupportedSpace,
     SpecError."""
     if not backend.groups:
         return _wrap_uniform_backend(spec, target, backend, settings)[0]
@@ -141,7 +141,8 @@ def _wrap_backend(spec: EnvSpec, target: EnvRequest, backend: Backend, settings:
 def _wrap_uniform_backend(
     spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False
 ) -> tuple[Env, Codec]:
-    """Return the Env that wraps a backend whose agents have equal spaces, and the function that converts actions to the env's form.
+    """Return the Env that wraps a backend whose agents have equal spaces, and the function that converts the agent's actions to actions of
+    the env.
 
     Args: decoded: whether the caller of the Env, such as GroupedEnv, has already converted the actions, so that the Env passes the actions
     on unchanged.
@@ -177,8 +178,8 @@ def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequenc
 
 
 def _ineffective_key_problem(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
-    """Return a problem for the first key of the spec's env section that has no effect on these observations; None if all keys have an
-    effect."""
+    """Return a problem for the first key of the spec's env section that has no effect on observations of the space `observation`, or None
+    if all keys have an effect."""
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_float_count:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
@@ -198,14 +199,15 @@ def _check_not_empty(backend: Backend) -> None:
 
 
 def _supported_parts_hint(space: gym.Space[Any]) -> str:
-    """Return a hint on how to keep only the supported parts of an observation; "" if all parts or no parts are supported."""
+    """Return a hint on how to keep only the entries of a Dict or Tuple observation that agents support, or "" if agents support all entries
+    or no entries."""
     supported = supported_keys(space)
     return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if supported else ""
 
 
 def supported_keys(space: gym.Space[Any]) -> list[str] | None:
-    """Return the keys (for env.obs_keys) of the supported entries of a Dict or Tuple observation; None if all entries or no entries are
-    supported."""
+    """Return the keys (for env.obs_keys) of those entries of a Dict or Tuple observation that agents support, or None if agents support all
+    entries or no entries."""
     parts, supported = space_parts(space) or {}, []
     for key, part in parts.items():
         with suppress(UnsupportedSpace):
@@ -224,7 +226,8 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
 
 
 def _check_scheduled_values(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
-    """Raise SpecError if env.schedule contains a value with which the env cannot be built or has other spaces."""
+    """Raise SpecError if env.schedule contains a value of a constructor argument with which the env cannot be built, or with which the env
+    has other spaces."""
     curriculum = target.curriculum
     for key in () if curriculum is None else curriculum.arguments:
         assert curriculum is not None
@@ -244,8 +247,8 @@ def _check_scheduled_values(spec: EnvSpec, target: EnvRequest, backend: Backend)
 
 
 def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None, atari: bool, training: bool) -> Curriculum | None:
-    """Return the curriculum of a spec; None if the spec has no env.schedule. Raises SpecError for a scheduled key that is also given in the
-    env section."""
+    """Return the curriculum of a spec, or None if the spec has no env.schedule. Raises SpecError if env.schedule contains a key that the
+    spec's env section also contains."""
     if spec.schedule is None:
         return None
     both = [key for key in spec.schedule if key in spec.kwargs or key in EnvSpec.model_fields]
@@ -282,8 +285,8 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
-    """Return the problems of the arguments for the env's constructor, without building the env; an empty list if the env's package is
-    missing."""
+    """Return the problems of the spec's arguments for the env's constructor, without building the env. If the env's package is missing, the
+    list is empty."""
     try:
         find_target(spec, spec.num_envs)
     except SpecError as error:
@@ -293,8 +296,8 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
 
 
 def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
-    """Return the backend class that the spec names. For `env.backend="auto"`, return the first class in BACKENDS that supports the
-    requested envs and is preferred for these envs. Raises SpecError."""
+    """Return the backend class that the spec names or, for `env.backend="auto"`, the first class in BACKENDS that supports the requested
+    envs and prefers them (`Backend.preferred`). Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         if issubclass(backend, UserVectorBackend):
@@ -371,8 +374,8 @@ def _env_spec_error(spec: EnvSpec, key: str, message: str) -> SpecError:
 
 
 def _registration(spec: EnvSpec) -> Registration | None:
-    """Return Gymnasium's registration of the spec's env id; None if the id is not registered, but the spec's backend (envpool or a user's
-    backend) may support the id."""
+    """Return Gymnasium's registration of the spec's env id, or None if the id is not registered, but the spec's backend (envpool or a
+    user's backend) may support the id. Raises SpecError."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
     try:
@@ -400,7 +403,7 @@ def _registration(spec: EnvSpec) -> Registration | None:
 def _registered_ids_text(module: str, name: str, before: set[str]) -> str:
     """Return a text that lists the env ids that a module registered, with the ids most similar to `name` first.
 
-    An id counts as registered by the module if the id is not in `before`, or if the entry point of its env is in the module's package.
+    A module has registered an env id if the id is not in `before`, or if the entry point of the env is in the module's package.
     """
 
     def is_from_module(id_: str, registration: Registration) -> bool:
@@ -440,8 +443,8 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
 
 
 def _check_constructor_arguments(spec: EnvSpec, creator: Callable[..., Any]) -> None:
-    """Raise SpecError for keys of the spec's env section that are not arguments of the env's constructor, and for strings in place of
-    bools."""
+    """Raise SpecError for keys of the spec's env section that are not arguments of the env's constructor, and for arguments that must be
+    bools but are strings."""
     known, open_ended = accepted_arguments(creator)
     problems = (
         [] if open_ended else _unknown_argument_problems(spec, known)
@@ -455,7 +458,7 @@ def _unknown_argument_problems(spec: EnvSpec, known: list[str]) -> list[Problem]
 
 
 def _string_flag_problems(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
-    """Return a problem for each argument that must be true or false but is a string, because Python treats every non-empty string as
+    """Return a problem for each env argument that must be true or false but is a string, because Python treats every non-empty string as
     true."""
     texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
     return [
@@ -488,15 +491,15 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
 
 
 def _pool_hint(target: EnvRequest) -> str:
-    """Return a hint to use EnvPool's env of the same id for an env of gymnasium-robotics, because many of these envs fail with mujoco 4; ""
-    for other envs."""
+    """Return a hint to use EnvPool's env of the same id if the env is an env of gymnasium-robotics, because many envs of gymnasium-robotics
+    fail with mujoco 4. For other envs, return ""."""
     if not target.entry_point.startswith("gymnasium_robotics.") or target.plain_id.startswith("AntMaze_"):
         return ""
     return f'; EnvPool has the same env: "envpool:{target.plain_id}"'
 
 
 def _missing_package_message(error: BaseException) -> str:
-    """Return the error message for a missing package, with the command that installs the package."""
+    """Return the message for an ImportError of a missing package, with the command that installs the package."""
     cause: Any = error
     while cause is not None:
         package = (getattr(cause, "name", None) or "").partition(".")[0]

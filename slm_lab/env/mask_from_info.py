@@ -1,4 +1,4 @@
-"""Action masks from the info of an env."""
+"""Reading of action masks from the info that an env returns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slm_lab.env.spaces import number_of_choices
 from slm_lab.spec.report import nearest_hint
 
 MASK_KEYS = ("action_mask", "legal_action_mask")
-"""Names of entries that are recognised as action masks if env.action_mask is not given."""
+"""Names of entries of observations and infos that are recognised as action masks if the spec does not give env.action_mask."""
 
 
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
-    """Return the name of the observation's entry that is the action mask; None if the observation has no mask. Args: wanted: the spec's
-    env.action_mask."""
+    """Return the name in `entries` that is the action mask, or None if no entry is the mask. Args: wanted: the spec's env.action_mask.
+    entries: names of the entries of observations or infos."""
     if wanted is None:
         names = MASK_KEYS if number_of_choices(action) else ()
         return next((name for name in names if name in entries), None)
@@ -42,9 +42,10 @@ def not_discrete_message(action: spaces.Space[Any]) -> str:
 class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper that adds an action mask from the env's info to its observations.
 
-    A Dict observation receives the mask as an additional entry. Any other observation becomes the entry "observation" of a new Dict. The
-    mask in info has one bool or number for each choice of each component of the action. True or a nonzero number marks a valid choice. The
-    mask in the observation is float32, so that vector envs, which stack observations, need not check the mask for overflow.
+    A Dict observation receives the mask as an additional entry. Any other observation becomes the entry "observation" of a new Dict, which
+    also contains the mask. The mask in the env's info has one bool or number for each choice of each component of the action, where True or
+    a nonzero number means that the choice is valid. The mask in the observation is float32, so that vector envs, which stack observations,
+    need not check the mask for overflow.
     """
 
     def __init__(self, env: gym.Env[Any, Any], key: str) -> None:
@@ -81,8 +82,8 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.Env[Any, Any]:
-    """Wrap an env in `MaskFromInfo` if `key` names an action mask in its info. Return the env unchanged if `key` is None or False, or if
-    the observation already has the entry `key`."""
+    """Return the env wrapped in `MaskFromInfo` if `key` names an action mask in the env's info. Return the env unchanged if `key` is None
+    or False, or if the observation already has the entry `key`."""
     space = env.observation_space
     if not key or (isinstance(space, spaces.Dict) and key in space.spaces):
         return env
@@ -90,7 +91,8 @@ def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.E
 
 
 def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
-    """Raise InvalidOutcome if the info of a reset has an action mask, but env.action_mask is not given and the observation has no mask.
+    """Raise InvalidOutcome if the info of a reset has an action mask, but the spec does not give env.action_mask and the observation has no
+    mask.
 
     Gymnasium's own envs are not checked, because Taxi, which has an action mask, is usually benchmarked without the mask.
     """
@@ -104,13 +106,13 @@ def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: 
 
 
 def undeclared_message(found: str) -> str:
-    """Return the error message for an action mask in info if the spec does not give env.action_mask."""
+    """Return the error message for an action mask in an env's info if the spec does not give env.action_mask."""
     return f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it"
 
 
 def check_vector_masks(space: spaces.Space[Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
-    """Raise InvalidOutcome if the info of a vector env's reset has an action mask, because the backends of vector envs do not read masks
-    from info."""
+    """Raise InvalidOutcome if the info of a vector env's reset has an action mask that would have to be used, because the backends of
+    vector envs do not read masks from info."""
     known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
     if key is None and not known and (found := next((name for name in MASK_KEYS if name in info), None)):
         raise InvalidOutcome(

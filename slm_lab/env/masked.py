@@ -19,7 +19,8 @@ POSITIONS = [0, 2]
 
 
 class MaskedCartPole(CartPoleEnv):
-    """CartPole with observations float32 [2]: cart position and pole angle. Dynamics, rewards and terminations are those of CartPole-v1."""
+    """CartPole with observations float32 [2]: cart position and pole angle. MaskedCartPole has the dynamics, rewards and terminations of
+    CartPole-v1."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -37,7 +38,7 @@ class MaskedCartPole(CartPoleEnv):
 
 
 class MaskedPendulum(PendulumEnv):
-    """Pendulum with observations float32 [2]: cosine and sine of the angle. Dynamics and rewards are those of Pendulum-v1."""
+    """Pendulum with observations float32 [2]: cosine and sine of the angle. MaskedPendulum has the dynamics and rewards of Pendulum-v1."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

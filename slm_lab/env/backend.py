@@ -135,7 +135,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str] = ""
-    """Name of the backend in a spec (env.backend); empty for a user's own backend."""
+    """Name of the backend in a spec (env.backend), or "" for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
     """Whether the backend applies `EnvRequest.wraps`. A backend with `applies_wraps = False` is not used for envs with wrappers."""
     selects_parts: ClassVar[bool] = False
@@ -172,9 +172,9 @@ class Backend(ABC):
     max_steps: int | None = None
     """Number of steps until truncation, if this number differs from Gymnasium's registration of the env."""
     observation_space: gym.Space[Any]
-    """Space of one env; with `groups`, the Dict of the agents' spaces by name."""
+    """Observation space of one env. If `groups` is not empty, a Dict with the observation space of each agent by name."""
     action_space: gym.Space[Any]
-    """Space of one env; with `groups`, the Dict of the agents' spaces by name."""
+    """Action space of one env. If `groups` is not empty, a Dict with the action space of each agent by name."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

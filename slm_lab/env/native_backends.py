@@ -30,12 +30,12 @@ from slm_lab.env.single import quiet_gymnasium, register_atari
 from slm_lab.spec.compat.env_ids import envpool_envs
 
 _NO_LIMIT = 2**31 - 1
-"""Value of EnvPool's max_episode_steps for envs without a time limit."""
+"""Value of EnvPool's option max_episode_steps that stands for no time limit."""
 
 
 class Ale(Backend):
-    """Backend that uses ALE's vector env of Atari games. ALE returns the infos of the reset in the last step of an episode, so that
-    `episode_info` is empty."""
+    """Backend that uses ALE's vector env of Atari games. In the last step of an episode, ALE returns the infos of the reset instead of the
+    infos of the step, so that `episode_info` is empty."""
 
     name = "ale"
     fresh = checks = True
@@ -82,13 +82,13 @@ class Ale(Backend):
 
 
 class EnvPool(Backend):
-    """Backend that uses EnvPool (arXiv:2206.10558), with C++ implementations of MuJoCo, Box2D, Atari, classic control and twelve other
+    """Backend that uses EnvPool (arXiv:2206.10558), a library of envs in C++: MuJoCo, Box2D, Atari, classic control and twelve other
     suites.
 
-    EnvPool reports a termination in the step of its time limit as a truncation. Therefore EnvPool receives a time limit that is one step
-    longer than the actual limit, and this class truncates and resets an env in the step of the actual limit. A terminated env is reset by
-    the next step, in which its row is not a transition. Suites whose envs count steps themselves (`OWN_LIMIT_SUITES`) keep their own time
-    limit, and an episode that ends at this limit is truncated.
+    EnvPool reports an episode that terminates in the step of EnvPool's time limit as truncated. Therefore EnvPool receives a time limit
+    that is one step longer than the actual limit, and this class truncates and resets an env in the step of the actual limit. An env whose
+    episode terminated is reset by the next step, in which the env's row is not a transition. Suites whose envs count steps themselves
+    (`OWN_LIMIT_SUITES`) keep their own time limit, and an episode that ends at this limit counts as truncated (see `TruncationReader`).
     """
 
     name = "envpool"
@@ -118,8 +118,8 @@ class EnvPool(Backend):
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Return true for ids that exist only in EnvPool, and for several envs with slow steps, for which threads save more than the import
-        of EnvPool (2 s) takes.
+        """Return true for ids that exist only in EnvPool, and if several envs with slow steps are requested, because threads then save more
+        time than the import of EnvPool takes (2 s).
 
         With EnvPool, steps of Acrobot are 6 times as fast as with Sync, but steps of Pendulum are hardly faster.
         """
@@ -138,7 +138,7 @@ class EnvPool(Backend):
         limits = [limit for limit in (target.time_limit, own) if limit is not None]
         self.max_steps = min(limits, default=None)
         keeps = self._suite in OWN_LIMIT_SUITES
-        # do not set a limit where the env's own limit ends the episode first
+        # no limit is set in EnvPool if the env's own limit ends the episode first
         self._limit = target.max_t or _NO_LIMIT if keeps else self.max_steps or _NO_LIMIT
         self._pool_limit = spec.config.max_episode_steps if keeps else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
@@ -167,7 +167,7 @@ class EnvPool(Backend):
             return self._reset_rows(np.arange(self._num_envs, dtype=np.int32))
 
     def _make(self, seeds: Sequence[int] | None) -> None:
-        """Create EnvPool's pool of envs. The seeds of the pool cannot be changed later."""
+        """Create EnvPool's pool of envs. The seeds of a pool cannot be changed after the pool has been created."""
         self.close()
         self._pool = import_envpool().make(
             self._name,
@@ -180,7 +180,7 @@ class EnvPool(Backend):
         )
 
     def _sizes(self) -> dict[str, int]:
-        """Return EnvPool's options for the number of envs and the batch size."""
+        """Return a dict of EnvPool's options `num_envs` and `batch_size`."""
         return {"num_envs": self._num_envs}
 
     def _pool_seeds(self, seeds: Sequence[int]) -> list[int]:
@@ -188,12 +188,12 @@ class EnvPool(Backend):
         return list(seeds)
 
     def _reset_rows(self, rows: np.ndarray) -> Any:
-        """Reset some envs and return the observations of these envs."""
+        """Reset the envs with the indices `rows` and return the observations of these envs."""
         self._pool._reset(rows)
         return self._read(self._receive(reset=True))
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Wait for a step or reset of EnvPool's pool and return the arrays of the pool."""
+        """Wait until EnvPool's pool has finished a step or reset, and return the arrays of the pool."""
         arrays: Sequence[np.ndarray] = self._pool._recv()
         return arrays
 
@@ -237,17 +237,17 @@ class EnvPool(Backend):
 
 
 _CHANCE = ("Backgammon-v1",)
-"""Games of pgx whose steps are random. In all other games, only the resets of an env use its random stream."""
+"""Games of pgx whose steps are random. In other games of pgx, only the resets of an env use the env's random stream."""
 
 
 class EnvPoolAgents(EnvPool):
     """Backend for EnvPool's envs with several agents: games whose players act in turn (pgx), and vehicles that act simultaneously
     (highway).
 
-    EnvPool returns envs with several agents in the order in which the envs finish their step. A batch is returned only when the batch is
-    full, even if only some envs are reset. Therefore the pool contains twice as many envs as requested. The spare envs fill the batches in
-    which only some envs are reset. The saved state of a game consists of the seed of its env, the number of resets since the env was
-    seeded, and the moves so far. A game is restored by repeating its resets and moves.
+    EnvPool returns envs with several agents in the order in which the envs finish their step. EnvPool returns a batch only when it contains
+    as many envs as requested, even if only some envs are reset. Therefore EnvPool's pool contains twice as many envs as requested, and the
+    spare envs fill the batches in which only some envs are reset. The saved state of a game consists of the seed of its env, the number of
+    resets since the env was seeded, and the moves so far. A saved game is restored by repeating the resets and moves.
     """
 
     def __init__(self, target: EnvRequest) -> None:
@@ -259,14 +259,15 @@ class EnvPoolAgents(EnvPool):
         self._spread = self._tracked.array_indices
         self._envs_N = np.arange(target.num_envs)
         self._turn_N, self._over_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.bool_)
-        """The player who acts next in each env, and whether the env's episode has ended, in which case the next step resets the env."""
+        """For each env, the index of the player who acts next, and whether the env's episode has ended, in which case the next step resets
+        the env."""
         self._replays = games and self._name not in _CHANCE
         self._seeds: list[int] | None = None
         self._resets_N, self._length_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.int64)
         """For each env, the number of resets since the env was seeded, and the number of moves of the running game."""
         self._moves_NL = np.zeros((target.num_envs, 64), np.int32)
-        """Moves of the running games, in the first `_length_N` columns of each env's row. The last column never contains a move of a
-        game."""
+        """Moves of the running games: the row of an env contains the `_length_N` moves of its game. The last column never contains a move
+        of a game."""
 
     def _sizes(self) -> dict[str, int]:
         return {"num_envs": 2 * self._num_envs, "batch_size": self._num_envs}
@@ -280,7 +281,7 @@ class EnvPoolAgents(EnvPool):
         self._resets_N[:] = 0
 
     def _reset_rows(self, rows: np.ndarray) -> Any:
-        """Reset some envs, given in ascending order, and return the observations of the agents in these envs."""
+        """Reset the envs with the indices `rows`, in ascending order, and return the observations of the agents in these envs."""
         self._fill(len(rows))
         obs = super()._reset_rows(rows)
         self._resets_N[rows] += 1
@@ -288,13 +289,14 @@ class EnvPoolAgents(EnvPool):
         return obs
 
     def _fill(self, count: int) -> None:
-        """Reset spare envs of the pool, so that a batch with `count` envs becomes full."""
+        """Reset as many spare envs of EnvPool's pool as are missing in a batch of `count` envs, because the pool returns only full
+        batches."""
         if count < self._num_envs:
             self._pool._reset(np.arange(self._num_envs, 2 * self._num_envs - count, dtype=np.int32))
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Return the pool's arrays for the envs that were stepped or reset, in the order of the envs. In the result, the action mask has
-        one row per agent."""
+        """Return the arrays of EnvPool's pool for the envs that were stepped or reset, in the order of the envs. In the returned arrays,
+        the action mask has one row per agent of each env."""
         state = list(super()._receive())
         envs_K, count = state[self._at["info:env_id"]], len(self.agents)
         if envs_K.max() >= self._num_envs or (envs_K[1:] < envs_K[:-1]).any():
@@ -317,7 +319,7 @@ class EnvPoolAgents(EnvPool):
         return state
 
     def _acting_agents(self) -> np.ndarray:
-        """Return which agents act in the next step, bool [N]. No agent acts in an env that the next step resets."""
+        """Return whether the agent of each row acts in the next step, bool [N]. No agent acts in an env that the next step resets."""
         acts_NA = np.zeros((self._num_envs, len(self.agents)), np.bool_)
         if self._turns is None:
             acts_NA[:] = ~self._over_N[:, None]
@@ -345,7 +347,7 @@ class EnvPoolAgents(EnvPool):
         return RawStep(obs, reward, (done & ~truncated).repeat(count), (truncated | late).repeat(count), final)
 
     def _send(self, action: np.ndarray) -> Sequence[np.ndarray]:
-        """Step every env and return the pool's arrays. Args: action: one action per env, or one action per vehicle."""
+        """Step every env and return the arrays of EnvPool's pool. Args: action: one action per env in games, or one action per vehicle."""
         if self._command is None:
             envs = self._envs_N.astype(np.int32)
             self._command = [envs, envs if self._turns is not None else envs.repeat(len(self.agents)), np.empty(0, np.int32)]
@@ -355,12 +357,12 @@ class EnvPoolAgents(EnvPool):
         return self._state
 
     def _note_moves(self, envs_K: np.ndarray, action_K: np.ndarray, elapsed_K: np.ndarray) -> None:
-        """Record the moves of a step, and the resets that happened in this step, for `episode_state`."""
+        """Record the moves and the resets of a step, from which `episode_state` and `rng_states` restore the running games."""
         if not self._replays:
             return
         if (length := int(elapsed_K.max())) >= self._moves_NL.shape[1]:
             self._moves_NL = np.pad(self._moves_NL, ((0, 0), (0, length)))
-        self._moves_NL[envs_K, elapsed_K - 1] = action_K  # a reset is not a move: its action is written to the last column
+        self._moves_NL[envs_K, elapsed_K - 1] = action_K  # the action of a reset is not a move and is written to the last column
         self._length_N[envs_K] = elapsed_K
         self._resets_N[envs_K] += elapsed_K == 0
 
@@ -396,7 +398,7 @@ class EnvPoolAgents(EnvPool):
 
 
 def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
-    """Return the number of steps after which an env itself ends an episode; None if the env has no such limit, or if the limit varies
+    """Return the number of steps after which an env itself ends an episode, or None if the env has no such limit or if the limit varies
     (BabyAI)."""
     if target.atari is not None:
         return -(-frame_limit(target.atari, None) // target.atari.frameskip)
@@ -409,7 +411,7 @@ def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
 
 
 def _replace_rows(obs: Any, rows: np.ndarray, new: Any) -> Any:
-    """Return a copy of a batch of observations with some rows replaced."""
+    """Return a copy of the batch of observations `obs`, in which the rows `rows` are replaced by the observations `new`."""
     if isinstance(obs, dict):
         return {key: _replace_rows(value, rows, new[key]) for key, value in obs.items()}
     obs = obs.copy()
@@ -418,7 +420,7 @@ def _replace_rows(obs: Any, rows: np.ndarray, new: Any) -> Any:
 
 
 def _envpool_name_and_config(target: EnvRequest) -> tuple[str, dict[str, Any]]:
-    """Return EnvPool's id of the requested env, and the options with which EnvPool builds the env."""
+    """Return the id that EnvPool uses for the requested env, and the options with which EnvPool builds the env."""
     settings = target.atari
     if settings is None:
         name, config = target.plain_id, dict(target.kwargs)

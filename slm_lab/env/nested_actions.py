@@ -11,20 +11,20 @@ from gymnasium import spaces
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 Codec = Callable[[Any], Any]
-"""Function that converts a batch of actions from the agent's form to the env's form."""
+"""Function that converts a batch of the agent's actions to a batch of the env's actions."""
 _KINDS: tuple[ActionKind, ...] = ("multi_discrete", "multi_binary", "continuous")
-"""Kinds of components, in their order in the agent's action."""
+"""Kinds of action components, in the order in which the agent's action contains them."""
 
 
 def nested_action_codec(
     space: spaces.Dict | spaces.Tuple[Any], codec: Callable[[Any], tuple[ActionSpace, Codec]]
 ) -> tuple[ActionSpace, Codec]:
-    """Return the agent's action space for a Dict or Tuple action space, and the function that converts the agent's actions to the env's
-    form.
+    """Return the agent's action space for a Dict or Tuple action space, and the function that converts the agent's actions to actions of
+    the env.
 
     The agent's action contains the components of all leaf spaces: first the discrete components, then the binary components, then the
-    continuous components, each in the order of the leaves. If all leaves have the same kind, the agent's action space has this kind, else
-    the kind "hybrid".
+    continuous components, each in the order of the leaves. If all leaf spaces have the same kind, the agent's action space also has this
+    kind, else the kind "hybrid".
 
     Args: codec: function that returns the agent's action space and the conversion function of one leaf space, such as
     `spaces.action_codec`.
@@ -56,8 +56,8 @@ def _join_action_spaces(known: Sequence[ActionSpace]) -> ActionSpace:
 
 
 def leaf_columns(known: Sequence[ActionSpace]) -> list[slice]:
-    """Return, for each leaf space, the slice of the agent's action components that belongs to the leaf. Args: known: the agent's action
-    space of each leaf."""
+    """Return, for each leaf space of a nested action space, the slice of the agent's action components that belongs to the leaf space.
+    Args: known: the agent's action space for each leaf space."""
     columns, begin = [slice(0)] * len(known), 0
     for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_action_kind(known[index]))):
         columns[index] = slice(begin, begin + known[index].dim)
@@ -66,8 +66,8 @@ def leaf_columns(known: Sequence[ActionSpace]) -> list[slice]:
 
 
 def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
-    """Return the leaf spaces of nested Dict and Tuple spaces in order. For any other space, return a list that contains the space
-    itself."""
+    """Return a list of the leaf spaces of nested Dict and Tuple spaces, in order. For any other space, the list contains only this
+    space."""
     match space:
         case spaces.Dict():
             return [leaf for inner in space.spaces.values() for leaf in action_leaves(inner)]

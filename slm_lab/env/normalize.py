@@ -16,11 +16,11 @@ from slm_lab.spec.models.env import EnvSpec
 EPSILON = 1e-8
 """Number added to a variance before taking the square root."""
 NORMALIZED_CLIP = 10.0
-"""Default bound to which normalised values are clipped."""
+"""Default absolute bound to which normalised observations and rewards are clipped."""
 
 
 class Moments(NamedTuple):
-    """Number of samples, their mean, and the sum of squared deviations from the mean."""
+    """Number of samples, mean of the samples, and sum of the squared deviations of the samples from the mean."""
 
     samples: int
     mean: np.ndarray
@@ -28,7 +28,7 @@ class Moments(NamedTuple):
 
 
 class RunningStats:
-    """Mean and variance of all samples seen so far, merged batch by batch in float64 (Chan, Golub, LeVeque 1979).
+    """Mean and variance of all samples so far. Each batch of samples is merged into the statistics in float64 (Chan, Golub, LeVeque 1979).
 
     Samples that are not finite are ignored.
     """
@@ -38,7 +38,7 @@ class RunningStats:
         self.mean = np.zeros(shape)
         self.m2 = np.zeros(shape)
         self.inv_std = np.ones(shape)
-        """Reciprocal of the population standard deviation; 1 before the second sample."""
+        """Reciprocal of the population standard deviation, or 1 before the second sample."""
         self._store: Store | None = None
 
     @property
@@ -63,7 +63,7 @@ class RunningStats:
         return False
 
     def merge(self, delta: Moments) -> None:
-        """Add samples that are given by their moments. Moments that are not finite are ignored."""
+        """Add samples to the statistics. Args: delta: moments of the samples, which are ignored if they are not finite."""
         if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
 
@@ -91,7 +91,7 @@ class RunningStats:
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
     def set(self, moments: Moments) -> None:
-        """Replace the statistics by the given moments."""
+        """Replace the statistics by the statistics of `moments`."""
         if self._store is None:
             self._set(moments)
         else:
@@ -107,11 +107,11 @@ class RunningStats:
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
     def shared_arrays(self) -> Named:
-        """Return the arrays that processes share: count, mean and m2."""
+        """Return a dict of the arrays that several processes can share: count, mean and m2."""
         return {name: SharedArray(values, "merge") for name, values in (("count", self._count), ("mean", self.mean), ("m2", self.m2))}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the given arrays, which all processes share, as statistics."""
+        """Use `arrays`, which several processes share, as the arrays of the statistics."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
         self.refresh()
@@ -121,7 +121,7 @@ class RunningStats:
         return {"count": self.count, "mean": self.mean.tolist(), "m2": self.m2.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the statistics by saved statistics."""
+        """Replace the statistics by statistics that `state_dict` returned."""
         self.set(Moments(int(state["count"]), np.asarray(state["mean"]), np.asarray(state["m2"])))
 
 
@@ -136,7 +136,7 @@ class ObsNormalizer:
     """Function object that applies env.normalize_obs and env.clip_obs to float32 observations and to the float32 entries of packed
     observations, except action masks.
 
-    The attribute `stats` is None if observations are only clipped.
+    The attribute `stats` is None if observations are clipped but not normalised.
     """
 
     def __init__(self, spec: EnvSpec, space: ObservationSpace, training: bool) -> None:
@@ -155,7 +155,7 @@ class ObsNormalizer:
             self.delta.update(self._part(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Return a new array of normalised and clipped observations, given observations [B, *shape]."""
+        """Return a new array with the normalised and clipped observations, [B, *shape], of the observations `obs`."""
         if not self._floats:
             return self._normalize_and_clip(obs)
         normalized = obs.copy()
@@ -163,7 +163,7 @@ class ObsNormalizer:
         return normalized
 
     def _part(self, obs: np.ndarray) -> np.ndarray:
-        """Return a view of those values of the observations that are normalised, float32 [B, floats]."""
+        """Return a view of those numbers of the observations that are normalised, float32 [B, F] with F numbers per observation."""
         return obs[:, : 4 * self._floats].view(np.float32) if self._packed else obs[:, : self._floats]
 
     def _normalize_and_clip(self, obs: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ class RewardNormalizer:
         """Statistics to which returns are added: the same object as `stats`, unless new samples are accumulated separately
         (`Normalizers.accumulate_deltas`)."""
         self.return_N = np.zeros(num_envs)
-        """Discounted returns of the running episodes."""
+        """Discounted returns of the running episodes, float64 [N]."""
         clip = spec.clip_reward
         if clip is None:
             clip = NORMALIZED_CLIP if spec.normalize_reward else is_preprocessed(spec)
@@ -198,7 +198,7 @@ class RewardNormalizer:
 
     @property
     def is_identity(self) -> bool:
-        """Whether rewards are not changed."""
+        """Whether training rewards equal the raw rewards."""
         return self.scale == 1.0 and self.stats is None and not self.sign and self.clip is None
 
     def __call__(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
@@ -237,45 +237,47 @@ class RewardNormalizer:
 
 
 class Normalizers:
-    """The normalisers of a vector env's observations and rewards. `obs` is None if observations are not changed, and `reward` is None if
-    rewards are not changed.
+    """The normalisers of a vector env's observations and rewards. The attribute `obs` is None if observations are not changed, and `reward`
+    is None if rewards are not changed.
 
     Several processes may share the statistics (`attach`). Alternatively, each process accumulates its new samples separately
-    (`accumulate_deltas`), and one process merges the samples (`merge_deltas`).
+    (`accumulate_deltas`), and one process merges the samples of all processes (`merge_deltas`).
     """
 
     def __init__(self, obs: ObsNormalizer | None = None, reward: RewardNormalizer | None = None) -> None:
         self.obs, self.reward = obs, reward
         both: list[tuple[str, ObsNormalizer | RewardNormalizer | None]] = [("obs", obs), ("reward", reward)]
         self._adaptive = {name: one for name, one in both if one is not None and one.stats is not None}
-        """Normalisers that have statistics, by name."""
+        """Maps "obs" and "reward" to those normalisers that have statistics."""
 
     @property
     def _stats(self) -> dict[str, RunningStats]:
         return {name: one.stats for name, one in self._adaptive.items() if one.stats is not None}
 
     def shared_arrays(self) -> Named:
-        """Return the arrays of the statistics, which processes can share. The running returns of each process are not shared."""
+        """Return a dict of the arrays of the statistics, which several processes can share. Processes do not share the discounted returns
+        of running episodes."""
         return prefixed_arrays(self._stats)
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the given arrays, which all processes share, as statistics."""
+        """Use `arrays`, which several processes share, as the arrays of the statistics."""
         attach_parts(self._stats, store, arrays)
 
     def pull(self) -> None:
-        """Recompute the values that are derived from the statistics. Call this method after the shared arrays were restored."""
+        """Recompute the values that are derived from the statistics, such as `inv_std`. Call this method after the shared arrays of the
+        statistics have been restored."""
         for stats in self._stats.values():
             stats.refresh()
 
     def accumulate_deltas(self) -> None:
-        """From now on, accumulate new samples separately, to be returned by `take_deltas`. The statistics that are used for normalisation
-        no longer change with new samples."""
+        """Begin to accumulate new samples separately from the statistics that are used for normalisation. `take_deltas` returns the
+        accumulated samples."""
         for one in self._adaptive.values():
             assert one.stats is not None
             one.delta = RunningStats(one.stats.mean.shape)
 
     def take_deltas(self) -> list[Moments]:
-        """Return the moments of the samples that were accumulated since the last call."""
+        """Return the moments of the samples that were accumulated since the last call of `take_deltas`."""
         taken = []
         for one in self._adaptive.values():
             assert one.delta is not None
@@ -284,7 +286,7 @@ class Normalizers:
         return taken
 
     def merge_deltas(self, deltas: Sequence[Moments]) -> None:
-        """Add samples that `take_deltas` returned in another process to the statistics."""
+        """Add the samples whose moments `take_deltas` returned in another process to the statistics."""
         for stats, delta in zip(self._stats.values(), deltas, strict=True):
             stats.merge(delta)
 
@@ -304,7 +306,7 @@ class Normalizers:
             at += 1 + 2 * size
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics and the running returns as plain Python objects."""
+        """Return the statistics, and the discounted returns of the running episodes, as plain Python objects."""
         stats = self._stats
         return {
             "obs_stats": stats["obs"].state_dict() if "obs" in stats else None,
@@ -313,7 +315,8 @@ class Normalizers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned, except statistics that this object does not use or that several processes share."""
+        """Load a state that `state_dict` returned. Statistics that this object does not use, or that several processes share, are not
+        loaded."""
         for name, stats in self._stats.items():
             if (saved := state[f"{name}_stats"]) is not None and not stats.is_shared:
                 stats.load_state_dict(saved)
@@ -322,9 +325,9 @@ class Normalizers:
             self.reward.return_N[:] = returns
 
     def take_obs_statistics(self, state: dict[str, Any]) -> bool:
-        """Load the observation statistics of another run.
+        """Load the observation statistics that another run has saved.
 
-        Returns False if only one of the two runs has observation statistics, or if the shapes of their statistics differ.
+        Returns False, without loading, if only one of the two runs has observation statistics, or if the shapes of the observations differ.
         """
         stats, saved = self._stats.get("obs"), state["obs_stats"]
         if stats is None or saved is None:
@@ -343,7 +346,7 @@ class Normalizers:
 
 
 def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool = True) -> Normalizers:
-    """Build the normalisers of a spec without building an env.
+    """Build the normalisers of observations and rewards that a spec describes, without building an env.
 
     Args:
         gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.

@@ -1,8 +1,8 @@
-"""Checks of the values that an env returns against its spaces and Gymnasium's interface. Error messages show the value and what was
-expected.
+"""Checks whether the values that an env returns fit the env's spaces and Gymnasium's interface. Error messages show the invalid value and
+what was expected.
 
-Steps whose values have the usual types take a faster path without these checks (see `Env._step_single_env`, `Sync.gather` and the codecs in
-`spaces`).
+Env steps whose values have the usual types are processed by faster code without these checks (see `Env._step_single_env`, `Sync.gather` and
+the codecs in `spaces`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slm_lab.env.backend import Outcome, RawStep
 from slm_lab.lib.log import PlainError
 
 NUMBERS = frozenset({float, int, bool, np.bool_, *(np.dtype(code).type for code in "efdbhilqBHILQ")})
-"""Reward types that need no conversion."""
+"""Types of rewards that need no conversion to a number."""
 FLAGS = frozenset({bool, np.bool_})
 SIGNATURES = {
     "step": "step(action), which returns (observation, reward, terminated, truncated, info)",
@@ -30,25 +30,25 @@ SIGNATURES = {
 }
 """Signatures and return values of the methods of gymnasium.Env, for messages."""
 _SHOWN = 100
-"""Maximum number of characters of a value in a message."""
+"""Maximum number of characters with which an error message shows a value."""
 _HANDLING = ("gymnasium.", "numpy.", "slm_lab.env.")
 """Packages whose code processes the values that an env returns."""
 _MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
-"""Errors that invalid values of an env cause in the packages of `_HANDLING`."""
+"""Types of the exceptions that invalid values of an env cause in the packages of `_HANDLING`."""
 
 
 _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
-"""Wrappers that gymnasium.make adds."""
+"""Wrapper classes that gymnasium.make adds to an env."""
 
 
 class InvalidOutcome(PlainError, RuntimeError):
-    """Raised if an env returned a value that violates its spaces or Gymnasium's interface. The message says where the value was found and
+    """Raised if an env returned a value that violates its spaces or Gymnasium's interface. The exception's message shows the value and says
     what was expected."""
 
     row: int | None = None
-    """Index of the env that returned the value; None if the index is unknown or if all envs are affected."""
+    """Index of the env that returned the invalid value, or None if the index is unknown or if all envs are affected."""
     call = ""
-    """"step" or "reset" if the message already contains env and step, else ""."""
+    """"step" or "reset" if the exception's message already contains the env and the step, else ""."""
 
 
 class InvalidReward(InvalidOutcome):
@@ -56,8 +56,8 @@ class InvalidReward(InvalidOutcome):
 
 
 def raise_invalid_outcome(error: Exception, row: int | None = None) -> NoReturn:
-    """Raise InvalidOutcome with the env's index if invalid values of the env caused the error. Errors of the env's own code are reraised
-    unchanged."""
+    """Raise InvalidOutcome, with the index `row` of the env, if invalid values of an env caused the error `error`. If the env's own code
+    raised the error, the error is reraised unchanged."""
     found = error
     if isinstance(error, _MISUSE) and (place := _misuse_message(error)) is not None:
         found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
@@ -72,7 +72,7 @@ def raise_located_outcome(error: Exception, env: str, call: str, step: int) -> N
     """Raise InvalidOutcome, with the env and the step in the message, if invalid values of an env caused an error in `Env.step` or
     `Env.reset`.
 
-    Errors of the env's own code are reraised unchanged.
+    If the env's own code raised the error, the error is reraised unchanged.
     """
     try:
         raise_invalid_outcome(error)
@@ -86,10 +86,10 @@ def raise_located_outcome(error: Exception, env: str, call: str, step: int) -> N
 
 
 def _misuse_message(error: Exception) -> str | None:
-    """Return a message that names the code which could not process the env's values, and the expected values; None if the env's own code
+    """Return a message that names the code which could not process the env's values, and the expected values, or None if the env's own code
     raised the error.
 
-    The message contains a placeholder {} for the text of the error.
+    The returned message contains a placeholder {} for the text of the error.
     """
     call, wrapper = "step", ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -125,8 +125,8 @@ def unpack_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def check_step(outcome: Any) -> Outcome:
-    """Return the five values of an env's step. The reward is converted to float, the flags are converted to bool, and the observation is
-    unchanged. Raises InvalidOutcome."""
+    """Return the five values of an env's step, with the reward converted to float, the flags `terminated` and `truncated` converted to
+    bool, and the observation unchanged. Raises InvalidOutcome."""
     obs, reward, terminated, truncated, info = unpack_step(outcome)
     if not isinstance(info, Mapping):
         raise InvalidOutcome(f"step returned the info {value_text(info)}; expected a dict")
@@ -153,11 +153,11 @@ def to_bool(value: Any, name: str) -> bool:
 
 
 def fit_to_space(space: spaces.Space[Any], value: Any, name: str = "observation", lead: tuple[int, ...] = ()) -> Any:
-    """Convert an element of a space, or a batch of N elements if `lead` is (N,), to arrays of the space's dtype. The bounds of a Box are
-    not checked.
+    """Convert an element of a space, or a batch of N elements if `lead` is (N,), to arrays of the space's dtype. Numbers outside the bounds
+    of a Box are accepted.
 
-    Raises InvalidOutcome if the structure, shape or type of the value differs from the space, or if a number is not in the space. For a
-    Dict or Tuple, the message names the invalid part.
+    Raises InvalidOutcome if the structure, shape or type of the value does not fit the space, or if a number is not in the space. For a
+    Dict or Tuple, the error message names the invalid entry.
     """
     if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and 0 <= int(value) - int(space.start) < int(space.n):
         return value  # fast path for the most frequent case
@@ -193,8 +193,8 @@ def _fit_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int,
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """Convert a value to an array of real numbers. Return None for values that are not real numbers (a string, None, a ragged list, complex
-    numbers)."""
+    """Return a value as an array of real numbers, or None if the value does not consist of real numbers (a string, None, a ragged list,
+    complex numbers)."""
     try:
         array = np.asarray(value)
     except Exception:  # what the conversion of unknown objects raises
@@ -203,7 +203,7 @@ def _array(value: Any) -> np.ndarray | None:
 
 
 def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Convert an array to another dtype. Return None if the conversion changes numbers by more than rounding."""
+    """Return an array converted to another dtype, or None if the conversion changes numbers by more than rounding."""
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
@@ -212,7 +212,7 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 
 
 def _is_in_space(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
-    """Return which numbers of an element or batch are in the space, as a bool array; bounds of a Box are not checked."""
+    """Return a bool array that says which numbers of an element or batch are in the space. For a Box, all numbers count as in the space."""
     match space:
         case spaces.Discrete():
             return np.asarray((array >= space.start) & (array < space.start + space.n))
@@ -234,7 +234,8 @@ def _misfit_message(space: spaces.Space[Any], value: Any, name: str, lead: tuple
 
 
 def fit_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
-    """Convert the values of a backend's RawStep to arrays of the right shapes and dtypes. Raises InvalidOutcome."""
+    """Return a RawStep whose values are arrays of the right shapes and dtypes, converted from the values of a user's backend. Raises
+    InvalidOutcome."""
     if not isinstance(raw, RawStep):
         raise InvalidOutcome(f"the backend's step returned {value_text(raw)}; expected a slm_lab.env.RawStep")
     obs = fit_to_space(space, raw.obs, lead=(count,))
@@ -258,7 +259,8 @@ def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
 
 
 def _check_final_entry(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
-    """Check an entry of `RawStep.final` from a user's backend, and return the row and the last observation. Raises InvalidOutcome."""
+    """Check an entry of `RawStep.final` that a user's backend returned, and return the index of the env and the last observation of the
+    env's episode. Raises InvalidOutcome."""
     if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
         raise InvalidOutcome(f"the backend's step returned {value_text(one)} in final; expected (number of the env, its last observation)")
     if not over_N[one[0]]:
@@ -267,7 +269,8 @@ def _check_final_entry(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -
 
 
 def check_last_obs(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
-    """Return the row of an env and the checked last observation of its episode. Raises InvalidOutcome."""
+    """Return the index `row` of an env and the last observation of the env's episode, converted to the dtype of the space. Raises
+    InvalidOutcome."""
     try:
         return row, fit_to_space(space, obs, "last observation")
     except InvalidOutcome as error:
@@ -275,12 +278,12 @@ def check_last_obs(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, A
 
 
 def batch_row(batch: Any, row: int) -> Any:
-    """Return one env's element of a batch, which may be nested in dicts."""
+    """Return the element of one env from a batch, which is an array or nested dicts of arrays."""
     return {key: batch_row(value, row) for key, value in batch.items()} if isinstance(batch, Mapping) else batch[row]
 
 
 def value_text(value: Any) -> str:
-    """Return a short description of a value for a message: its type, its shape and, if short, the value itself."""
+    """Return a short description of a value for an error message: the type, the shape and, if the value is short, the value itself."""
     kind = type(value).__name__
     match value:
         case np.generic():
@@ -323,13 +326,13 @@ def _text(value: Any) -> str:
 
 
 def close_error_message(error: Exception) -> str:
-    """Return the message for an error that an env raised when it was closed."""
+    """Return the message for an error that the method `close` of an env raised."""
     return f"the env's close() raised {type(error).__name__}: {error}"
 
 
 def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Return the finite numbers in `info` with the given names, which are keys or dotted paths. The bool True becomes 1.0. Names without a
-    number are omitted."""
+    """Return a dict of the finite numbers in `info` whose names are in `names`. A name is a key or a dotted path of nested keys. The bool
+    True becomes 1.0. Names without a finite number are omitted."""
     found = {}
     for name in names:
         value = info[name] if name in info else _nested_entry(info, name)
@@ -341,8 +344,8 @@ def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, f
 
 
 def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return one env's entries of a vector env's infos. Gymnasium's infos contain values [N] under a key, and under "_key" a bool [N] that
-    says which envs have the key."""
+    """Return the info of one env from the infos of a vector env. Gymnasium's vector infos contain an array [N] of values for each key
+    "key", and a bool array [N] "_key", which says which envs have this key."""
     found = {}
     for key, values in infos.items():
         present = infos.get(f"_{key}")

@@ -22,19 +22,19 @@ from slm_lab.env.wrappers import Parts
 from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_id
 
 _LONGEST = 100_000
-"""Maximum number of steps of an episode for which the actions are kept, so that the unfinished episode can be saved."""
+"""Maximum number of steps of an episode whose actions are kept to save the unfinished episode. Longer episodes cannot be saved."""
 STATE = "state"
-"""Name of the observation's entry that contains the global state of the env, which is the same for all agents of the env."""
+"""Name of the entry of observations that contains the global state of the env, which is the same for all agents of the env."""
 
 
 class PettingZoo(Backend):
-    """Backend for envs of PettingZoo, of mpe2, or of a user's class with one of PettingZoo's interfaces. The envs are stepped one after the
-    other in this process.
+    """Backend for envs of PettingZoo, of mpe2, or of a user's class with one of PettingZoo's interfaces. The backend steps the envs one
+    after the other in this process.
 
     An agent whose episode ends before the episodes of other agents is absent until its env is reset. An env is reset in the step in which
     the episode of its last agent ends. Every episode has its own seed, derived from the env's seed and the number of the episode. An
     unfinished episode is saved as the env's seed, the number of the episode and the actions so far, and restored by repeating the actions.
-    The restored episode is identical if all randomness of the env depends on the seed.
+    A restored episode is identical to the saved episode if all randomness of the env depends on the seed.
     """
 
     name = "pettingzoo"
@@ -58,15 +58,15 @@ class PettingZoo(Backend):
         self._set_spaces()
         rows = target.num_envs * len(self.agents)
         self._rows_of = [[row for row in range(rows) if self._names[row % len(self.agents)] in kind.names] for kind in self._kinds]
-        """Rows of the agents of each kind (see `_Kind`)."""
+        """For each kind of agents (see `_Kind`), the rows of these agents in batches."""
         self._batches = [batch_space(kind.action_space, len(own)) for kind, own in zip(self._kinds, self._rows_of, strict=True)]
         """Spaces of the batches of actions, one space for each kind of agents."""
         self._seeds, self._episodes = [0] * target.num_envs, [0] * target.num_envs
         self._played: list[list[Any]] = [[] for _ in envs]
-        """For each env: the actions of all agents in each step of the current episode."""
+        """For each env, the actions of all agents in each step of the current episode."""
         self._lengths = [0] * target.num_envs
         self._elements: list[Any] = [None] * rows
-        """The current observation of each row."""
+        """Current observation of the agent of each row."""
         self._infos: dict[int, Mapping[str, Any]] = {}
 
     def _set_spaces(self) -> None:
@@ -79,7 +79,7 @@ class PettingZoo(Backend):
         self.action_space = spaces.Dict({name: kind.action_space for name, kind in of})
 
     def _add_state(self) -> None:
-        """Add the entry "state", the global state of the env, to observations for the critic."""
+        """Add the entry "state", which contains the global state of the env, to the observations. Only the critic receives this entry."""
         env = self._games[0].env
         space = getattr(env, "state_space", None)
         if not isinstance(space, gym.Space):
@@ -103,7 +103,7 @@ class PettingZoo(Backend):
         return self._batch()
 
     def _reset(self, index: int) -> None:
-        """Begin an episode of the env with the given index."""
+        """Begin an episode of the env with the index `index`."""
         game, seed = self._games[index], self._seeds[index]
         episode = self._episodes[index]
         game.reset(seed if not episode else int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) & 0x7FFFFFFF)
@@ -151,8 +151,8 @@ class PettingZoo(Backend):
         return result
 
     def _actions_by_row(self, action: Any) -> list[Any]:
-        """Return a list with the action of each row. Args: action: a batch of actions, or, for several kinds of agents, a tuple with one
-        batch per kind."""
+        """Return a list with the action of the agent of each row. Args: action: a batch of actions or, for several kinds of agents, a tuple
+        with one batch per kind."""
         each: list[Any] = [None] * len(self._elements)
         batches = action if self.groups else (action,)
         for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):
@@ -163,8 +163,8 @@ class PettingZoo(Backend):
     def _note(self, index: int, truncated: Sequence[str] = ()) -> None:
         """Update the observations of the agents of one env.
 
-        Args: truncated: agents whose episodes were truncated. The action masks of these agents are kept, because values of their last
-        observations are bootstrapped.
+        Args: truncated: agents whose episodes were truncated. The last observations of these agents keep their action masks, because the
+        values of these observations are bootstrapped.
         """
         game, count = self._games[index], len(self._names)
         own = {name: self._kind_of[name].copy_checked_observation(name, obs) for name, obs in game.obs.items()}
@@ -176,20 +176,20 @@ class PettingZoo(Backend):
             self._elements[row] = kind.element(name, obs, state, game.infos[name] if masked else None)
 
     def _substitute_observation(self, name: str, own: Mapping[str, Any]) -> Any:
-        """Return an observation in place of an agent that has not joined the episode yet: the observation of another agent of the same
-        kind, or zeros."""
+        """Return an observation for an agent that has not joined the episode yet: the observation of another agent of the same kind, or
+        zeros."""
         kind = self._kind_of[name]
         return next((own[other] for other in kind.names if other in own), kind.blank)
 
     def _state(self, env: Any, seen: list[Any]) -> Any:
-        """Return the global state of an env, for the entry "state". Args: seen: observations of the env's agents."""
+        """Return the global state of an env, for the entry "state" of observations. Args: seen: observations of all agents of the env."""
         space = next(kind.state for kind in self._kinds if kind.state is not None)
         if isinstance(space, spaces.Tuple):
             return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
         return fit_to_space(space, np.asarray(env.state(), space.dtype), "the state")
 
     def _batch(self) -> Any:
-        """Set `present_N` and `acts_N`, and return the observations of all rows in new arrays."""
+        """Set the attributes `present_N` and `acts_N`, and return the observations of all agents of all envs in new arrays."""
         flags = [[(name in game.present, name in game.acts) for name in self._names] for game in self._games]
         self.present_N, self.acts_N = np.array(flags, np.bool_).reshape(-1, 2).T.copy()
         if not self.groups:
@@ -225,13 +225,14 @@ class PettingZoo(Backend):
 
 
 class _Kind:
-    """A kind of agents: all agents of an env that have equal spaces, with the form of their observations and actions.
+    """A kind of agents: all agents of an env that have equal spaces. This class converts the observations and actions of these agents.
 
-    Attributes: names: names of the agents. own: space of the selected parts of an observation (env.obs_keys), without the added state and
-    without an action mask from the infos. mask: name of the entry that contains the action mask, or None if the agents have no mask.
-    mask_of_info: whether the action mask is an entry of the infos. undeclared: whether an action mask in the infos is an error, because the
-    spec does not say whether to use the mask. state: space of the added entry "state", or None if no state is added. observation_space,
-    action_space: spaces including the state and the action mask.
+    Attributes: names: names of the agents. own: space of the selected entries of an observation (env.obs_keys), without the added entry
+    "state" and without an action mask from the infos. mask: name of the entry that contains the action mask, or None if the agents have no
+    mask. mask_of_info: whether the action mask is an entry of the infos instead of the observations. undeclared: whether an action mask in
+    the infos is an error, because the spec does not say whether to use the mask. state: space of the added entry "state", or None if no
+    state is added. observation_space, action_space: spaces of the agents, with the added entry "state" and the action mask in the
+    observations.
 
     Raises WrapperError.
     """
@@ -248,7 +249,7 @@ class _Kind:
         self.undeclared = target.action_mask is None and self.mask is None
         self.state: spaces.Space[Any] | None = None
         self.blank = _zero_element(given)
-        """An observation that consists of zeros, or of the lowest numbers where 0 is not in the space."""
+        """Observation that consists of zeros, or of the lowest numbers of the space where 0 is not in the space."""
         self.observation_space = self._full_space()
 
     @property
@@ -257,7 +258,7 @@ class _Kind:
 
     @property
     def seen(self) -> spaces.Space[Any]:
-        """The space of the observations that `without_mask` returns."""
+        """Space of the observations that the method `without_mask` returns."""
         if self.mask not in self.entries:
             return self.own
         return spaces.Dict({key: one for key, one in self.entries.items() if key != self.mask})
@@ -287,11 +288,11 @@ class _Kind:
         return spaces.Dict(entries)
 
     def action(self, saved: Any) -> Any:
-        """Convert an action that was saved as plain Python objects back to the env's form."""
+        """Convert an action that was saved as plain Python objects back to an element of the env's action space."""
         return int(saved) if self.discrete else np.asarray(saved, self.action_space.dtype)
 
     def copy_checked_observation(self, name: str, obs: Any) -> Any:
-        """Return a checked copy of an agent's observation, because the env may change the original later. Raises InvalidOutcome."""
+        """Check an agent's observation and return a copy, because the env may change the original array later. Raises InvalidOutcome."""
         obs = copy.deepcopy(fit_to_space(self._given, obs, f"the observation of agent {name!r}"))
         return obs if self._parts is None else self._parts(obs)
 
@@ -299,7 +300,7 @@ class _Kind:
         return {key: one for key, one in obs.items() if key != self.mask} if self.mask in self.entries else obs
 
     def element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
-        """Return the complete observation of one agent, with the state and the action mask.
+        """Return the complete observation of one agent, including the entry "state" and the action mask.
 
         Args: info: the agent's info, which may contain the action mask, or None if all actions are valid.
         """
@@ -327,7 +328,7 @@ class _Kind:
 
 
 def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
-    """Return the kinds of agents of an env, in the order of their first agents. Raises WrapperError."""
+    """Return a list of the kinds of agents of an env, in the order of the first agent of each kind. Raises WrapperError."""
     found: list[tuple[list[Any], spaces.Space[Any], spaces.Space[Any]]] = []
     for name in names:
         own = env.observation_space(name), env.action_space(name)
@@ -340,7 +341,7 @@ def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
 
 
 def _zero_element(space: spaces.Space[Any]) -> Any:
-    """Return an element of a space that consists of zeros, or of the lowest numbers where 0 is not in the space."""
+    """Return an element of a space. The element consists of zeros, or of the lowest numbers of the space where 0 is not in the space."""
     match space:
         case spaces.Dict():
             return {key: _zero_element(inner) for key, inner in space.spaces.items()}
@@ -354,6 +355,6 @@ def _zero_element(space: spaces.Space[Any]) -> Any:
 
 
 def _stack_elements(space: spaces.Space[Any], elements: Sequence[Any]) -> Any:
-    """Stack elements of a space to a batch in new arrays."""
+    """Return a batch, in new arrays, of several elements of a space."""
     empty: Any = create_empty_array(space, len(elements), fn=np.zeros)
     return concatenate(space, elements, empty)

@@ -15,7 +15,8 @@ from slm_lab.spec.compat.env_ids import pettingzoo_envs
 
 
 class Result(NamedTuple):
-    """Result of a step: rewards of the agents that were present, and the names of the agents whose episodes ended."""
+    """Result of a step: the rewards of the agents that took part in the step, and the names of the agents whose episodes terminated or were
+    truncated."""
 
     rewards: dict[str, float]
     terminated: list[str]
@@ -23,11 +24,11 @@ class Result(NamedTuple):
 
 
 class Game(ABC):
-    """Base class of adapters for PettingZoo's envs. A game consists of an env, the agents that are present, the agents that act next, and
-    the observations of the agents.
+    """Base class of adapters for PettingZoo's envs. A game consists of an env, the agents that take part in the episode, the agents that
+    act next, and the observations of the agents.
 
     Attributes: present: agents that currently take part in the episode. acts: agents in `present` whose action the next step uses. obs,
-    infos: last observation and info of each agent that has been present in the episode.
+    infos: last observation and info of each agent that has taken part in the episode.
     """
 
     def __init__(self, env: Any, agents: Sequence[str]) -> None:
@@ -58,7 +59,7 @@ class Game(ABC):
             raise InvalidOutcome(f"{where} has an unknown agent {unknown[0]!r}; env.possible_agents: {', '.join(map(str, self._known))}")
 
     def _result(self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> Result:
-        """Return the result of a step for the agents that were present, and record the agents whose episodes ended."""
+        """Return the result of a step for the agents that took part in the step, and record the agents whose episodes ended."""
         over = {name: self._flags(name, terminated, truncated) for name in self.present}
         given = {name: _reward(name, rewards) for name in self.present}
         ended = [name for name, flags in over.items() if any(flags)]
@@ -91,7 +92,7 @@ class ParallelGame(Game):
         self.acts = self.present
 
     def _note(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        """Store the observations and infos of the agents that are present. Raises InvalidOutcome."""
+        """Store the observations and infos of the agents that take part in the episode. Raises InvalidOutcome."""
         self._check_names(obs, "the dict of observations")
         for name in self.present:
             if name not in obs or obs[name] is None:
@@ -136,7 +137,7 @@ class TurnGame(Game):
                 raise InvalidOutcome(f"agent {name!r} has no observation")
 
     def _select(self) -> None:
-        """Set `acts` to the agent that acts next. Raises InvalidOutcome."""
+        """Set the attribute `acts` to a list of the agent that acts next. Raises InvalidOutcome."""
         name = self.env.agent_selection
         if name in self._ended:
             raise InvalidOutcome(f"agent {name!r} is to act (env.agent_selection) after its episode has ended")
@@ -160,8 +161,8 @@ class TurnGame(Game):
         return result
 
     def _remove(self) -> bool:
-        """Step each agent whose episode has ended with the action None, as AEC requires. Return whether at least one agent was stepped in
-        this way."""
+        """Step each agent whose episode has ended with the action None, as AEC requires. Return whether there was at least one agent whose
+        episode has ended."""
         count = 0
         while self.env.agents and (name := self.env.agent_selection) in self._ended:
             if not (self.env.terminations.get(name) or self.env.truncations.get(name)) or count > len(self._known):
@@ -185,7 +186,8 @@ def _reward(name: str, rewards: Mapping[str, Any]) -> float:
 
 
 def pettingzoo_constructor(name: str) -> Callable[..., Any]:
-    """Return the constructor of an env of PettingZoo, of mpe2, or of a user's class. Raises WrapperError, ImportError."""
+    """Return the constructor of an env of PettingZoo or mpe2, or of a user's class with one of PettingZoo's interfaces. Raises
+    WrapperError, ImportError."""
     if ":" not in name:
         env = pettingzoo_envs()[name]
         if env.kind != "mpe2":
@@ -202,7 +204,7 @@ def pettingzoo_constructor(name: str) -> Callable[..., Any]:
 
 
 def _make_registered_env(kind: Any, id_: str, **kwargs: Any) -> Any:
-    """Build an env of PettingZoo's registry. Raises ImportError if a package that the env needs is missing."""
+    """Build an env that is registered with PettingZoo. Raises ImportError if a package that the env needs is missing."""
     import pettingzoo
     from pettingzoo.env_registry.exceptions import FailedToImport
 
@@ -213,7 +215,8 @@ def _make_registered_env(kind: Any, id_: str, **kwargs: Any) -> Any:
 
 
 def wrap_game(env: Any, agents: Sequence[str], id_: str) -> Game:
-    """Return a ParallelGame or a TurnGame for an env, depending on its interface. Raises WrapperError for envs of other types."""
+    """Return a ParallelGame for an env with PettingZoo's parallel interface, or a TurnGame for an env with the AEC interface. Raises
+    WrapperError for envs of other types."""
     from pettingzoo import AECEnv, ParallelEnv
 
     if isinstance(env, ParallelEnv):
@@ -226,7 +229,8 @@ def wrap_game(env: Any, agents: Sequence[str], id_: str) -> Game:
 
 
 def possible_agents(env: Any, id_: str) -> tuple[Any, ...]:
-    """Return the names of all agents that may take part in an env. Raises WrapperError if the env does not give these names."""
+    """Return the names of all agents that may take part in an env (`env.possible_agents`). Raises WrapperError if the env does not have
+    this attribute."""
     wrap_game(env, (), id_)
     agents = tuple(getattr(env, "possible_agents", None) or ())
     if not agents:

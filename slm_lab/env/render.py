@@ -1,4 +1,4 @@
-"""Rendering of envs during episodes, in a window or as frames for a recorder."""
+"""Rendering of envs during episodes, either in a window or as images for a video recorder."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class Recorder(Protocol):
     """Interface of an object that receives the rendered frames of episodes."""
 
     def begin_episode(self) -> bool:
-        """Return whether to render the episode that begins now."""
+        """Return whether the episode that begins now is to be recorded."""
 
     def add(self, frame_HWC: np.ndarray, fps: float) -> None:
-        """Add a frame, uint8 [height, width, 3]."""
+        """Add a frame, uint8 [height, width, 3], of the current episode to the recording."""
 
 
 def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
-    """Return a spec of the same env with rendering: in a window (mode "human"), or as one frame per step for a recorder (mode "rgb_array").
+    """Return a copy of an env spec whose env is rendered: in a window if `mode` is "human", or as one frame per step for a recorder if
+    `mode` is "rgb_array".
 
-    The returned spec uses EnvPool or PettingZoo for the ids of these packages, and the backend sync for all other ids, because other
+    The returned spec uses EnvPool or PettingZoo for env ids of these packages, and the backend sync for all other ids, because other
     backends cannot render. Raises SpecError if the env cannot be rendered.
     """
     if ":" not in spec.backend and (pool := envpool_id(spec.name)) is not None:
@@ -67,7 +68,7 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
 
 
 def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> dict[str, Any]:
-    """Return the constructor arguments that let an env of Gymnasium render itself. Raises SpecError if the env cannot be rendered."""
+    """Return the constructor arguments with which an env of Gymnasium renders itself. Raises SpecError if the env cannot be rendered."""
     assert target.registration is not None
     if target.vector_only:
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} has only a vector env, without a render method for one env")])
@@ -87,8 +88,8 @@ def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> di
 
 
 def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
-    """Return the spec of an env that EnvPool builds and renders (see `with_rendering`). Raises SpecError if EnvPool cannot render the
-    env."""
+    """Return a copy of an env spec whose env EnvPool builds and renders (see `with_rendering`). Raises SpecError if EnvPool cannot render
+    the env."""
     find_target(spec, 1)  # raises SpecError for an env that cannot be made
     suite = envpool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
@@ -100,20 +101,20 @@ def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder:
 
 
 def _with_drawing_backend(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
-    """Return the spec of an env that is rendered by a backend class of this module, for a recorder or in a window. Args: backend: name of
-    the class."""
+    """Return a copy of an env spec that uses a backend class of this module, which renders the env for a recorder or in a window. Args:
+    backend: name of the backend class."""
     record = [WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder})] if recorder is not None else []
     return EnvSpec(**spec.model_dump(exclude={"wrappers", "backend"}), backend=f"{__name__}:{backend}", wrappers=record)
 
 
 _NOT_DRAWN = ("gfootball", "toy_text")
-"""Suites of EnvPool whose envs have no method `render`."""
+"""EnvPool's suites whose envs have no method `render`."""
 _POOL_FPS = 30.0
 
 
 class DrawnEnvPool(EnvPool):
-    """EnvPool backend with a single env that is rendered after each step. Frames are passed to the recorder of a `Record` wrapper if the
-    spec has one, else they are shown in a window."""
+    """EnvPool backend with a single env that is rendered after each step. If the spec has a `Record` wrapper, frames are passed to its
+    recorder, else frames are shown in a window."""
 
     name = ""
     applies_wraps = True
@@ -134,7 +135,7 @@ class DrawnEnvPool(EnvPool):
         return super().reset(seeds)
 
     def step(self, action: np.ndarray) -> RawStep:
-        """Step the env and render the result. A step that resets the env is not rendered, because its frame would show the next episode."""
+        """Step the env and render the result. A step that resets the env is not rendered, because the frame would show the next episode."""
         raw = super().step(action)
         if self._ended or raw.final:
             self._begin()
@@ -146,8 +147,8 @@ class DrawnEnvPool(EnvPool):
         return raw
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Return the arrays of the pool, and pass the arrays also to the pool's `recv`, which stores data that some suites need for
-        rendering."""
+        """Return the arrays of EnvPool's pool. This method also passes the arrays to the pool's method `recv`, which stores data that some
+        suites need for rendering."""
         arrays = super()._receive(reset)
         self._pool._recv = lambda: arrays
         self._pool.recv(reset)
@@ -159,12 +160,12 @@ class DrawnEnvPool(EnvPool):
 
 
 class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
-    """Rendering EnvPool backend for an env with several agents."""
+    """EnvPool backend with a single env that has several agents and is rendered after each step."""
 
 
 class DrawnPettingZoo(PettingZoo):
-    """PettingZoo backend with a single env that is rendered after each step. Frames are passed to the recorder of a `Record` wrapper if the
-    spec has one, else they are shown in a window."""
+    """PettingZoo backend with a single env that is rendered after each step. If the spec has a `Record` wrapper, frames are passed to its
+    recorder, else frames are shown in a window."""
 
     name = ""
     applies_wraps = True
@@ -202,17 +203,18 @@ class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
         self._ale: Any = env.get_wrapper_attr("ale")
 
     def render(self) -> Any:
-        """Return the screen, uint8 [210, 160, 3]."""
+        """Return the screen of the emulator, uint8 [210, 160, 3]."""
         return self._ale.getScreenRGB()
 
 
 class MinAtarScreen(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that renders a MinAtar env, with one colour per channel and the last channel on top."""
+    """Wrapper that renders a MinAtar env, with one colour per channel of the observation. Where channels overlap, the colour of the last
+    channel is shown."""
 
     render_mode = "rgb_array"
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
     _SIZE = 24
-    """Pixels per cell."""
+    """Width and height of a cell of MinAtar's grid in pixels."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -221,7 +223,7 @@ class MinAtarScreen(gym.Wrapper[Any, Any, Any, Any]):
         self._colours = np.concatenate([np.zeros((1, 3), np.uint8), (155 + 100 * np.cos(hues)).astype(np.uint8)])
 
     def render(self) -> Any:
-        """Return the screen, uint8 [240, 240, 3]."""
+        """Return the image of MinAtar's grid, uint8 [240, 240, 3]."""
         state = self._game.state()
         colours = self._colours[(state * np.arange(1, state.shape[2] + 1)).max(axis=2)]
         return colours.repeat(self._SIZE, axis=0).repeat(self._SIZE, axis=1)
@@ -268,7 +270,7 @@ def _choose_offscreen_renderer() -> None:
     """Set MUJOCO_GL to the OpenGL library with which MuJoCo can render without a display, unless MUJOCO_GL is already set or a display
     exists.
 
-    Raises SpecError if no such library is installed.
+    Raises SpecError if no library is installed with which MuJoCo can render without a display.
     """
     if "MUJOCO_GL" in os.environ or sys.platform != "linux" or has_display():
         return

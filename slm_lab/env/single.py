@@ -26,7 +26,7 @@ from slm_lab.spec.compat.env_ids import PACKAGES, registering_module
 
 
 def quiet_mujoco() -> None:
-    """Suppress MuJoCo's warning about Gymnasium's model files, both on screen and in MUJOCO_LOG.TXT. Other warnings of MuJoCo are
+    """Suppress MuJoCo's warning about Gymnasium's model files, both on screen and in MUJOCO_LOG.TXT. All other warnings of MuJoCo are
     logged."""
     import mujoco
 
@@ -56,8 +56,8 @@ def register_atari() -> None:
 
 
 def register_envs(id_: str) -> None:
-    """Register the env ids of a package with Gymnasium. The package is ALE for an id ALE/…, or the package that the id names or that
-    `registering_module` returns.
+    """Import the package that registers the env id `id_` with Gymnasium. For an id ALE/…, this is ale-py. For other ids, the id names the
+    package, or `registering_module` returns the package.
 
     Raises ImportError if the package is not installed.
     """
@@ -78,8 +78,8 @@ def register_envs(id_: str) -> None:
 def _register_minatar() -> None:
     """Register the ids MinAtar/… with Gymnasium. Raises ImportError if minatar is not installed.
 
-    An empty module takes the place of seaborn, because the import of seaborn takes 2 s, two thirds of the total time. MinAtar uses seaborn
-    only for rendering, which `render.MinAtarScreen` replaces.
+    During the import of minatar, an empty module takes the place of seaborn, because the import of seaborn takes 2 s, two thirds of the
+    total time. MinAtar uses seaborn only for rendering, and `render.MinAtarScreen` renders MinAtar without seaborn.
     """
     if "MinAtar/Breakout-v1" in gym.registry:
         return
@@ -94,7 +94,7 @@ def _register_minatar() -> None:
 
 @dataclass(frozen=True)
 class SingleEnvConstructor:
-    """Picklable constructor of one env with its wrappers. Another process can unpickle the constructor and build the env."""
+    """Picklable function object that builds one env with its wrappers. Another process can unpickle the object and build the env."""
 
     id: str
     kwargs: dict[str, Any]
@@ -104,18 +104,18 @@ class SingleEnvConstructor:
     mujoco: bool
     wraps: tuple[ConfiguredWrapper, ...]
     action_mask: str | Literal[False] | None
-    """See `EnvRequest.action_mask`."""
+    """Key of the action mask in observations or infos, see `EnvRequest.action_mask`."""
     folder: str | None
     """Working directory at the time when the vector env was built. Each env is constructed in this directory, even if another env has
     called os.chdir."""
     attributes: dict[str, Any] = field(default_factory=dict)
-    """Attributes to set on the env, see env.schedule."""
+    """Scheduled attributes (env.schedule) to set on the env after the env has been built."""
     arguments: tuple[str, ...] = ()
-    """All arguments of the env's constructor, for the message about an attribute that does not exist."""
+    """Names of all arguments of the env's constructor, for the error message about an attribute that does not exist."""
 
     @classmethod
     def from_target(cls, target: EnvRequest) -> SingleEnvConstructor:
-        """Return the constructor of a single env of the request."""
+        """Return the constructor of one of the envs that `target` describes."""
         try:
             folder: str | None = os.getcwd()
         except OSError:  # the working directory was deleted
@@ -127,7 +127,7 @@ class SingleEnvConstructor:
         return make if target.curriculum is None else make.with_values(target.curriculum, target.curriculum.current_values())
 
     def with_values(self, curriculum: Curriculum, values: Mapping[str, Any]) -> SingleEnvConstructor:
-        """Return the constructor of an env with the given scheduled values (env.schedule)."""
+        """Return a constructor of an env with the scheduled values `values` (env.schedule)."""
         given = {key: values[key] for key in curriculum.arguments}
         atari = None if self.atari is None else replace(self.atari, **given)
         kwargs = self.kwargs if atari is not None else {**self.kwargs, **given}
@@ -157,7 +157,7 @@ class SingleEnvConstructor:
             ) from error
 
     def restore_folder(self) -> None:
-        """Change the working directory back to `folder`."""
+        """Change the working directory of this process back to `folder`."""
         if self.folder is not None:
             os.chdir(self.folder)
 

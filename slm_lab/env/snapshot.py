@@ -2,9 +2,10 @@
 episode.
 
 A layer is the env or one of its wrappers. The state of a layer consists of its attributes: numbers, strings, arrays, random generators
-(also those of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. A value that two attributes share is
-shared again after loading. If a layer has methods `state_dict()` and `load_state_dict(state)`, these methods are used instead of the
-attributes. An env with other attributes, such as a C++ object or an open file, cannot be saved.
+(including the generators of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. If two attributes
+refer to the same object, they also refer to the same object after loading. If an env or wrapper has methods `state_dict()` and
+`load_state_dict(state)`, these methods are used instead of its attributes. An env with other attributes, such as a C++ object or an open
+file, cannot be saved.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from gymnasium.envs.registration import EnvSpec
 from slm_lab.lib.rng import generator_state, set_generator_state
 
 _STATELESS = (EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-"""Types of values that contain no state of an episode."""
+"""Types of attributes that contain no state of an episode and are not saved."""
 _STATELESS_CLASSES = ("MujocoRenderer",)
 _OF_THE_BACKEND = ("_np_random", "_np_random_seed")
-"""Attributes of the innermost layer that are not saved here, because `Backend.rng_states` saves them."""
+"""Attributes of the innermost env that this module does not save, because `Backend.rng_states` saves these attributes."""
 _TABLES = ("gymnasium.envs.toy_text", "P")
-"""A package, and the attribute of the package's envs that contains the transition table. The table is not saved, because the table never
-changes and saving the table of Taxi takes 0.2 s."""
+"""A package of envs, and the attribute of these envs that contains the table of transition probabilities. The transition table is not
+saved, because it never changes and because saving the transition table of Taxi takes 0.2 s."""
 
 
 _IN_PLACE = ("object", "mujoco", "space", "env")
-"""Kinds of values whose state is loaded into the existing objects of the env instead of new objects."""
+"""Kinds of encoded values whose state is loaded into the existing objects of the env. For all other kinds, new objects are created."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -43,24 +44,26 @@ class _PlainClass:
 
 
 class NotSavable(Exception):
-    """Raised if an env contains a value that cannot be saved, or if a saved state does not fit the env. The message describes the cause."""
+    """Raised if an env contains a value that cannot be saved, or if a saved state does not fit the env. The exception's message describes
+    the cause."""
 
 
 def env_state(env: gym.Env[Any, Any]) -> list[Any]:
-    """Return the states of an env's wrappers and of the env, outermost wrapper first. Raises NotSavable."""
+    """Return a list of the states of an env's wrappers, outermost wrapper first, and of the env itself. Raises NotSavable."""
     return _Encoder().layers(env)
 
 
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
-    """Load a state that `env_state` returned into an env that was built in the same way and reset. Raises NotSavable if the envs differ."""
+    """Load a state that `env_state` returned into an env that was built in the same way and has been reset. Raises NotSavable if the state
+    does not fit the env."""
     _Decoder().layers(env, state)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     """Seed the spaces of an env, its wrappers and nested envs, because some envs sample from their spaces.
 
-    Each space receives its own random stream. A space that is a class attribute is first copied to the env, so that other envs do not share
-    the random stream.
+    Each space receives its own random stream. A space that is a class attribute of an env is first copied to the instance, so that other
+    envs do not share the space's random stream.
     """
     spaces: dict[int, gym.Space[Any]] = {}
     found: list[Any] = []
@@ -79,8 +82,8 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _copy_class_spaces(layer: Any) -> None:
-    """Copy each space that is a class attribute of an env or wrapper to the instance, and let instance attributes that refer to the space
-    refer to the copy."""
+    """Copy each space that is a class attribute of an env or wrapper to the instance. Instance attributes that refer to the original space
+    are changed to refer to the copy."""
     shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
     copies = {id(value): deepcopy(value) for value in shared.values()}
     for name, value in {**shared, **vars(layer)}.items():
@@ -97,7 +100,7 @@ def _layers(env: Any) -> list[Any]:
 
 
 def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
-    """Return a list of a space and all its nested spaces."""
+    """Return a list of the space `space` and all its nested spaces."""
     found = [space]
     for value in vars(space).values():
         parts = value.values() if type(value) is dict else value if isinstance(value, list | tuple) else (value,)
@@ -106,12 +109,13 @@ def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
 
 
 class _Encoder:
-    """Encoder that represents each value of an env's state as (kind, number, content). The number identifies a value that attributes can
-    share, and is -1 for other values."""
+    """Encoder that represents each value of an env's state as (kind, number, content). The number identifies an object to which several
+    attributes can refer, and is −1 for values such as numbers and strings."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[int, Any]] = {}
-        """Maps the id() of an encoded value to its number and to the value. Storing the value prevents Python from reusing the id."""
+        """Maps the id() of each encoded value to the number of the value and to the value itself. As long as the value is stored, Python
+        does not use the id for another object."""
         self.owners: dict[int, int] = {}
         """Maps the id() of the object that owns an array's memory to the id() of the array."""
 
@@ -125,7 +129,8 @@ class _Encoder:
         return self._env(env, _OF_THE_BACKEND)
 
     def _env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
-        """Return the states of an env's wrappers and of the env. Args: left_out: attributes of the innermost env that are not saved."""
+        """Return a list of the states of an env's wrappers and of the env itself. Args: left_out: attributes of the innermost env that are
+        not saved."""
         layers = _layers(env)
         self.saved += layers
         return [self._layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]
@@ -222,7 +227,7 @@ class _Decoder:
                 self.load(layer, one["attributes"])
 
     def load(self, one: Any, attributes: dict[str, Any]) -> None:
-        """Load encoded attributes into an object."""
+        """Load attributes that `_Encoder` has encoded into the object `one`."""
         for name, (kind, number, content) in attributes.items():
             if kind in _IN_PLACE:
                 present = self.known[number] = getattr(one, name, None)
@@ -288,7 +293,7 @@ def _load_space(space: Any, states: list[Any]) -> None:
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
     """Copy saved arrays into an MjData or MjModel object, and set the time of an MjData object.
 
-    The arrays include values that MuJoCo derives from positions and velocities, because an env may read them before its next step.
+    The arrays include values that MuJoCo derives from positions and velocities, because an env may read these values before its next step.
     """
     if time is not None:
         data.time = time

@@ -1,5 +1,5 @@
 """Conversion of Gymnasium spaces to the spaces of an agent (one array for observations, one array for actions), and conversion of spaces to
-and from plain Python objects."""
+plain Python objects and back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from slm_lab.env.nested_actions import action_leaves, leaf_columns, nested_actio
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace, Use
 
 Codec = Callable[[Any], np.ndarray]
-"""Function that converts a batch [N, …] from the env's form to the agent's form, or the reverse."""
+"""Function that converts a batch [N, …] of the env's observations to the agent's arrays, or a batch of the agent's actions to the env's
+actions."""
 
 
 class UnsupportedSpace(ValueError):
-    """Raised for a space that agents do not support. The message names the space and the supported spaces."""
+    """Raised for a space that agents do not support. The exception's message names the unsupported space and the supported spaces."""
 
 
 def observation_codec(
@@ -31,16 +32,17 @@ def observation_codec(
     fresh: bool = False,
     uses: Mapping[str, Use] = MappingProxyType({}),
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the agent's observation space, and the function (codec) that converts a batch of the env's observations to the agent's form.
+    """Return the agent's observation space, and the function (codec) that converts a batch of the env's observations to one array for the
+    agent.
 
-    A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector (see the module `layout`). Discrete and
-    MultiDiscrete become one-hot vectors. A MultiBinary becomes a vector of 0.0 and 1.0, or an image if the space has three axes and
-    `input="image"`. A Dict becomes the concatenation of its entries in the space's order. If a Dict contains an image, its entries are
-    packed (see ObservationSpace). A Tuple is treated as a Dict with the keys "0", "1", …. The codec returns a new array that is not
-    modified later. With `fresh=True`, the backend already returns new arrays, so that the codec need not copy the observations.
-    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, by default "all".
-    The entries must be in the order of USES (see `order_entries`). If a batch lacks an entry that is for the critic only, the numbers of
-    this entry are 0.
+    An element of a Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector (see the module `layout`). Elements
+    of Discrete and MultiDiscrete become one-hot vectors. An element of MultiBinary becomes a vector of 0.0 and 1.0, or an image if the
+    space has three axes and `input="image"`. A Dict observation becomes the concatenation of its entries in the space's order. If a Dict
+    contains an image, its entries are packed into one byte vector (see ObservationSpace). A Tuple is treated as a Dict with the keys "0",
+    "1", …. The codec returns a new array that is not modified later. With `fresh=True`, the backend already returns new arrays, so that the
+    codec need not copy observations. Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each
+    entry of a Dict, by default "all". The entries of the Dict must be in the order of USES (see `order_entries`). If a batch lacks an entry
+    with the use "critic", the agent's observations contain zeros for this entry.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -65,8 +67,8 @@ def observation_codec(
 
 
 def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the first and last + 1 columns of achieved_goal and desired_goal in the agent's observations. Return None if an observation
-    has no such entries, or if the codec changes their numbers."""
+    """Return the columns of achieved_goal and desired_goal in the agent's observations, as two pairs (first column, last column + 1).
+    Return None if observations lack one of these entries, or if the codec changes the numbers of the goals."""
     begin = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
     entries = [(key, inner) for key, inner in _entries(space) if key in ("achieved_goal", "desired_goal")]
     if len(entries) < 2 or len({sizes[key] for key, _ in entries}) > 1 or not all(_is_raw(inner) for _, inner in entries):
@@ -76,16 +78,17 @@ def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> 
 
 
 def _is_raw(space: spaces.Space[Any]) -> bool:
-    """Return whether the codec of a flattened space leaves the env's numbers unchanged."""
+    """Return whether the codec that flattens elements of a space leaves their numbers unchanged."""
     return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and box_layout(space, "vector").scale is None)
 
 
 USES: tuple[Use, ...] = ("all", "critic", "mask")
-"""Uses of an observation's entries, in the order in which the agent's observations contain the entries."""
+"""Uses of a Dict observation's entries ("all": input of all nets, "critic": input of the critic only, "mask": action mask), in the order in
+which the agent's observations contain the entries."""
 
 
 def order_entries(space: spaces.Dict, uses: Mapping[str, Use]) -> spaces.Dict:
-    """Return a Dict space with its entries in the order of USES. The entry that is the action mask becomes MultiBinary."""
+    """Return a Dict space whose entries are sorted in the order of USES, and whose entry for the action mask is a MultiBinary."""
     keys = sorted(space.spaces, key=lambda key: USES.index(uses.get(key, "all")))
     entries = [(key, spaces.MultiBinary(space[key].shape or ()) if uses.get(key) == "mask" else space[key]) for key in keys]
     return spaces.Dict(OrderedDict(entries))
@@ -105,7 +108,7 @@ def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[Observation
 
 
 def batch_of_one(observation: Any) -> Any:
-    """Return the observation of one env as a batch [1, …]."""
+    """Return the observation of one env as a batch of size 1, [1, …]."""
     if isinstance(observation, dict):
         return {key: batch_of_one(value) for key, value in observation.items()}
     if isinstance(observation, tuple):
@@ -114,8 +117,8 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def single_observation_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return a function that converts one observation of a Box to a batch [1, …] in the agent's form. The function is faster than `codec`
-    for vectors that are not scaled."""
+    """Return a function that converts one observation of a Box to a batch [1, …] of the agent's observations. For vectors that are not
+    scaled, the returned function is faster than `codec`."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])
@@ -148,11 +151,12 @@ def _vector_codec(space: spaces.Box, scale: np.ndarray | None) -> Codec:
 
 
 Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
-"""An entry of a nested space that is not a Dict or Tuple itself: the path of keys to the entry, and the entry's space."""
+"""A leaf of a nested space, which is not a Dict or Tuple itself: the path of keys to the leaf, and the leaf's space."""
 
 
 def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
-    """Return all nested entries of a Dict or Tuple in order. For any other space, return the space itself with an empty path."""
+    """Return a list of the leaves (path of keys, space) of a Dict or Tuple space, in order. For any other space, the list contains only
+    this space with an empty path."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return [(path, space)]
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
@@ -161,7 +165,7 @@ def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
 def _bits_as_image(space: spaces.Space[Any], input: InputKind | None) -> spaces.Space[Any]:
     """Convert a MultiBinary space with three axes (such as the planes of a board) to a Box of uint8 if `input="image"`.
 
-    Other spaces are returned unchanged.
+    Spaces of other types are returned unchanged.
     """
     if input == "image" and isinstance(space, spaces.MultiBinary) and len(space.shape) == 3:
         return spaces.Box(0, 1, space.shape, np.uint8)
@@ -176,11 +180,11 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
 def entry_layouts(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
-    """Return (path, space, layout) of each nested entry of a Dict or Tuple, or of any other space itself. The layout is None for entries
-    that are not a Box.
+    """Return a list of (path of keys, space, layout) for the leaves of a Dict or Tuple, or for a space that is neither. The layout is None
+    for spaces that are not a Box.
 
-    In a Dict or Tuple, `input="image"` has an effect only if no entry is recognised as an image. All entries with three axes then become
-    images.
+    In a Dict or Tuple, `input="image"` has an effect only if no leaf is recognised as an image, in which case all Boxes with three axes
+    become images.
     """
     found = [(path, _bits_as_image(leaf, input)) for path, leaf in leaves(space)]
     if len(found) == 1 and not found[0][0]:
@@ -208,10 +212,11 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
 def _packed_codec(
     entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]], uses: Mapping[str, Use]
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the packed observation space (see ObservationSpace) for a Dict or Tuple, and its codec.
+    """Return the packed observation space (see ObservationSpace) for a Dict or Tuple, and the codec that packs observations into one byte
+    vector each.
 
-    Float32 entries are placed before uint8 entries, and the size of a packed observation is padded to a multiple of 4 bytes, so that each
-    entry can be read as a view of the batch.
+    In a packed observation, float32 entries precede uint8 entries, and the number of bytes is padded to a multiple of 4, so that each entry
+    can be read as a view of the batch.
     """
     names = ["/".join(map(str, path)) for path, _, _ in entries]
     use_of = [uses.get(path[0], "all") for path, _, _ in entries]
@@ -237,10 +242,11 @@ def _packed_codec(
 
 
 def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], size: int, optional: Collection[Any]) -> Codec:
-    """Return a codec that packs the entries of a batch of observations.
+    """Return a codec that packs the entries of each observation of a batch into one byte vector.
 
-    Args: copies: for each entry, its first and its last byte + 1 in a packed observation, its codec, and its path of keys. size: number of
-    bytes of a packed observation. optional: keys of entries that a batch may lack. The bytes of a missing entry are 0.
+    Args: copies: for each entry, the entry's first byte and last byte + 1 in a packed observation, the codec of the entry, and the path of
+    keys to the entry. size: number of bytes of a packed observation. optional: keys of entries that a batch may lack. In a packed
+    observation, the bytes of a missing entry are 0.
     """
 
     def encode(batch: Any) -> np.ndarray:
@@ -262,7 +268,8 @@ def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], si
 
 
 def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
-    """Return the space and the codec of an action mask in a packed observation, where the mask has one byte per action."""
+    """Return the space of an action mask, and the codec that converts the mask for a packed observation, in which the mask has one byte per
+    action."""
     size, codec = _bits(math.prod(space.shape or ()))
     known = ObservationSpace((size,), "uint8", text=f"action mask of {size} numbers")
     return known, lambda batch: codec(batch).astype(np.uint8)
@@ -274,7 +281,8 @@ def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Code
 
 
 def _flat_codec(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
-    """Return the size of a flattened space, and a codec that converts a batch [N, …] of the space to a new array float32 [N, size]."""
+    """Return the number of values of one flattened element of a space, and a codec that converts a batch [N, …] of elements to a new array,
+    float32 [N, size]."""
     match space:
         case spaces.Box():
             return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
@@ -320,8 +328,8 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
 
 
 def _concatenation_codec(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
-    """Return the size and the codec of the concatenated entries of a Dict or Tuple. Args: optional: keys that a batch may lack. The numbers
-    of a missing entry are 0."""
+    """Return the total size of the flattened entries of a Dict or Tuple, and a codec that concatenates these entries. Args: optional: keys
+    that a batch may lack, in which case the entry's numbers are 0."""
     if not parts:
         raise UnsupportedSpace(f"observation space {kind} is empty")
 
@@ -336,8 +344,8 @@ def _concatenation_codec(parts: dict[Any, tuple[int, Codec]], kind: str, optiona
 
 
 def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionSpace, Codec]:
-    """Return the agent's action space, and the function that converts a batch of the agent's actions (see ActionSpace) to actions of the
-    env.
+    """Return the agent's action space, and the function that converts a batch of the agent's actions (see ActionSpace) to a batch of the
+    env's actions.
 
     Args: joint: whether a multi-discrete action is represented by one discrete action whose values are all combinations of the components.
 
@@ -368,12 +376,13 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
 
 
 def action_columns(space: spaces.Space[Any]) -> list[slice]:
-    """Return, for each leaf of a Dict or Tuple action space, the slice of the agent's action components that belongs to this leaf."""
+    """Return, for each leaf space of a Dict or Tuple action space, the slice of the agent's action components that belongs to the leaf
+    space."""
     return leaf_columns([action_codec(leaf)[0] for leaf in action_leaves(space)])
 
 
 def number_of_choices(space: spaces.Space[Any]) -> int:
-    """Return the total number of choices of all discrete components of an action, which is the size of an action mask."""
+    """Return the sum of the numbers of choices of an action's discrete components, which is the size of an action mask."""
     leaves = [leaf for leaf in action_leaves(space) if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)]
     return sum(int(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.sum()) for leaf in leaves)
 
@@ -391,7 +400,7 @@ def _combinations(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:
 class BoxScale(NamedTuple):
     """Scaling of actions to a Box: action × half + center, clipped to [low, high]. All arrays are flat and float64.
 
-    In dimensions where a bound is infinite, half is 1 and center is 0.
+    In a dimension with an infinite bound, `half` is 1 and `center` is 0.
     """
 
     low: np.ndarray
@@ -401,7 +410,7 @@ class BoxScale(NamedTuple):
 
 
 def box_scale(space: spaces.Box) -> BoxScale:
-    """Return the scaling of actions in [-1, 1] to the bounds of a Box space. Dimensions without two finite bounds are not scaled."""
+    """Return the scaling of actions in [-1, 1] to the bounds of a Box space. Dimensions in which a bound is infinite are not scaled."""
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     low, high = np.where(low <= -UNBOUNDED, -np.inf, low), np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)
@@ -426,11 +435,10 @@ def _continuous_action_codec(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 
 
 def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
-    """Return whether an agent that was trained with one observation space can use observations of the other space.
+    """Return whether an agent that was trained with the observation space `one` can use observations of the space `other`.
 
-    The structure, sizes, keys and encoding of the spaces must be equal. The bounds of the spaces may differ, unless observations are
-    divided by the bounds.
-    Args: input, channels: settings for images in the spec (see `observation_codec`).
+    The structure, sizes, keys and encoding of the two spaces must be equal. The bounds of the two spaces may differ, unless observations
+    are divided by the bounds. Args: input, channels: settings for images in the spec (see `observation_codec`).
     """
     forms = [
         (_form(space), [_comparable_layout(layout) for _, _, layout in entry_layouts(space, input, channels)]) for space in (one, other)
@@ -458,7 +466,8 @@ def _form(space: spaces.Space[Any]) -> Any:
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return a description of a space by numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can read.
+    """Return a description of a space that consists of numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can
+    read.
 
     Raises: UnsupportedSpace for spaces that agents do not support.
     """
@@ -482,13 +491,13 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return a bound array of a Box as one number if all its numbers are equal, else as nested lists."""
+    """Return the array of lower or upper bounds of a Box as one number if all bounds are equal, else as nested lists."""
     first = bound.flat[0].item() if bound.size else 0
     return first if (bound == first).all() else bound.tolist()
 
 
 def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
-    """Return the space that a result of `space_to_dict` describes. Raises ValueError for other dicts."""
+    """Return the space that a dict from `space_to_dict` describes. Raises ValueError for other dicts."""
     match described:
         case {"type": "Discrete", "n": n, "start": start, "dtype": dtype}:
             return spaces.Discrete(n, start=start, **({} if dtype == "int64" else {"dtype": np.dtype(dtype).type}))

@@ -1,4 +1,4 @@
-"""The vector env that a training session steps. A step returns the same VecStep for every backend and autoreset mode."""
+"""The vector env that a training session steps. `Env.step` returns the same VecStep for every backend and autoreset mode."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 class Env:
     """Vector env of `num_envs` envs that are stepped together. `make_env` builds this object.
 
-    This class hides the differences between backends. All transitions are the same as with single envs. With a backend that resets an env
-    in the step after the end of an episode, the env's row of this step is not a transition (`VecStep.valid_N` is false).
+    This class hides the differences between backends, so that the transitions are the same as with single envs. With a backend that resets
+    an env in the step after the end of an episode, the env's row of this step is not a transition (`VecStep.valid_N` is false).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Env:
         curriculum: Curriculum | None = None,
     ) -> None:
         self.curriculum = curriculum
-        """Arguments and attributes of the envs that change when an episode ends; None if the spec has no env.schedule."""
+        """Constructor arguments and attributes of the envs that change when an episode ends, or None if the spec has no env.schedule."""
         self.normalizers = normalizers or Normalizers()
         self.info, self.name = info, name
         self.backend = info.backend
@@ -70,28 +70,28 @@ class Env:
         self._life_loss, self._track_info = life_loss, tuple(track_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
-        """Loaded state of the running episodes, until `resume` or `reset` is called."""
+        """Loaded state of the running episodes, or None if no state was loaded since the last call of `resume` or `reset`."""
         backend.action_space.seed(seed)
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         count = info.num_envs
         self._return_N = np.zeros(count)
         self._steps, self._begin_N = 0, np.zeros(count, np.int64)
-        """Number of steps so far, and the number of steps at the start of each env's episode."""
+        """Number of steps of the vector env so far, and the value of this number at the start of each env's episode."""
         self._pending_N: np.ndarray | None = None
-        """Rows that are not transitions in the next step, bool [N]; None: all rows will be transitions."""
+        """Whether each row of the next step is not a transition, bool [N], or None if all rows of the next step will be transitions."""
         self._lives_N: np.ndarray | None = None
         self._mask = None if info.observation.mask is None else slice(*info.observation.mask)
         """Columns of the observations that contain the action mask."""
         self._valid_NA: np.ndarray | None = None
-        """Which actions are valid for the last observations, bool [N, A]."""
+        """Whether each action is valid for the last observation of each row, bool [N, A]."""
         self.acts_N: np.ndarray | None = None
-        """See `VecStep.acts_N`. Each reset and step sets this attribute."""
+        """Whether the next step uses the action of each row, see `VecStep.acts_N`. Each reset and step sets this attribute."""
         self._none_N, self._all_N = np.zeros(count, bool), np.ones(count, bool)
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
     def reset(self) -> np.ndarray:
-        """Begin an episode in every env and return the observations [N, *shape]. The first call seeds the envs. Raises the same errors as
-        `step`."""
+        """Begin an episode in every env and return the observations [N, *shape]. The first call of `reset` seeds the envs. Raises the same
+        errors as `step`."""
         obs = self._reset_backend(self._env_seeds() if self._fresh_streams else None)
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
@@ -107,8 +107,8 @@ class Env:
         return obs
 
     def _acting_rows(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the observations of the agents that act next, for the observation statistics. Rows of waiting or absent agents are
-        omitted."""
+        """Return the observations of the agents that act next, which are added to the observation statistics. Rows of waiting or absent
+        agents are omitted."""
         return obs_N if self.acts_N is None else obs_N[self.acts_N]
 
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
@@ -126,15 +126,15 @@ class Env:
         return env_seeds(self._seed, self.info.frames, self._resumes)
 
     def reseed(self, seed: int) -> None:
-        """Use new random streams, seeded by `seed`, from the next reset on."""
+        """Seed new random streams of the envs with `seed`, which the envs use from the next reset on."""
         self._seed, self._fresh_streams = seed, True
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
     def step(self, action_N: np.ndarray) -> VecStep:
         """Step every env. Args: action_N: a batch of the agent's actions (see ActionSpace).
 
-        Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite;
-            RuntimeError, or the env's own error, if an env fails.
+        Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite.
+        If an env fails, RuntimeError or the env's own error.
         """
         self._steps += 1
         try:
@@ -146,8 +146,8 @@ class Env:
             raise_located_outcome(error, self.name, "step", self._steps)
 
     def _step_single_env(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
-        """Step a single env without arrays of size 1, because handling such arrays takes as long as a step of CartPole. Steps that end an
-        episode use the general code."""
+        """Step a single env without arrays of size 1, because handling such arrays takes as long as a step of CartPole. For a step that
+        ends an episode, this method calls the code for several envs."""
         outcome = lone.env.step(self._decode(action_N)[0])
         try:
             obs, reward, terminated, truncated, info = outcome
@@ -207,7 +207,7 @@ class Env:
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
-        """Raise InvalidReward for the first reward that is not finite. Rows that are not transitions are not checked."""
+        """Raise InvalidReward for the first reward that is not finite. The rewards of rows that are not transitions are not checked."""
         invalid_N = ~np.isfinite(reward_N)
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
@@ -216,7 +216,7 @@ class Env:
             raise_invalid_outcome(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
 
     def _agent_of(self, row: int) -> tuple[int, str]:
-        """Return the index of a row's env, and the text " for AGENT" for a message. The text is "" if the env has one agent."""
+        """Return the index of the env to which a row belongs, and the text " for AGENT" for a message, or "" if each env has one agent."""
         agents = self.info.agents
         return (row // len(agents), f" for {agents[row % len(agents)]}") if agents else (row, "")
 
@@ -256,7 +256,8 @@ class Env:
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
-        """Store the action masks of the observations for `sample`. Raises InvalidOutcome if a mask has no valid action."""
+        """Store the action masks of the observations, from which `sample` draws valid actions. Raises InvalidOutcome if a mask has no valid
+        action."""
         if self._mask is None:
             return
         self._valid_NA = obs[:, self._mask] != 0
@@ -267,10 +268,10 @@ class Env:
             raise_invalid_outcome(InvalidOutcome(message), env)
 
     def _fill_empty_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Return observations in which all actions of the given rows are valid if the row's mask has no valid action. The episodes of the
-        given rows have ended, so that no action follows.
+        """Return observations in which empty action masks of the rows `rows_N` are replaced by masks of ones. The episodes of these rows
+        have ended, so that no action follows.
 
-        Masks with a valid action are kept, because values of the last observation are bootstrapped after a truncation.
+        Action masks with a valid action are kept, because the value of the last observation is bootstrapped after a truncation.
         """
         if self._mask is None or not rows_N.any():
             return obs
@@ -282,11 +283,10 @@ class Env:
         return obs
 
     def _replace_nonfinite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Return observations in which numbers of the given rows that are not finite are replaced by 0.
+        """Return observations in which, in the rows `rows_N`, numbers that are not finite are replaced by 0.
 
-        An env may end an episode because its simulation diverged. In the agent's computations, the values of an observation after a
-        termination, and those of a row that is not a transition, are multiplied by 0. However, NaN times 0 is NaN and would spread to other
-        results.
+        An env may end an episode because its simulation diverged. The agent multiplies the value of an observation after a termination, and
+        the value of a row that is not a transition, by 0. However, NaN times 0 is NaN and would spread to other results.
         """
         floats = self._floats(obs)
         if floats is None or np.isfinite(floats[rows_N]).all():
@@ -298,14 +298,14 @@ class Env:
         return obs
 
     def _floats(self, obs: np.ndarray) -> np.ndarray | None:
-        """Return a view of the part of the observations that consists of float32 numbers, or None if the observations have no such part."""
+        """Return a view of the float32 numbers of the observations, or None if the observations contain no float32 numbers."""
         if obs.dtype != np.uint8:
             return obs
         numbers = self.info.observation.packed_float_count
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
     def _finish(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
-        """Return the episodes that end in this step. In Atari, an episode is a complete game."""
+        """Return a list of the episodes that end in this step. In Atari, an episode is a complete game."""
         rows = np.flatnonzero(over_N)
         lengths = (self._steps - self._begin_N[rows]).tolist()
         episodes = [
@@ -320,12 +320,12 @@ class Env:
         return info if self.curriculum is None else info | self.curriculum.end_episode(row, float(self._return_N[row]))
 
     def follow(self, frame: int) -> None:
-        """Set the current frame, from which env.schedule computes the values for the next episodes."""
+        """Set the number of frames trained so far, from which the rules of env.schedule compute the values for the next episodes."""
         if self.curriculum is not None:
             self.curriculum.frame = frame
 
     def _true_last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the true next observations, and a bool array [N] of the rows that were reset within this step."""
+        """Return the last observation of each row's transition, and whether each row's env was reset within this step, bool [N]."""
         if not raw.final:
             return obs, self._none_N
         last_obs, reset_N = obs.copy(), np.zeros(len(obs), bool)
@@ -335,16 +335,16 @@ class Env:
         return last_obs, reset_N
 
     def _find_lost_lives(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
-        """Return which of the envs in `going_N` lost a life and have at least one life left, bool [N]. An env without lives left is not
-        included, because its game ends."""
+        """Return whether each of the envs in `going_N` lost a life and has at least one life left, bool [N]. An env without lives left is
+        not included, because the env's game ends."""
         before_N, self._lives_N = self._lives_N, lives_N
         if before_N is None or lives_N is None:
             return self._none_N
         return np.asarray(going_N & (lives_N < before_N) & (lives_N > 0))
 
     def _normalize(self, last_obs: np.ndarray, obs: np.ndarray, raw: RawStep) -> tuple[np.ndarray, np.ndarray]:
-        """Return the normalised last observations and next observations. Each observation is added to the statistics exactly once, whether
-        the backend resets envs in this step or in the next step."""
+        """Return the normalised last observations of transitions and the normalised observations for the next step. Each observation is
+        added to the statistics exactly once, whether the backend resets envs in this step or in the next step."""
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
@@ -356,22 +356,24 @@ class Env:
         return normalizer(last_obs), normalizer(obs)
 
     def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
-        """Draw a batch of random valid actions of the agent, [N] or [N, dim]. The distribution is uniform, or standard normal if a
-        continuous component is unbounded.
+        """Draw a batch of random valid actions of the agent, [N] or [N, dim]. Actions are uniformly distributed. If any continuous
+        component is unbounded, all continuous components are standard normal.
 
         Args: rng: random generator, or None for the generator of this env.
         """
         return draw_uniform_actions(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
-        """Return the normalizers of the rows of some agents with equal spaces. Args: agents: names of the agents, or () for an env with one
-        agent."""
+        """Return the normalizers of the observations and rewards of some agents with equal spaces. Args: agents: names of the agents, or ()
+        for an env with one agent."""
         return self.normalizers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics, the random streams and the running episodes as plain Python objects.
+        """Return the normalizers' statistics, the states of the random streams and the states of the running episodes as plain Python
+        objects.
 
-        The entries "rng" and "backend" (in "episodes") are None if the backend does not expose its random streams or its running episodes.
+        The entry "rng" is None if the backend does not expose its random streams. The entry "backend" in "episodes" is None if the backend
+        does not expose its running episodes.
         """
         pending_N, lives_N = self._pending_N, self._lives_N
         return {
@@ -394,7 +396,8 @@ class Env:
         """Load a state that `state_dict` returned. After this call, call `resume` to continue the loaded episodes, or `reset` to begin new
         episodes.
 
-        If the backend does not expose its random streams, the envs use new random streams, derived from the seed and the number of loads.
+        If the backend does not expose its random streams, the envs use new random streams, which are derived from the seed and the number
+        of loaded states.
         """
         self.normalizers.load_state_dict(state)
         set_generator_state(self._sampler, state["sampler"])
@@ -414,8 +417,8 @@ class Env:
             self.curriculum.finish_restoration(curriculum)
 
     def resume(self) -> bool:
-        """Continue the loaded episodes. Returns False if the backend cannot continue episodes, in which case the caller must call
-        `reset`."""
+        """Continue the episodes that `load_state_dict` loaded. Returns False if the backend cannot continue episodes, in which case the
+        caller must call `reset`."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
             return False
@@ -444,6 +447,6 @@ def close_backend(backend: Backend) -> None:
 
 
 def env_seeds(seed: int, count: int, resumes: int = 0) -> list[int]:
-    """Return one 31-bit seed per env. The seed of an env does not depend on the number of envs, `count`."""
+    """Return a list of one 31-bit seed per env. The seed of an env does not depend on the number of envs `count`."""
     words = np.random.SeedSequence([seed, 0, resumes]).generate_state(count)
     return [int(word) & 0x7FFFFFFF for word in words]

@@ -1,4 +1,4 @@
-"""Wrappers of single envs: the wrappers named in a spec, and the selection of parts of an observation."""
+"""Wrappers of single envs: the wrappers that a spec names, and a wrapper that selects entries of Dict observations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
-"""Names of Gymnasium's own wrappers."""
+"""Names of the wrappers in `gymnasium.wrappers`."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class ConfiguredWrapper:
 
 
 class Parts:
-    """Function object that selects some parts of a Dict or Tuple observation (see `space_parts`), always including the action mask. If only
-    one part is selected, the result is this part instead of a dict."""
+    """Function object that selects some entries of a Dict or Tuple observation (see `space_parts`), always including the action mask. If
+    only one entry is selected, the result is this entry instead of a dict."""
 
     def __init__(
         self, space: spaces.Space[Any], action: spaces.Space[Any], keys: list[str], action_mask: str | Literal[False] | None
     ) -> None:
-        """Raise WrapperError for a space without parts and for unknown keys.
+        """Raise WrapperError if the space is not a Dict or Tuple, or if `keys` contains an unknown key.
 
         Args: keys: the spec's env.obs_keys. action_mask: the spec's env.action_mask.
         """
@@ -75,7 +75,7 @@ class Parts:
 
 
 class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
-    """Wrapper that keeps only the selected parts of each observation of an env (env.obs_keys)."""
+    """Wrapper that keeps only the selected entries (env.obs_keys) of each Dict or Tuple observation of an env."""
 
     def __init__(self, env: gym.Env[Any, Any], keys: list[str], action_mask: str | Literal[False] | None = None) -> None:
         super().__init__(env)
@@ -83,19 +83,21 @@ class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
         self.observation_space = self._parts.space
 
     def observation(self, observation: Any) -> Any:
-        """Return the selected parts of an observation."""
+        """Return the selected entries of an observation."""
         return self._parts(observation)
 
 
 def space_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """Return the parts of a Dict space by key, or the parts of a Tuple space with the keys "0", "1", …; None for other spaces."""
+    """Return a dict of the spaces of a Dict space's entries, or of a Tuple space's entries with the keys "0", "1", …, or None for other
+    spaces."""
     if isinstance(space, spaces.Tuple):
         return {str(index): part for index, part in enumerate(space.spaces)}
     return dict(space.spaces) if isinstance(space, spaces.Dict) else None
 
 
 def find_wraps(spec: EnvSpec) -> tuple[ConfiguredWrapper, ...]:
-    """Return the wrappers that a spec requires. Raises SpecError with a problem for each unknown wrapper or invalid argument."""
+    """Return the wrappers that a spec names, and `KeepParts` if the spec gives env.obs_keys. Raises SpecError with a problem for each
+    unknown wrapper or invalid argument."""
     wraps, problems = list[ConfiguredWrapper](), list[Problem]()
     for index, entry in enumerate(spec.wrappers):
         key = f"wrappers[{index}]"
@@ -129,7 +131,8 @@ def find_wraps(spec: EnvSpec) -> tuple[ConfiguredWrapper, ...]:
 
 
 def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
-    """Return the wrapper class with the given name. Raises ExtensionError for an unknown name, or the error of the import."""
+    """Return the wrapper class with the name `name`. Raises ExtensionError for an unknown name, or the error that the import of a user's
+    module raises."""
     if is_extension(name):
         found: type[gym.Wrapper[Any, Any, Any, Any]] = import_class(name, gym.Wrapper)
         return found
@@ -149,7 +152,7 @@ def _convert_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
     """Return the names of a wrapper's arguments except the env, whether the wrapper accepts other arguments (**kwargs), and the names of
-    its required arguments."""
+    the wrapper's required arguments."""
     own = list(inspect.signature(wrapper).parameters.values())
     known, open_ended = accepted_arguments(wrapper)
     required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,4 +1,4 @@
 """Modules that all other subpackages use: records, clock, random numbers, shared arrays, messages.
 
-These modules import only numpy and the standard library.
+The modules in `slm_lab.lib` import only numpy and the standard library.
 """

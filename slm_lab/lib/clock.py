@@ -1,4 +1,4 @@
-"""Clock of a Session, which counts frames, episodes and steps, and measures wall time."""
+"""Clock of a Session (a training run with one seed), which counts frames, episodes and steps, and measures wall time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Clock:
 
     The wall time of a resumed run includes the time before the interruption, but not the interruption itself.
 
-    After `attach`, the frames of each process that trains the same net are counted in shared memory. A restarted process continues with its
-    previous number of frames.
+    If several processes train the same net, each process counts its frames in shared memory (`attach`), and a restarted process continues
+    with its previous number of frames.
     """
 
     __slots__ = ("_frames_W", "_index", "_started_W", "_time", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
@@ -26,17 +26,17 @@ class Clock:
     def __init__(self) -> None:
         self._index = 0
         self._frames_W = np.zeros(1, np.int64)
-        """Number of frames of each process that trains the net."""
+        """Number of frames of each process that trains the net, [W] for W processes."""
         self._started_W = np.zeros(1)
-        """Time at which each process first started, in seconds of perf_counter, which is the same clock for all processes of a machine. For
-        a continued run, this is the time at which the process would have started if there had been no interruption. The value is 0 for a
-        process that has not started."""
+        """[W]: time at which each process first started, in seconds of perf_counter, which is the same clock for all processes of a
+        machine. In a resumed run, the start time is shifted by the duration of the interruption. The start time is 0 for a process that has
+        not started."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
         self.opt_step = 0
         self._wall_before = 0.0
-        """Wall time before the interruption of a resumed run. The value is not used after `begin`."""
+        """Wall time in seconds before the interruption of a resumed run, which is used until `begin` is called."""
         self._time: float | None = None
 
     def shared_arrays(self) -> Named:
@@ -55,7 +55,8 @@ class Clock:
     def time(self) -> float:
         """Current time in seconds of perf_counter.
 
-        The setter replaces the current time by a given time, in order to spread the steps of a batch over the time since the last batch.
+        The setter of `time` replaces the current time by another time, in order to spread the steps of a batch over the time since the last
+        batch.
         """
         return perf_counter() if self._time is None else self._time
 
@@ -67,7 +68,7 @@ class Clock:
     def wall_t(self) -> float:
         """Wall time in seconds since the start of the run, without interruptions.
 
-        Before `begin` is called, the value is the wall time before the interruption.
+        Before `begin` is called, `wall_t` is the wall time of a resumed run before the interruption, or 0 for a new run.
         """
         started = float(self._started_W[self._index])
         return self.time - started if started else self._wall_before
@@ -76,14 +77,14 @@ class Clock:
     def global_frame(self) -> int:
         """Number of frames of all processes that train the same net.
 
-        Schedules, for example of the learning rate, are functions of this number.
+        Schedules, for example of the learning rate, are functions of `global_frame`.
         """
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
         """Start or continue the measurement of wall time.
 
-        For a restarted process, wall time continues as if the process had never stopped.
+        In a restarted process, wall time continues as if the process had never stopped.
         """
         if not self._started_W[self._index]:
             self._started_W[self._index] = perf_counter() - self._wall_before
@@ -91,8 +92,8 @@ class Clock:
     def advance_wall_time_to(self, wall_t: float) -> None:
         """Increase the wall time to at least `wall_t` seconds.
 
-        After a restart, metrics may have been written to a table after the loaded state was saved. The increase prevents that the wall time
-        in the table decreases.
+        A run may have written metrics after it saved the state from which it is restarted. This method prevents that the wall time of later
+        metrics is less than the wall time of these metrics.
         """
         missing = max(0.0, wall_t - self.wall_t)
         self._wall_before += missing
@@ -100,7 +101,7 @@ class Clock:
             self._started_W[self._index] -= missing
 
     def load_unshared_state(self, state: Mapping[str, float], num_envs: int) -> None:
-        """Load a result of `state_dict`, except the number of frames, which is in shared memory.
+        """Load a state that `state_dict` returned, except the number of frames, which is in shared memory.
 
         Entries that are missing in `state` count as 0.
         """
@@ -109,7 +110,7 @@ class Clock:
         self._wall_before = float(state.get("wall_t", 0.0))
 
     def tick(self, frames: int) -> None:
-        """Count one step of the vector env, which adds `frames` frames."""
+        """Count one step of the vector env, in which the envs made `frames` steps in total."""
         self.prev_frame = self.frame
         self.frame += frames
         self.t += 1
@@ -118,7 +119,7 @@ class Clock:
     def is_multiple_crossed(self, every: int, ahead: int = 0) -> bool:
         """Return whether the frame count reached or passed a multiple of `every` in the last vector step.
 
-        Args: ahead: number of frames before each multiple of `every` at which the result is True instead.
+        Args: ahead: number of frames by which the result becomes True before the multiple of `every` is reached.
         """
         return (self.frame + ahead) // every > (self.prev_frame + ahead) // every
 

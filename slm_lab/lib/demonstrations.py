@@ -2,7 +2,7 @@
 
 The command `slm-lab enjoy --record` writes recorded episodes to a file, which the spec key `meta.demonstrations` names.
 
-Observations and actions have the form in which agents store them (see ObservationSpace and ActionSpace).
+Recorded observations and actions have the form in which agents store observations and actions (see ObservationSpace and ActionSpace).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from slm_lab.lib.records import ActOut, VecStep
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Recorded transitions: K transitions of E complete episodes, stored one episode after another."""
+    """Recorded transitions for offline learning: K transitions of E complete episodes, one episode after another."""
 
     obs_K: np.ndarray
-    """[K, *shape]: observations as described by ObservationSpace, before normalisation."""
+    """[K, *shape]: observations in the form of ObservationSpace, before normalisation."""
     action_K: np.ndarray
-    """[K] or [K, dim]: actions as passed to the env (see ActionSpace). Continuous actions with bounds lie in [-1, 1]."""
+    """[K] or [K, dim]: actions in the form of ActionSpace, after clipping. Continuous actions with bounds lie in [-1, 1]."""
     reward_K: np.ndarray
-    """float32 [K]: raw rewards in a data set, or scaled and clipped rewards for training in the result of `load_demonstrations`."""
+    """float32 [K]: raw rewards in a recorded file, or scaled and clipped rewards for training in the result of `load_demonstrations`."""
     terminated_K: np.ndarray
     """bool [K]: whether the transition terminated the episode."""
     truncated_K: np.ndarray
-    """bool [K]: whether the episode was truncated after the transition. Exactly the last transition of each episode is terminated or
-    truncated."""
+    """bool [K]: whether the episode was truncated after the transition. The last transition of each episode, and no other transition, is
+    terminated or truncated."""
     last_obs_E: np.ndarray
     """[E, *shape]: the observation after the last action of each episode."""
 
@@ -45,7 +45,7 @@ class Demonstrations:
 
     @property
     def first_K(self) -> np.ndarray:
-        """bool [K]: whether a transition is the first transition of an episode."""
+        """bool [K]: whether each transition is the first transition of an episode."""
         return np.concatenate([[True], (self.terminated_K | self.truncated_K)[:-1]])
 
     @property
@@ -57,7 +57,7 @@ class Demonstrations:
     def steps(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, None, ActOut, VecStep]:
         """Return the transitions [begin, end) as arguments of `Algorithm.observe`, as if (end − begin) envs had taken one step."""
         rows = slice(begin, end)
-        # last_obs_E[-1] is used only if `end` is the number of all rows
+        # last_obs_E[-1] is used only if `end` is the number of all transitions
         next_obs = np.concatenate([self.obs_K[begin + 1 : end + 1], self.last_obs_E[-1:]])[: end - begin]
         ended_E = self.end_E[(self.end_E >= begin) & (self.end_E < end)]
         next_obs[ended_E - begin] = self.last_obs_E[np.searchsorted(self.end_E, ended_E)]
@@ -80,9 +80,9 @@ class RecordedStep(NamedTuple):
 
 
 def join_episodes(episodes: Iterable[list[RecordedStep]]) -> Demonstrations:
-    """Return the Demonstrations that consist of the given episodes.
+    """Return the Demonstrations that consist of the episodes `episodes`.
 
-    An episode counts as truncated if its last step is not terminated.
+    An episode counts as truncated if the episode's last step is not terminated.
     """
     done = list(episodes)
     rows = [row for episode in done for row in episode]
@@ -100,7 +100,7 @@ def join_episodes(episodes: Iterable[list[RecordedStep]]) -> Demonstrations:
 
 
 class EpisodeRecorder:
-    """Recorder of the steps of a vector env. Episodes that have ended are in the attribute `episodes`.
+    """Recorder of the steps of a vector env. The attribute `episodes` contains the episodes that have ended.
 
     Args: num_envs: number of envs. bounded: whether to clip the recorded actions to [-1, 1], as the env does with continuous actions.
     """
@@ -111,10 +111,10 @@ class EpisodeRecorder:
         self._open: list[list[RecordedStep]] = [[] for _ in range(num_envs)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, kept_N: np.ndarray) -> None:
-        """Add a step of the vector env.
+        """Record a step of the vector env.
 
-        Args: obs_N: observations before the step. action_N: actions as passed to the env. kept_N: bool [N], whether to record the step of
-        each env.
+        Args: obs_N: observations before the step. action_N: actions that were passed to the env. kept_N: bool [N], whether to record the
+        step of each env.
         """
         if self.bounded:
             action_N = np.clip(action_N, -1.0, 1.0).astype(np.float32)

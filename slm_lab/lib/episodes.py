@@ -13,16 +13,16 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 EPISODES = 100
 """Maximum number of finished episodes in an EpisodeWindow."""
 RECENT_SHARE, MIN_EPISODES, MAX_AGE = 0.05, 20, 0.2
-"""Definition of the current return (`EpisodeWindow.current_return`). The current return is the mean over the episodes that ended in the
-last fraction RECENT_SHARE of the frames, or over the last MIN_EPISODES episodes if these are more episodes. Episodes that ended at the same
-frame as the oldest of these episodes are included. At most EPISODES episodes are used, and only episodes that ended in the last fraction
-MAX_AGE of the frames."""
+"""Definition of a policy's current return (`EpisodeWindow.current_return`). The current return is the mean return of the episodes that
+ended in the last fraction RECENT_SHARE of the training frames, or of the last MIN_EPISODES episodes if fewer episodes ended in this
+fraction. All episodes that ended at the same frame as the oldest included episode are also included. The mean includes at most EPISODES
+episodes, and only episodes that ended in the last fraction MAX_AGE of the training frames."""
 _RING = 256
-"""Number of entries in the ring buffer of each process. The buffer has more than EPISODES entries, so that a reader can copy the last
-EPISODES entries before the writer overwrites the oldest of them."""
+"""Number of entries in the ring buffer of each process. A ring buffer has more than EPISODES entries, so that a reader can copy the last
+EPISODES entries before the writer overwrites the oldest of these entries."""
 _FRAME, _RETURN, _TOTAL = range(3)
-"""Columns of an entry: global frame at the end of an episode, return of the episode, and sum of the returns of this and all earlier
-episodes of the process."""
+"""Columns of a ring buffer's entry for one episode: global frame at the end of the episode, return of the episode, and sum of the returns
+of this and all earlier episodes of the process."""
 
 
 class CurrentReturn(NamedTuple):
@@ -30,14 +30,14 @@ class CurrentReturn(NamedTuple):
 
     mean: float
     error: float | None
-    """Standard error of the mean, or None for a single episode."""
+    """Standard error of the mean return, or None for a single episode."""
     episodes: int
 
     @staticmethod
     def of(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
         """Return the mean of returns that are assumed to be independent, with the standard error of the mean.
 
-        If there are no returns, return None.
+        If `returns` is empty, return None.
         """
         if not len(returns):
             return None
@@ -48,7 +48,7 @@ class CurrentReturn(NamedTuple):
     def from_training_returns(returns: np.ndarray) -> CurrentReturn | None:
         """Return the mean of training returns in chronological order, as an estimate of the return of the current policy.
 
-        Returns None if there are no returns. The standard error takes into account that the policy changes during training.
+        The standard error takes into account that the policy changes during training. If `returns` is empty, return None.
 
         The n returns are divided into √n groups of consecutive returns. If the variance between the means of the groups exceeds the
         variance that is expected for independent returns, the excess is added to the squared standard error (random effects of a one-way
@@ -68,24 +68,26 @@ class CurrentReturn(NamedTuple):
 
 
 class EpisodeWindow:
-    """Returns of the last EPISODES episodes, in the order of global frames, and number of episodes since metrics were written.
+    """Returns of the last EPISODES episodes, in the order of the global frames at which they ended, and number of episodes since metrics
+    were last written.
 
-    After `attach`, the episodes of all processes that train the same net are in shared memory. Each process writes only to its own ring
-    buffer, first the entry of an episode and then the number of episodes, so that no lock is needed. A reader merges the ring buffers of
-    all processes. A process that replaces a dead process continues the ring buffer of the dead process.
+    If several processes train the same net, the episodes of all processes are in shared memory (`attach`). Each process writes only to its
+    own ring buffer, first the entry of an episode and then the number of episodes, so that no lock is needed. A reader merges the ring
+    buffers of all processes. A process that replaces a dead process continues the ring buffer of the dead process.
     """
 
     def __init__(self) -> None:
         self._index = 0
         self._store: Store | None = None
         self._count_W = np.zeros(1, np.int64)
-        """Number of episodes that each process has finished."""
+        """Number of episodes that each process has finished, [W] for W processes."""
         self._mark_WX = np.zeros((1, 2))
-        """Number of episodes of all processes, and sum of their returns, when each process last called `take_new_episodes`."""
+        """[W, 2]: number of episodes of all processes, and sum of their returns, at the time when each process last called
+        `take_new_episodes`."""
         self._ring_WRX = np.zeros((1, _RING, 3))
 
     def shared_arrays(self) -> Named:
-        # a snapshot copies these arrays in the order of their names: `count` before the entries that it counts
+        # a snapshot copies these arrays in the order of their names: `count` before the entries in `ring` that are counted
         return {
             "count": SharedArray(self._count_W[[self._index]], "own"),
             "mark": SharedArray(self._mark_WX[self._index], "own"),
@@ -109,23 +111,24 @@ class EpisodeWindow:
 
     @property
     def returns(self) -> list[float]:
-        """Returns of the last EPISODES episodes of all processes, in order of the global frames at which they ended."""
+        """Returns of the last EPISODES episodes of all processes, in the order of the global frames at which the episodes ended."""
         self._exchange()
         return list(map(float, self._entries()[:, _RETURN]))
 
     def current_return(self, frame: int) -> CurrentReturn | None:
         """Return the current return at the global frame `frame`, or None if no episode ended recently enough.
 
-        See RECENT_SHARE for the definition of the current return.
+        The comment on RECENT_SHARE defines the current return.
 
-        If the store is in another process, episodes of other processes are included up to the last use of `returns` or
+        If the shared arrays are stored in another process, episodes of other processes are included up to the last use of `returns` or
         `take_new_episodes`.
         """
         entries = self._entries()
         if not len(entries):
             return None
         frames = entries[:, _FRAME]
-        # include all episodes that ended at the frame of the oldest one: a subset would not be a random sample of the envs
+        # include all episodes that ended at the frame of the oldest episode, because some of these episodes would not be a random sample of
+        # the envs
         begin = min((1.0 - RECENT_SHARE) * frame, frames[-MIN_EPISODES:][0] - 1)
         return CurrentReturn.from_training_returns(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
 
@@ -135,11 +138,12 @@ class EpisodeWindow:
         return list(map(float, self._last_entries(self._index)[1][:, _RETURN]))
 
     def take_new_episodes(self, *, count_again: bool = False) -> tuple[int, float | None]:
-        """Return the number and the mean return of the episodes of all processes since this process last called this method.
+        """Return the number and the mean return of the episodes that ended in all processes since this process last called
+        `take_new_episodes`.
 
-        The mean return is None if there are no such episodes.
+        The mean return is None if no episode ended since the last call.
 
-        Args: count_again: whether the next call counts the same episodes again.
+        Args: count_again: whether the next call of `take_new_episodes` includes these episodes again.
         """
         self._exchange()
         episodes, total = 0, 0.0
@@ -155,13 +159,14 @@ class EpisodeWindow:
         return max(count, 0), mean
 
     def clear(self) -> None:
-        """Remove all episodes of this process. Call this method if another policy acts from now on."""
+        """Remove all episodes of this process. Call this method before another policy begins to act."""
         self._count_W[self._index] = 0
         self._mark_WX[self._index] = 0.0
         self._ring_WRX[self._index] = 0.0
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the episodes as plain Python objects, or None if the episodes are in shared memory, whose snapshot contains them."""
+        """Return the episodes as plain Python objects, or None if the episodes are in shared memory, because a snapshot of the shared
+        memory contains the episodes."""
         if self._store is not None:
             return None
         count, entries = self._last_entries(0)
@@ -174,18 +179,20 @@ class EpisodeWindow:
             self._ring_WRX[0, np.arange(count - len(last), count) % _RING] = np.reshape(last, (-1, 3))
 
     def _entries(self) -> np.ndarray:
-        """Return the entries of the last EPISODES episodes of all processes, in the order of global frames, [≤ EPISODES, 3]."""
+        """Return the ring buffer entries of the last EPISODES episodes of all processes, [≤ EPISODES, 3], in the order of the global frames
+        at which the episodes ended."""
         entries = np.concatenate([self._last_entries(worker)[1] for worker in range(len(self._count_W))])
         return np.asarray(entries[np.argsort(entries[:, _FRAME], kind="stable")][-EPISODES:])
 
     def _last_entries(self, worker: int) -> tuple[int, np.ndarray]:
-        """Return the number of episodes of a process, and the process's last EPISODES entries [≤ EPISODES, 3], oldest first."""
+        """Return the number of episodes of a process, and the last EPISODES entries of the process's ring buffer, [≤ EPISODES, 3], oldest
+        first."""
         while True:
             count = int(self._count_W[worker])
             self._barrier()
             entries: np.ndarray = self._ring_WRX[worker, np.arange(max(count - EPISODES, 0), count) % _RING]
             self._barrier()
-            if int(self._count_W[worker]) - count < _RING - EPISODES:  # the writer has not overwritten them meanwhile
+            if int(self._count_W[worker]) - count < _RING - EPISODES:  # the writer has not overwritten the entries meanwhile
                 return count, entries
 
     def _exchange(self) -> None:

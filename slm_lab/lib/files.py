@@ -40,7 +40,7 @@ def indented_json(content: Any, *, ensure_ascii: bool = False) -> bytes:
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a JSON file with an additional key "crc32", the CRC-32 checksum of the content."""
+    """Return the content of a JSON file with an additional key "crc32", which contains the CRC-32 checksum of the content."""
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
 
 
@@ -53,7 +53,7 @@ def checked_content(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nonfinite_to_none(value: Any) -> Any:
-    """Return a nested object in which None replaces NaN and infinity, which JSON does not support."""
+    """Return a copy of nested dicts and lists in which None replaces NaN and infinity, which JSON does not support."""
     if isinstance(value, dict):
         return {key: nonfinite_to_none(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

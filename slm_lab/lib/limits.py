@@ -1,4 +1,5 @@
-"""Number of CPU cores and memory size that this process may use in its control groups (containers, Slurm), and the processor's name."""
+"""Number of CPU cores and size of the memory that this process may use in its control groups (containers, Slurm), and name of the
+processor."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _GROUPS = Path("/proc/self/cgroup")
 
 
 def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """Return the number of CPU cores that this process may use, at least 1. A limit of a fraction of a core is rounded up.
+    """Return the number of CPU cores that this process may use, at least 1. If the limit is not an integer, such as 1.5 cores, the limit is
+    rounded up.
 
     Args: root: mount point of the control groups. groups: file that lists the control groups of this process.
     """
@@ -46,7 +48,8 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 def _cgroup_folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's control group and of all parent groups, each of which may set a limit.
 
-    In a container, `groups` may list a path of the host, and the root of the control groups is the container's own group.
+    In a container, the file `groups` may contain a path of the host, while the root folder of the control groups is the folder of the
+    container's own group. Therefore some of the yielded folders may not exist.
 
     Args: controller: name of the controller, "cpu" or "memory".
     """
@@ -77,7 +80,8 @@ def _read_integers(file: Path) -> tuple[int, ...]:
 
 
 def processor_description(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return a description of the processor: the vendor, model and instructions of the first core on Linux, else platform.processor()."""
+    """Return a description of the processor: on Linux the vendor, model and instructions of the first core, on other systems
+    `platform.processor()`."""
     with suppress(OSError):
         if has_feature("proc"):
             return cpuinfo.read_text().split("\n\n")[0]

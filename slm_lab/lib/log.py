@@ -37,8 +37,8 @@ def capture_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
 
 
 class PlainError(Exception):
-    """An error of which users see only the message, without a traceback."""
+    """Base class of errors of which users see only the message, without a traceback."""
 
 
 class NotWritable(PlainError, OSError):
-    """Error that a file of a run cannot be written, because the run folder has become read-only."""
+    """Raised if a file of a run cannot be written, because the run folder has become read-only."""

@@ -1,4 +1,5 @@
-"""Action masks in numpy. A mask is bool [N, A]: for each env, the concatenated masks of all action components, true for valid choices."""
+"""Action masks in numpy. A mask is an array bool [N, A], whose row for an env concatenates the masks of all action components. A mask is
+true for valid choices."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def draw_valid_actions(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, r
 
 
 def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the log-probabilities of the actions that `draw_valid_actions` draws, float32 [N].
+    """Return the log-probability of each action that `draw_valid_actions` draws, float32 [N].
 
     All valid actions of an env have the same probability.
     """
@@ -25,7 +26,8 @@ def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.n
 
 
 def has_valid_action(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return whether each env has a valid action, bool [N]: at least one valid choice for every action component."""
+    """Return whether each env has a valid action, bool [N]. A valid action requires at least one valid choice for every action
+    component."""
     if len(nvec) == 1:
         return np.asarray(valid_NA.any(axis=1))
     found_N: np.ndarray = np.logical_and.reduce([part.any(axis=1) for part in _components(valid_NA, nvec)])

@@ -1,9 +1,9 @@
 """Functions for processes: environment variables, start method, process groups, garbage collection, signals, and state for child processes.
 
-A child process must not end on a Ctrl-C that its parent handles. If the child blocked or ignored STOP_SIGNALS, the programs that the child
-runs would also block or ignore these signals, and would not react to terminate(). The system call exec resets signal handlers, but resets
-neither signal masks nor SIG_IGN. Therefore, the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child
-installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
+A child process must not end on a Ctrl-C that the parent process handles. If the child blocked or ignored STOP_SIGNALS, the programs that
+the child runs would also block or ignore these signals, and would not react to terminate(). The system call exec resets signal handlers,
+but resets neither signal masks nor SIG_IGN. Therefore, the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and
+the child installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from slm_lab.lib.system import has_feature
 
 @contextmanager
 def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Context in which environment variables have the given values. The previous values are restored at the end."""
+    """Return a context in which environment variables have the values `values`. At the end of the context, the previous values are
+    restored."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -37,7 +38,7 @@ def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables. A variable whose value is None is removed."""
+    """Set environment variables. If a value is None, the environment variable is removed."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -47,10 +48,10 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def hide_main_module() -> Iterator[None]:
-    """Context in which multiprocessing starts child processes that do not run the user's script again.
+    """Return a context in which multiprocessing starts child processes that do not run the user's script again.
 
     With the start methods spawn and forkserver, child processes import the parent's module `__main__`. The child processes of this package
-    do not need this module. Without the import of `__main__`, child processes can be started by a script without `if __name__ ==
+    do not need the module `__main__`. Without the import of `__main__`, child processes can be started by a script without `if __name__ ==
     "__main__"`, by a notebook or by `python -c`.
     """
     main = sys.modules["__main__"]
@@ -64,7 +65,7 @@ def hide_main_module() -> Iterator[None]:
 Method = Literal["forkserver", "spawn"]
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables that set the number of threads of the libraries of numpy and torch, which read the variables when they are loaded.
-Child processes use one thread."""
+This package sets these environment variables to 1 for child processes."""
 
 
 @dataclass
@@ -80,7 +81,7 @@ class ThisProcess:
     forkserver_unavailable: bool = False
     """Whether the fork server of multiprocessing cannot run on this machine."""
     server_users: int = 0
-    """Number of running contexts that need the fork server."""
+    """Number of active contexts that need multiprocessing's fork server."""
     gc_thresholds: tuple[int, int, int] | None = None
     """Thresholds of garbage collection before `delay_garbage_collection`, or None if garbage collection is not delayed."""
 
@@ -94,14 +95,14 @@ def choose_start_method() -> Method:
 
 
 _GRACE_SECONDS = 3.0
-"""Time in seconds between the death of the owner of a process group and the moment at which the group is killed."""
+"""Time in seconds between the death of the process that owns a process group and the killing of the process group."""
 _POLL_SECONDS = 0.5
 
 
 def start_process_group(owner: int) -> None:
     """Make this process the leader of a new process group, which is killed soon after the death of `owner`.
 
-    A Ctrl-C in the terminal does not reach the group. The owner must call `kill_group` when this process has ended.
+    A Ctrl-C in the terminal does not reach the new process group. The process `owner` must call `kill_group` when this process has ended.
 
     Args: owner: pid of the process that requested the start of this process.
     """
@@ -138,14 +139,14 @@ class ProcessState:
     """Environment variables, umask, CPU cores and priority of a process that starts a child process.
 
     A child process that the fork server creates has the state of the fork server, which was started earlier. Unpickling a ProcessState in
-    the child restores the state of the starting process. If the ProcessState is the first argument of the child, the state is restored
-    before other arguments are unpickled and import modules.
+    the child process restores the state of the process that started it. If the ProcessState is the first argument of the child process, the
+    state is restored before other arguments are unpickled, which may import modules.
     """
 
     environ: dict[str, str]
     umask: int
     cores: frozenset[int] | None
-    """CPU cores that the process may use, or None if the system does not report the cores."""
+    """CPU cores that the starting process may use, or None if the system does not report the cores."""
     priority: int
 
     @classmethod
@@ -160,7 +161,7 @@ class ProcessState:
         return _unpickle_and_restore, (self.environ, self.umask, self.cores, self.priority)
 
     def restore(self) -> None:
-        """Apply the environment variables, umask, cores and priority to the current process."""
+        """Apply the environment variables, umask, CPU cores and priority to the current process."""
         os.environ.clear()
         os.environ.update(self.environ)
         os.umask(self.umask)
@@ -178,8 +179,8 @@ def _unpickle_and_restore(*fields: Any) -> ProcessState:
 
 
 _OBJECTS = 200_000
-"""Number of new objects between two garbage collections after `delay_garbage_collection`. (`import torch` creates about 250,000 objects
-that stay alive.)"""
+"""Number of new objects after which garbage is collected, if `delay_garbage_collection` is in effect. (`import torch` creates about 250,000
+objects that stay alive.)"""
 
 
 def delay_garbage_collection() -> None:
@@ -196,7 +197,7 @@ def delay_garbage_collection() -> None:
 def freeze_objects() -> None:
     """Exclude all existing objects from garbage collection, and restore the thresholds that `delay_garbage_collection` changed.
 
-    Without this exclusion, garbage collection takes 1.5 % of the training time of A2C.
+    If existing objects are not excluded, garbage collection takes 1.5 % of the training time of A2C.
     """
     gc.freeze()
     if THIS_PROCESS.gc_thresholds is not None:
@@ -210,13 +211,14 @@ STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Context that delays STOP_SIGNALS until its end. A child process that is started in this context begins with STOP_SIGNALS blocked.
+    """Return a context that delays STOP_SIGNALS until the end of the context. A child process that is started in the context begins with
+    STOP_SIGNALS blocked.
 
-    In addition to the signal mask, the signal handlers are replaced, for two reasons. First, a signal mask applies to one thread only. The
-    kernel delivers a signal to another thread that does not block the signal, such as a thread of BLAS or OpenMP, and Python then runs the
-    handler in the main thread, inside this context. If the handler raised an exception between the start of a child process and the
-    assignment of its pid, the child process would keep running. Second, starting multiprocessing's resource tracker unblocks SIGINT and
-    SIGTERM.
+    This context sets the signal mask and also replaces the signal handlers, for two reasons. First, a signal mask applies to one thread
+    only. The kernel delivers a blocked signal to another thread that does not block the signal, such as a thread of BLAS or OpenMP, and
+    Python then runs the signal handler in the main thread, inside this context. If the signal handler raised an exception after the start
+    of a child process but before the assignment of the child's pid, the child process would keep running. Second, starting
+    multiprocessing's resource tracker unblocks SIGINT and SIGTERM.
     """
     if not has_feature("signals"):
         yield
@@ -235,7 +237,7 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Install `handler` for STOP_SIGNALS and return the previous handlers, by signal.
+    """Install the signal handler `handler` for STOP_SIGNALS and return a dict from each signal to its previous handler.
 
     Signals that are ignored, or whose handler was not installed by Python, keep their handlers. In threads other than the main thread, this
     function does nothing and returns an empty dict.
@@ -250,9 +252,9 @@ def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[
 
 
 def discard_stop_signals() -> None:
-    """Make STOP_SIGNALS have no effect on this process. Call this function in the main thread.
+    """Install signal handlers that do nothing for STOP_SIGNALS, and unblock these signals. Call this function in the main thread.
 
-    Programs that this process runs react to STOP_SIGNALS by default.
+    Programs that this process runs later still react to STOP_SIGNALS.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, _ignore_signal)

@@ -13,7 +13,7 @@ from slm_lab.lib.records import ActionSpace
 def draw_uniform_actions(
     action: ActionSpace, count: int, rng: np.random.Generator, valid_NA: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` uniformly random actions, in the form that ActionSpace describes.
+    """Draw `count` uniformly random actions in the form of ActionSpace.
 
     If any continuous component is unbounded, all continuous components are drawn from a standard normal distribution.
 

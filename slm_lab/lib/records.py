@@ -1,6 +1,6 @@
 """Data classes that envs, agents and experiments exchange.
 
-The suffix of an array's name gives its axes: T = time, N = envs, B = batch, K = a subset.
+The suffix of an array's name gives the array's axes: T = time, N = envs, B = batch, K = a subset.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary",
 Dtype = Literal["float32", "uint8"]
 InputKind = Literal["image", "vector"]
 Use = Literal["all", "critic", "mask"]
-"""Use of one entry of an observation. "all" means that actor and critic read the entry. "critic" means that only the critic reads the
-entry. "mask" means that the entry is the action mask."""
+"""Use of one entry of a Dict observation. An entry with the use "all" is an input of actor and critic, an entry with the use "critic" is an
+input of the critic only, and the entry with the use "mask" is the action mask."""
 Channels = Literal["first", "last"]
 
 
@@ -43,30 +43,30 @@ class ActionSpace:
 
     kind: ActionKind
     nvec: tuple[int, ...] = ()
-    """Numbers of choices: (n,) for a discrete space, one number per discrete component for a multi_discrete or hybrid space, otherwise
-    empty."""
+    """Number of choices of each discrete component: (n,) for a discrete space, one number per discrete component for a multi_discrete or
+    hybrid space, () for other spaces."""
     dim: int = 1
     """Number of components of one action, which is 1 for a discrete space."""
     bounded: bool = True
-    """Whether every continuous component has finite bounds, for continuous and hybrid spaces."""
+    """For continuous and hybrid spaces, whether every continuous component has finite bounds."""
     bits: int = 0
-    """Number of binary components, for hybrid spaces."""
+    """For hybrid spaces, the number of binary components."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one action, as the agent stores actions."""
+        """Shape of one action in the form in which the agent stores actions."""
         return () if self.kind == "discrete" else (self.dim,)
 
     @property
     def dtype(self) -> type[np.float32 | np.int64]:
-        """dtype in which the agent stores actions."""
+        """dtype of the arrays in which the agent stores actions."""
         return np.float32 if self.kind in ("continuous", "hybrid") else np.int64
 
     @property
     def parts(self) -> tuple[ActionSpace, ...]:
-        """The multi_discrete, multi_binary and continuous parts of a hybrid space, in this order.
+        """The multi_discrete, multi_binary and continuous parts of a hybrid space as separate spaces, in this order.
 
-        For any other space, a tuple of the space itself.
+        For a space of another kind, `parts` contains only the space itself.
         """
         if self.kind != "hybrid":
             return (self,)
@@ -84,8 +84,8 @@ class ObservationPart:
     """One entry of a packed observation, an array that is stored in the bytes [begin, end) of the observation."""
 
     name: str
-    """Key of the entry in the Dict space, or "0", "1", … in a Tuple space. The name of a nested entry contains its parents, as in
-    "hand/camera"."""
+    """Key of the entry in the Dict space, or "0", "1", … in a Tuple space. The name of a nested entry contains the keys of its parents, as
+    in "hand/camera"."""
     shape: tuple[int, ...]
     """Shape of the entry, which is [C, H, W] for an image and [n] for a vector."""
     dtype: Dtype
@@ -99,49 +99,49 @@ class ObservationPart:
 
     @property
     def divisor(self) -> float:
-        """Number by which a net divides the entry, so that values are at most 1."""
+        """Number by which a net divides the values of the entry, so that the values are at most 1."""
         return _divisor(self.dtype, self.high)
 
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """Space of the observations of one env, as the agent receives observations. An observation is always a single array.
+    """Space of the observations that the agent receives from one env. An observation of the agent is always a single array.
 
-    Discrete and MultiDiscrete observations of the env are one-hot encoded. A Dict or Tuple without images becomes the concatenation of its
-    flattened entries. A Dict or Tuple with an image is packed: it becomes one uint8 vector that contains the bytes of all entries, and
-    `parts` describes the positions of the entries. Entries that only the critic reads follow the entries that actor and critic read, and an
-    action mask comes last.
+    Discrete and MultiDiscrete observations of the env are one-hot encoded. A Dict or Tuple observation without images becomes the
+    concatenation of its flattened entries. A Dict or Tuple observation with an image becomes a packed observation: one uint8 vector that
+    contains the bytes of all entries, whose positions `parts` describes. In concatenated observations, entries that only the critic reads
+    follow the entries that actor and critic read, and an action mask comes last.
     """
 
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
     """dtype of observations: uint8 for packed observations and for images of integers up to 255, otherwise float32."""
     stack: int = 1
-    """Number of frames that are stacked along the first axis, with the newest frame last. Within an episode, each observation is the
-    previous observation shifted by one frame."""
+    """Number of frames that are stacked along the first axis of an observation, with the newest frame last. Within an episode, each
+    observation is the previous observation shifted by one frame."""
     parts: tuple[ObservationPart, ...] = ()
-    """Entries of a packed observation, in the order of the env's space. The float32 entries occupy the first bytes. `parts` is empty if the
-    observation is not packed."""
+    """Entries of a packed observation, in the order of the env's space, or () if the observation is not packed. In a packed observation,
+    the float32 entries occupy the first bytes."""
     high: float | None = None
-    """Upper bound of the values of an image. None means 255 for uint8 and 1 for float32."""
+    """Upper bound of the values of an image, or None if the bound is 255 for uint8 or 1 for float32."""
     critic_begin: int | None = None
-    """First column of the entries that only the critic reads. `critic_begin` is None if there are no such entries, or if the observation is
-    packed (see ObservationPart.use)."""
+    """First column of the entries that only the critic reads. `critic_begin` is None if the critic reads the same entries as the actor, or
+    if the observation is packed (see ObservationPart.use)."""
     mask: tuple[int, int] | None = None
-    """Columns [begin, end) of the action mask (see ActionMask), or None if every action is always valid. The columns of a packed
-    observation are bytes."""
+    """Columns [begin, end) of the action mask (see ActionMask) in observations, or None if every action is always valid. The columns of a
+    packed observation are bytes."""
     goals: tuple[tuple[int, int], tuple[int, int]] | None = field(default=None, compare=False)
-    """Columns [begin, end) of the entries achieved_goal and desired_goal, if the observation contains these entries with unchanged values,
-    otherwise None."""
+    """Columns [begin, end) of the entries achieved_goal and desired_goal, or None if observations do not contain both entries with
+    unchanged values."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
-    """Properties of observations that the env's space does not determine, and that were guessed. A wrong guess affects only nets that treat
-    images and vectors differently."""
+    """Properties of observations that the env's space does not determine, and that were guessed. A wrong guess of a property affects only
+    nets that treat images and vectors differently."""
     text: str = field(default="", compare=False)
-    """Description of the space for messages, such as "image 24 × 20, 6 channels last, 0 to 255"."""
+    """Description of the observation space for messages, such as "image 24 × 20, 6 channels last, 0 to 255"."""
 
     @property
     def divisor(self) -> float:
-        """Number by which a net divides an image, so that values are at most 1."""
+        """Number by which a net divides the values of an image, so that the values are at most 1."""
         return _divisor(self.dtype, self.high)
 
     @property
@@ -150,9 +150,10 @@ class ObservationSpace:
         return any(len(part.shape) == 3 for part in self.parts or (self,))
 
     def space_for(self, critic: bool) -> ObservationSpace:
-        """Return the space of the part of an observation that the critic or the actor reads.
+        """Return the space of those entries of an observation that the critic or the actor reads.
 
-        This part consists of the leading columns of the observation, and does not include the action mask.
+        If observations are not packed, the entries that the critic or the actor reads are the first columns. The action mask is not
+        included.
 
         Args: critic: whether to return the space for the critic instead of the actor.
         """
@@ -170,7 +171,7 @@ class ObservationSpace:
 
     @property
     def packed_float_count(self) -> int:
-        """Number of float32 values in a packed observation. The float32 values are at the start of the observation."""
+        """Number of float32 values in a packed observation. The float32 values are at the start of a packed observation."""
         return max((part.end for part in self.parts if part.dtype == "float32"), default=0) // 4
 
 
@@ -179,25 +180,25 @@ class EnvInfo:
     """Description of a vector env for its agent."""
 
     num_envs: int
-    """N, the number of rows of observations and actions. N is the number of envs, or the number of agents of all envs if each env has
-    several agents."""
+    """Number N of rows of observations and actions. N is the number of envs or, if each env has several agents, the total number of agents
+    of all envs."""
     observation: ObservationSpace
     action: ActionSpace
     backend: str = "sync"
     """Name of the backend that runs the envs."""
     max_frame: int = 2**62
-    """Total number of frames that the run collects."""
+    """Total number of frames (env steps) that the training run collects."""
     time_limit: int | None = None
-    """Maximum number of steps of an episode, or None if the number is not limited."""
+    """Maximum number of steps of an episode, or None if the length of episodes is not limited."""
     agents: tuple[str, ...] = ()
-    """Names of the agents of each env. The agents of one env have consecutive rows. The tuple is empty if each env has a single agent."""
+    """Names of the agents of each env, or () if each env has a single agent. The agents of one env have consecutive rows in batches."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
     """The Gymnasium spaces of the env as plain Python objects, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict). With
-    the spaces of the env, observations can be encoded and actions decoded without the env."""
+    these spaces, observations can be encoded for the agent, and actions can be decoded for the env, without building the env."""
     groups: tuple[EnvInfo, ...] = ()
     """One EnvInfo for each group of agents with equal spaces, if the spaces of the agents of an env differ. If `groups` is not empty,
-    `observation` and `action` describe arrays for all agents, in which the row of each agent is padded with zeros (see lib.padding). The
-    tuple is empty if all agents have the same spaces."""
+    `observation` and `action` describe arrays for all agents, in which the row of each agent is padded with zeros (see lib.padding).
+    `groups` is () if all agents have the same spaces."""
 
     @property
     def frames(self) -> int:
@@ -209,13 +210,13 @@ class EnvInfo:
         return replace(self, num_envs=count * max(1, len(self.agents)))
 
     def agent_rows(self, names: Collection[str]) -> np.ndarray:
-        """Return the indices of the rows that belong to the named agents, in ascending order, int64 [K]."""
+        """Return the indices of the rows that belong to the agents `names`, in ascending order, int64 [K]."""
         chosen = np.array([i for i, agent in enumerate(self.agents) if agent in names], np.int64)
         rows: np.ndarray = (np.arange(self.frames)[:, None] * len(self.agents) + chosen).ravel()
         return rows
 
     def for_agents(self, names: Collection[str]) -> EnvInfo:
-        """Return the EnvInfo of the named agents only. Raises ValueError if the spaces of these agents differ."""
+        """Return an EnvInfo that describes only the agents `names`. Raises ValueError if the spaces of these agents differ."""
         agents = tuple(agent for agent in self.agents if agent in names)
         groups = [group for group in self.groups if not set(agents).isdisjoint(group.agents)] or [self]
         if len(groups) > 1 or groups[0].groups:
@@ -224,7 +225,7 @@ class EnvInfo:
 
     @property
     def max_transitions(self) -> int:
-        """Maximum total number of transitions that the run collects, from all agents."""
+        """Maximum number of transitions that the training run collects from all agents together."""
         return self.max_frame * max(1, len(self.agents))
 
 
@@ -233,7 +234,7 @@ class Episode(NamedTuple):
 
     env: int
     total_reward: float
-    """Sum of the raw rewards, before clipping, scaling and normalisation."""
+    """Sum of the episode's raw rewards, before clipping, scaling and normalisation."""
     length: int
     """Number of steps of the episode."""
     info: dict[str, float] = {}
@@ -243,46 +244,48 @@ class Episode(NamedTuple):
 
 
 class VecStep(NamedTuple):
-    """Result of one step of a vector env. The arrays are new in each step, so that callers can keep the arrays without copying them."""
+    """Result of one step of a vector env. The arrays are new in each step, so that callers can keep an array without copying it."""
 
     reward_N: np.ndarray
     """float32 [N]: rewards for training (clipped, scaled and normalised according to the spec)."""
     terminated_N: np.ndarray
-    """bool [N]: whether the episode terminated. The return of such an episode is not bootstrapped."""
+    """bool [N]: whether the episode terminated. The return of a terminated episode is not bootstrapped."""
     truncated_N: np.ndarray
-    """bool [N]: whether the episode was truncated. The return of such an episode is bootstrapped. No element is true in both truncated_N
-    and terminated_N."""
+    """bool [N]: whether the episode was truncated. The return of a truncated episode is bootstrapped. No episode is both terminated and
+    truncated."""
     last_obs_N: np.ndarray
-    """[N, *shape]: the true next observation, never the first observation after a reset. If no episode ended, `last_obs_N` and `obs_N` are
-    the same array."""
+    """[N, *shape]: next observation of each transition, which is the last observation of an episode that ended. If no episode ended,
+    `last_obs_N` and `obs_N` are the same array."""
     obs_N: np.ndarray
     """[N, *shape]: observations on which the next actions are based. After the end of an episode, `obs_N` contains the first observation of
     the next episode."""
     first_N: np.ndarray
-    """bool [N]: whether `obs_N` is the first observation of an episode, so that the hidden state must be reset."""
+    """bool [N]: whether the observation in `obs_N` is the first observation of an episode, so that the policy's hidden state must be
+    reset."""
     valid_N: np.ndarray
-    """bool [N]: whether the step is a transition of the env. The reset step of Gymnasium's NEXT_STEP autoreset, for example, is no
-    transition."""
+    """bool [N]: whether the step is a transition of each env. For example, the step in which Gymnasium's autoreset mode NEXT_STEP resets an
+    env is not a transition."""
     episodes: list[Episode]
-    """Episodes that finished in this step. If an env has several agents, the list has one entry for each agent."""
+    """Episodes that ended in this step. If an env has several agents, the list contains one Episode for each agent whose episode ended."""
     acts_N: np.ndarray | None = None
-    """bool [N]: whether the next step uses the action of this agent, for envs with several agents. None means that all actions are used.
-    Agents whose action is not used wait for their turn, or are absent."""
+    """For envs with several agents, bool [N]: whether the next step uses the action of each agent, or None if all actions are used. Agents
+    whose actions are not used wait for their turn, or are absent."""
 
 
 class ActOut(NamedTuple):
     """Actions of a policy for one vector step."""
 
     action_N: np.ndarray
-    """[N] or [N, dim]: actions as the agent stores them (see ActionSpace). `Policy.env_action` converts these actions to the form that the
-    env accepts."""
+    """[N] or [N, dim]: actions in the form in which the agent stores actions (see ActionSpace). `Policy.env_action` converts these actions
+    to the form that the env accepts."""
     logp_N: np.ndarray
-    """float32 [N]: log-probability of each action under the policy that chose it, or NaN if log-probabilities were not requested."""
+    """float32 [N]: log-probability of each action under the policy that chose the action, or NaN if log-probabilities were not
+    requested."""
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after the current observation, or None if the net is not recurrent."""
     version: int | np.ndarray = 0
-    """Version of the policy's weights, which is the number of updates so far. The version is an array, int64 [N], if envs have different
-    versions."""
+    """Version of the policy's weights, which is the number of updates so far. If the actions of the envs were computed with different
+    versions, `version` is an array, int64 [N]."""
 
 
 @dataclass
@@ -291,6 +294,6 @@ class Metrics:
 
     loss: float
     grad_norm: float | None = None
-    """L2 norm of the gradient before clipping."""
+    """L2 norm of the gradient before gradient clipping."""
     entropy: float | None = None
     extra: dict[str, float] = field(default_factory=dict)

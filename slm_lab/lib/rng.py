@@ -1,6 +1,7 @@
 """Seeds and states of random number generators.
 
-Each part of a Session that consumes random numbers has its own generator, so that no part affects the random numbers of another part.
+Each part of a Session that consumes random numbers (such as the env, the net, the policy) has its own generator, so that no part affects
+the random numbers of another part.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) 
 
 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a rollout worker. The first worker of a Session has the seeds of the Session.
+    """Return the seeds of a rollout worker. The first rollout worker of a Session has the seeds of the Session.
 
-    Therefore a single worker collects the same data as a Session without workers.
+    Therefore a Session with a single rollout worker collects the same data as a Session without rollout workers.
     """
     if worker == 0 and restart == 0:
         return seeds

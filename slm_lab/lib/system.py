@@ -1,6 +1,7 @@
-"""Features of the operating system that this package uses and that some systems lack, and the replacements of these features.
+"""Features of operating systems that this package uses and that some systems lack, and what this package does without these features.
 
-`FEATURES` lists all such features, and docs/platforms.md shows this list. tools/platforms.py verifies that the code uses no other features.
+`FEATURES` lists all these features of operating systems, and docs/platforms.md shows this list. tools/platforms.py verifies that the code
+uses no other features.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Literal, NamedTuple
 
 VARIABLE = "SLM_LAB_PORTABLE"
 """Name of the environment variable that makes `has_feature` return False for some features, in order to test the code for other systems on
-Linux. The value "1" denies all features that only Linux has. A comma-separated list denies the named features. Child processes inherit this
-environment variable."""
+Linux. The value "1" denies all features that only Linux has. A comma-separated list of feature names denies these features. Child processes
+inherit this environment variable."""
 
 Name = Literal[
     "memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver", "fcntl", "groups", "fork", "signals", "priority", "sysconf", "display"
@@ -30,9 +31,9 @@ class Feature(NamedTuple):
     Attributes:
         systems: operating systems that have the feature.
         exists: function that returns whether the current system has the feature.
-        purpose: what this package uses the feature for.
+        purpose: purpose for which this package uses the feature.
         fallback: behaviour of this package on a system without the feature.
-        symbols: names by which code uses the feature: attributes of Python modules, Python modules, or folders.
+        symbols: names that code needs to use the feature: attributes of Python modules, Python modules, or folders.
     """
 
     systems: str
@@ -55,7 +56,7 @@ def _is_call_permitted(name: str, *args: object) -> bool:
         return False
     try:
         os.close(getattr(os, name)(*args))
-    except OSError as error:  # other errors, such as too many open files, do not mean that the function is refused
+    except OSError as error:  # other errors, such as too many open files, do not mean that the call is refused
         return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES)
     return True
 
@@ -163,7 +164,7 @@ LINUX_ONLY = frozenset(name for name, feature in FEATURES.items() if feature.sys
 
 
 def has_feature(name: Name) -> bool:
-    """Return whether the current system has a feature, and the environment variable SLM_LAB_PORTABLE does not deny the feature."""
+    """Return whether the current system has a feature and the environment variable SLM_LAB_PORTABLE does not deny this feature."""
     return name not in _denied_features() and FEATURES[name].exists()
 
 

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 WIDTH = 80
 """Maximum width of tables and paragraphs, in characters."""
 _NAME = 32
-"""Maximum number of characters of cells in the key columns (the first columns) of a table that is too wide."""
+"""Maximum number of characters of a cell in the key columns (the first columns) of a table that is wider than `width`."""
 _LEAST = 8
-"""Minimum number of characters to which cells in the key columns are shortened. If a table with such shortened cells is still too wide,
-other cells are shortened too."""
+"""Minimum number of characters to which cells in the key columns of a table are shortened. If the table is still too wide with key columns
+of this width, cells in other columns are shortened too."""
 
 
 def shorten(text: str, letters: int) -> str:
-    """Shorten a text to at most `letters` characters by replacing its middle by "…". (The names of runs often differ at their ends.)"""
+    """Return a text of at most `letters` characters, in which "…" replaces the middle of a longer text. (The names of runs often differ at
+    their ends.)"""
     if len(text) <= letters:
         return text
     end = (letters - 1) // 2
@@ -35,7 +36,7 @@ def first_line(text: str) -> str:
 def last_line(text: str) -> str:
     """Return the last line of a text that is not blank, stripped of whitespace, or "" if all lines are blank.
 
-    The last line of a traceback contains the error.
+    In a traceback, the last line that is not blank contains the error.
     """
     return next(reversed(nonblank_lines(text)), "")
 
@@ -48,8 +49,8 @@ def error_line(error: BaseException) -> str:
 def format_table(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
     """Format a table with aligned columns, and return its lines.
 
-    A table that is wider than `width` is divided into blocks of columns, one below the other. Each block begins with the first `keys`
-    columns of the table.
+    A table that is wider than `width` characters is divided into blocks of columns, which are placed one below the other. Each block begins
+    with the first `keys` columns of the table.
 
     Args: lines: cells of each row of the table, beginning with the header.
     """
@@ -70,7 +71,8 @@ def format_table(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int =
 
 
 def _shorten_column(column: Sequence[str], letters: int) -> list[str]:
-    """Return the shortened cells of a column. If different cells would become equal, return the cells unchanged."""
+    """Return the cells of a column, shortened to at most `letters` characters. If different cells would become equal, return the cells
+    unchanged."""
     short = [shorten(cell, letters) for cell in column]
     return short if len(set(short)) == len(set(column)) else list(column)
 
@@ -87,6 +89,6 @@ def _rows(columns: Sequence[Sequence[str]]) -> list[str]:
 def wrap_paragraph(text: str, width: int = WIDTH, indent: str = "  ") -> str:
     """Wrap a paragraph to lines of at most `width` characters, and indent all lines except the first.
 
-    Words and paths are not divided, so that a long word can exceed `width`.
+    Words and paths are not divided, so that a line with a long word can exceed `width`.
     """
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

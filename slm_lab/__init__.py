@@ -1,6 +1,7 @@
 """slm_lab: reinforcement learning experiments from JSON specs.
 
-The public names load on first use (PEP 562), so that `import slm_lab` and `slm-lab --help` load nothing heavy.
+The public names of the package are imported on first use (PEP 562), so that `import slm_lab` and `slm-lab --help` do not import large
+libraries such as torch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m slm_lab`: the same as the command `slm-lab`."""
+"""Entry point of `python -m slm_lab`, which does the same as the command `slm-lab`."""
 
 import sys
 

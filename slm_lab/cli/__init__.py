@@ -1,4 +1,5 @@
-"""The command line: a parser, and one module per command. The imports that a command needs are loaded only when the command runs."""
+"""The command line `slm-lab`: a parser, and one module per command. The modules that a command needs are imported only when the command
+runs."""
 
 from slm_lab.cli.entry import console, main
 

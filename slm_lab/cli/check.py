@@ -39,12 +39,13 @@ def check(words: list[str], arguments: Namespace) -> int:
 
 
 def _show(lines: Sequence[str], arguments: Namespace) -> int:
-    """Print lines of text, unless --json is given, and return the exit code."""
+    """Print lines of text, unless the option --json is given, and return the exit code."""
     return OK if arguments.json else print_result("\n".join(lines))
 
 
 def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int, dict[str, Any]]:
-    """Validate specs and print one line for each spec. Return the exit code and the content of the JSON document for --json."""
+    """Validate the specs of a file and print one line for each spec. Return the exit code and, for the option --json, the content of the
+    JSON document."""
     from slm_lab.lib.text import wrap_paragraph
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import load_with_notices, log_notices
@@ -78,14 +79,14 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
 
 
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
-    """Check the env arguments of those specs in a file that have no problem in `error`. Print the names of the valid specs, and return the
-    problems of the other specs."""
+    """Check the env arguments of those specs in a file for which `error` contains no problem. Print the names of the specs whose env
+    arguments are valid, and return the problems of all other checked specs."""
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_with_notices, mark_set_arguments
     from slm_lab.spec.report import SpecError
 
     paths = [problem.path for problem in error.problems]
-    if not all(paths):  # a problem without a path concerns the file or --set
+    if not all(paths):  # a problem without a path concerns the file or the option --set
         return []
     others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
     found = {name: _argument_problems(load_with_notices(file, name, arguments.set).specs) for name in others}
@@ -96,8 +97,8 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
-    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. This function imports the modules of these
-    envs."""
+    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. To check these arguments, this function
+    imports the modules of the envs."""
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []
@@ -108,8 +109,8 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
 
 
 def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]]]:
-    """Validate studies and print the runs of each study. With --build, also estimate the training time. Return the exit code and the
-    content of the JSON document for --json.
+    """Validate studies and print the runs of each study. With the option --build, also estimate the training time of each study. Return the
+    exit code and, for the option --json, one dict per valid study.
 
     Raises SpecError with the problems of all studies.
     """
@@ -147,8 +148,8 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
 
 
 def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> tuple[float, int]:
-    """Build the env and the agent of each spec of a study. Return the estimated time of all runs in seconds, and the number of specs whose
-    time cannot be measured."""
+    """Build the env and the agent of each spec of a study. Return the estimated training time of all runs of the study in seconds, and the
+    number of specs whose training time cannot be measured."""
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.engine import expected_times
 
@@ -165,7 +166,7 @@ def _time_text(seconds: float, unknown: int) -> str:
 
 
 def _summary(differences: list[str]) -> str:
-    """Return a line of text that lists how a spec file that was written for SLM Lab behaves differently here."""
+    """Return a line of text that lists how a spec file that was written for SLM Lab behaves differently in this package."""
     if not differences:
         return "written for SLM Lab; means the same here"
     return f"written for SLM Lab; differs here: {', '.join(differences)} (docs/from_slm_lab.md)"

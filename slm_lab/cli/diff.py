@@ -9,8 +9,8 @@ from slm_lab.cli.parser import UsageError
 
 
 def diff(words: list[str], arguments: Namespace) -> int:
-    """Print how two runs differ: keys of their specs, versions and machines, the first table rows that differ, and returns. Return the exit
-    code."""
+    """Print the differences between two runs: in the keys of their specs, in versions and machines, in the first table rows that differ,
+    and in the returns. Return the exit code."""
     if len(words) != 2:
         given = f"too many arguments after A B: {' '.join(words[2:])}" if len(words) > 2 else "two runs are needed"
         raise UsageError(f"diff: {given}; expected diff A B, such as diff data/ppo_cartpole_2026_01_31_120000 latest")

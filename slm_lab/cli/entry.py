@@ -20,9 +20,9 @@ from slm_lab.lib.system import invalid_variable_message
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
-"""Time in seconds between the end of the command and the forced end of the process, if Python is still waiting for threads."""
+"""Time in seconds after the end of a command at which the process is ended by force, if Python is still waiting for threads."""
 _HOOK_SECONDS = 120.0
-"""Additional time in seconds for exit hooks, such as the upload of a tracker."""
+"""Additional time in seconds before the forced end of the process, for exit hooks such as the upload of an experiment tracker."""
 
 
 def console() -> NoReturn:
@@ -39,8 +39,8 @@ def console() -> NoReturn:
 
 
 def _end_after(seconds: float, code: int) -> None:
-    """End the process after `seconds` if the process has not ended itself, because Python waits for non-daemon threads and runs exit
-    hooks."""
+    """Wait `seconds` and then end the process. The process has usually ended before, except if Python still waits for non-daemon threads or
+    runs exit hooks."""
     time.sleep(seconds)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if not left:
@@ -51,7 +51,7 @@ def _end_after(seconds: float, code: int) -> None:
 
 
 def _parse(line: list[str]) -> tuple[str, Namespace]:
-    """Return the name of the command that a command line calls, and the parsed arguments without this name. Raises UsageError."""
+    """Return the name of the command that a command line calls, and the parsed arguments without the command's name. Raises UsageError."""
     first = line[0] if line and line[0] in COMMANDS else line[0].partition("@")[0] if line else ""
     about = first if first in (*COMMANDS, *MODES) and {"-h", "--help"}.intersection(line) else None
     arguments = make_parser(about).parse_intermixed_args(line)
@@ -68,9 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     prepare_streams()
     delay_garbage_collection()
-    # the matrices that numpy multiplies to act are small, so a second thread makes it slower (4 × 256 by 256 × 256: 93 µs instead of 15)
+    # the products of matrices with which numpy computes actions are small and slower with two threads (4 × 256 by 256 × 256: 93 µs instead
+    # of 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # by default, torch's threads wait actively for the next operation: two runs at a time on two cores then took three times as long
+    # by default, torch's threads wait actively for the next operation, with which two concurrent runs on two cores took three times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with suppress(OSError):  # the current folder may have been removed
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:

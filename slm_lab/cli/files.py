@@ -19,14 +19,14 @@ class Request(NamedTuple):
 
     file: str
     name: str | None
-    """Name of the spec; None if only MODE@where is given, without FILE and NAME."""
+    """Name of the spec, or None if the command line contains MODE@where without FILE and NAME."""
     mode: str
     where: str
-    """Text after the "@" of the mode: a run folder or "latest"; "" if the mode has no "@"."""
+    """Text after the "@" of the mode, which is a run folder or "latest", or "" if the mode has no "@"."""
 
 
 def resolve_request(words: list[str]) -> Request:
-    """Return FILE, NAME and MODE of the command line, with defaults for omitted arguments. The arguments `enjoy RUN` have the meaning of
+    """Return FILE, NAME and MODE of the command line, with defaults for omitted arguments. The two words `enjoy RUN` are read as
     `enjoy@RUN`."""
     if len(words) == 2 and words[0] == "enjoy" and "@" not in words[1] and not Path("enjoy").exists():
         words = [f"enjoy@{words[1]}"]
@@ -42,7 +42,7 @@ def resolve_request(words: list[str]) -> Request:
 
 
 def _is_mode_at(word: str) -> bool:
-    """Return whether an argument has the form MODE@where and is not a file. MODE may be misspelt."""
+    """Return whether an argument has the form MODE@where and is not the path of a file. The result is also true if MODE is misspelt."""
     mode, at, _ = word.partition("@")
     return bool(at) and (mode in MODES or bool(did_you_mean(mode, MODES))) and not Path(word).is_file()
 
@@ -98,8 +98,8 @@ def check_file_argument(word: str) -> str:
 
 
 def _commands(mode: str) -> str:
-    """Return the command-line forms of a mode as text for a message. Forms that continue or play a run are shown without FILE and NAME,
-    except those of studies."""
+    """Return the command-line forms of a mode as text for a message. Forms that continue or play a run are shown without FILE and NAME, but
+    forms that continue a study are shown with FILE and NAME."""
     forms = MODES[mode].split(", ")
     return " or ".join(form if "@" in form and mode != "study" else f"FILE NAME {form}" for form in forms)
 
@@ -113,7 +113,8 @@ def _files_with(name: str) -> list[Path]:
 
 @contextmanager
 def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[None]:
-    """Context manager that adds FILE and NAME to a SpecError raised in its block, and marks the keys that were given by --set."""
+    """Context manager that adds FILE and NAME to a SpecError that is raised in the `with` block, and marks the keys that --set has
+    given."""
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import mark_set_arguments
     from slm_lab.spec.report import SpecError
@@ -126,7 +127,7 @@ def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[
 
 def agent_arguments(where: str, root: Path, arguments: Namespace) -> list[str]:
     """Return the command-line arguments with which another command uses the same agent: a folder, and the options that select the agent in
-    this folder.
+    the folder.
 
     Args: where: folder as the user has written it, or "latest". root: run folder to which `where` refers.
     """

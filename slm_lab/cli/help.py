@@ -9,7 +9,7 @@ from slm_lab.cli.parser import COMMANDS, MODES, UsageError, did_you_mean, make_p
 
 
 def show_help(words: list[str], arguments: Namespace) -> int:
-    """Print the usage and the options of one command or mode, or of all commands. Return the exit code."""
+    """Print the usage and the options of one command or mode or, if `words` is empty, of all commands. Return the exit code."""
     if len(words) > 1:
         raise UsageError(f"too many arguments after help {words[0]}: {' '.join(words[1:])}")
     word = words[0].rstrip("@") if words else None

@@ -17,15 +17,15 @@ from slm_lab.cli.parser import UsageError, did_you_mean
 
 
 class Entry(NamedTuple):
-    """One entry of a list, with the heading above the entry, the cells of its table row, and additional search words."""
+    """One entry of a list of names, with the heading above the entry, the cells of the entry's table row, and additional search words."""
 
     heading: str
     cells: tuple[str, ...]
     text: str = ""
-    """A sentence that is printed below the table row."""
+    """Text that is printed below the table row of the entry."""
     keywords: str = ""
     values: tuple[Any, ...] = ()
-    """The cells for JSON documents, given if some cells are not text."""
+    """Cells of the entry in JSON documents, or () if the JSON document contains `cells`."""
 
     def to_dict(self, kind: str) -> dict[str, Any]:
         """Return the entry as a dict for a JSON document."""
@@ -33,13 +33,14 @@ class Entry(NamedTuple):
         return {**cells, **({"group": self.heading} if kind == "envs" else {}), **({"description": self.text} if self.text else {})}
 
     def contains(self, words: Sequence[str]) -> bool:
-        """Return whether the entry contains all the given words, ignoring case."""
+        """Return whether the entry contains all of `words`, ignoring case."""
         content = " ".join((self.heading, *self.cells, self.text, self.keywords)).lower()
         return all(word.lower() in content for word in words)
 
 
 def list_names(words: list[str], arguments: Namespace) -> int:
-    """Print the list KIND and return the exit code. If words follow KIND or --search, print only the entries that contain all these words.
+    """Print the list KIND and return the exit code. If words follow KIND or the option --search, print only the entries that contain all
+    these words.
 
     Without KIND, print the number of entries in each list. With --search, but without KIND, print the matching entries of all lists.
     """
@@ -76,7 +77,8 @@ def list_names(words: list[str], arguments: Namespace) -> int:
 def _no_results_message(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
     """Return the error message for a search without results.
 
-    If a word of the search occurs in no entry, the message suggests the most similar name, or else the command that lists all names.
+    If a word of the search occurs in no entry and is similar to a name, the error message suggests the name, else the command that lists
+    all names.
     """
     from slm_lab.spec.report import nearest_hint
 
@@ -91,7 +93,7 @@ def _no_results_message(search: Sequence[str], found: Mapping[str, Sequence[Entr
 
 
 def _table_text(entries: Sequence[Entry], width: int, kind: str) -> str:
-    """Return text that shows entries in aligned columns below their headings. Entries that consist only of a name are shown side by
+    """Return text that shows list entries in aligned columns below their headings. Entries that consist only of a name are shown side by
     side."""
     lines, heading, names = list[str](), "", list[str]()
     shown = [entry for entry in entries if len(entry.cells) > 1]
@@ -116,7 +118,7 @@ def _table_text(entries: Sequence[Entry], width: int, kind: str) -> str:
 
 
 def _wrap_names(names: Sequence[str], width: int) -> list[str]:
-    """Return lines of text that contain the names side by side."""
+    """Return lines of text, at most `width` characters long, that contain the names side by side."""
     return textwrap.wrap(
         "  ".join(names), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
     )
@@ -216,8 +218,8 @@ _ABOUT_ENVS = (
 
 
 def _pool_envs(missing: str | None) -> Iterator[Entry]:
-    """Yield an entry for each env that exists only in EnvPool, with a description of the env's spaces. The other ids of the env are search
-    words."""
+    """Yield an entry for each env that exists only in EnvPool, with a description of the env's spaces. All ids of an env are search words
+    of its entry."""
     from slm_lab.spec.compat.env_ids import envpool_envs, envpool_id
 
     for env in dict.fromkeys(envpool_envs().values()):
@@ -232,7 +234,7 @@ def _pool_envs(missing: str | None) -> Iterator[Entry]:
 
 
 def _pettingzoo_envs() -> Iterator[Entry]:
-    """Yield an entry for each name of PettingZoo's registry and of mpe2."""
+    """Yield an entry for each env of PettingZoo's registry and of mpe2."""
     from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_envs, unavailable_reason
 
     envs = {f"{PETTINGZOO}{name}": env for name, env in pettingzoo_envs().items()}
@@ -256,7 +258,7 @@ COLUMNS = {
     "memories": ("name", "policy"),
     "envs": ("name",),
 }
-"""Names of the cells of an entry in JSON documents, by the kind of the list."""
+"""Maps each kind of list to the names that the cells of an entry have in JSON documents."""
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "specs": (_specs, "specs that ship"),
     "studies": (_studies, "studies that ship"),
@@ -265,4 +267,4 @@ KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "memories": (_memories, "memories (agent.memory.name)"),
     "envs": (_envs, "environments (env.name), installed ones first"),
 }
-"""Function that yields the entries, and description of the list, by the kind of the list."""
+"""Maps each kind of list to the function that yields the entries of the list, and a description of the list."""

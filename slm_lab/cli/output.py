@@ -1,4 +1,4 @@
-"""Functions that write to stdout and stderr. Writing never raises an error, whatever the streams are connected to."""
+"""Functions that write to stdout and stderr. These functions never raise an error if writing fails."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ OK, FAILED = 0, 1
 
 
 def prepare_streams() -> None:
-    """Open the null device in place of each closed standard stream, and let streams replace characters that their encoding lacks."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed by `>&-`: reopen it before another file gets its number
+    """Open the null device in place of each closed standard stream. Let stdout and stderr replace characters that their encoding does not
+    contain."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # a stream that `>&-` has closed is reopened before another file gets its number
         os.set_inheritable(opened, True)
     os.close(opened)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
@@ -29,8 +30,8 @@ def prepare_streams() -> None:
 
 
 def print_result(text: str) -> int:
-    """Write the result of a command to stdout and return the exit code, which is FAILED if writing fails. A pipe that its reader closes
-    early is not a failure."""
+    """Write the result of a command to stdout and return the exit code, which is FAILED if writing fails. If stdout is a pipe whose reader
+    has closed the pipe, the exit code is not FAILED."""
     screen = Screen(sys.stdout)
     screen.write(f"{text}\n")
     screen.flush()
@@ -41,14 +42,14 @@ def print_result(text: str) -> int:
 
 
 def print_json(content: Mapping[str, Any]) -> int:
-    """Write the result of a command to stdout as a single JSON document, and return the exit code. Infinite numbers and NaN are written as
-    null."""
+    """Write the result of a command to stdout as a single JSON document, and return the exit code. The JSON document contains null in place
+    of infinite numbers and NaN."""
     return print_result(json.dumps(nonfinite_to_none(dict(content)), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_error(text: str, colour: str = "") -> None:
-    """Write an error message to stderr, in colour if stderr is a terminal. Args: colour: ANSI colour code, such as "31", or "" for no
-    colour."""
+    """Write an error message to stderr, in the colour `colour` if stderr is a terminal. Args: colour: ANSI colour code, such as "31", or ""
+    for no colour."""
     screen = Screen(sys.stderr)
     if text:
         coloured = colour and screen.isatty() and not os.environ.get("NO_COLOR")

@@ -1,4 +1,4 @@
-"""Definition of the commands, modes and options of the command line, and the parser."""
+"""Definition of the commands, modes and options of the command line, and of the parser."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Command(NamedTuple):
     """One command of the command line, such as `check`."""
 
     run: str
-    """Path "module:function", which is imported when the command runs. The function is called as function(words, arguments) and returns the
-    exit code."""
+    """Path "module:function" of the function that runs the command. The function is imported when the command runs, called as
+    function(words, arguments), and returns the exit code."""
     usage: str
     options: tuple[str, ...]
     """Names, in argparse's namespace, of the options that the command accepts."""
@@ -53,7 +53,7 @@ MODE_OPTIONS = {
     "search": ("confirm", "common_seeds"),
     "study": ("adopt", "until_decided", "max_seeds"),
 }
-"""Options that only one mode of `run` accepts, by mode."""
+"""Maps each mode of the command `run` to the options that only this mode accepts."""
 COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
@@ -117,11 +117,11 @@ _FORMS = {
         "model or pretrained agent; FILE and NAME may be left out"
     },
 }
-"""Descriptions of the command-line forms of each mode, by mode and form."""
+"""Maps each mode to a dict from the mode's command-line forms to their descriptions."""
 MODES = {mode: ", ".join(forms) for mode, forms in _FORMS.items()}
-"""Command-line forms of each mode, as text."""
+"""Maps each mode to a text that lists the mode's command-line forms."""
 DEMO = ("demo.json", "ppo_cartpole")
-"""Default of FILE and NAME if neither argument is given."""
+"""Values of FILE and NAME if the command line contains neither argument."""
 
 _ABOUT = {
     "check": "validate one or all specs of a file; with --build also build their env and agent",
@@ -142,7 +142,7 @@ _ABOUT = {
     "new": "write a spec for an env",
     "help": "show the options of one command or mode",
 }
-"""Descriptions of the commands, in the order of the help text."""
+"""Maps each command to its description, in the order of the help text."""
 _ARGUMENTS = {
     "FILE": "a spec file, as given or under slm_lab/spec/",
     "NAME": "a spec in it; optional if the file has only one",
@@ -154,11 +154,11 @@ _EXITS = (
 
 
 class UsageError(Exception):
-    """Raised for a wrong command-line argument. The command line ends with the exit code 2 after this error."""
+    """Raised for a wrong command-line argument. After this error, the process ends with the exit code 2."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose error message for an unknown option suggests the most similar known option."""
+    """Argument parser whose error message for an unknown option suggests the most similar known option."""
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
@@ -181,7 +181,7 @@ def _type(
     hint: Callable[[str], str] = lambda text: "",
 ) -> Callable[[str], Any]:
     """Return a function for argparse's `type` argument, which converts valid text and raises an error with a hint for invalid text. Args:
-    what: name of the value in the message. expected: description of valid text in the message."""
+    what: name of the value in the error message. expected: description of valid text in the error message."""
 
     def parse(text: str) -> Any:
         if is_valid(text):
@@ -244,18 +244,18 @@ _TYPES = {
     "--data-dir": Path,
     "--out": Path,
 }
-"""Functions that parse the values of options, by option. The values of all other options are strings."""
+"""Maps each option to the function that parses the option's value. The values of all other options are strings."""
 
 
 class _Option(NamedTuple):
     """Definition of an option of the command line. An option without `metavar` is a flag."""
 
     flags: str
-    """Names of the option, separated by ", "."""
+    """Names of the option on the command line, separated by ", "."""
     metavar: str
     texts: Mapping[str, str]
-    """Help texts, by the commands and modes to which the text applies, separated by ", ". The key "" stands for all commands and modes that
-    accept the option."""
+    """Maps commands and modes, separated by ", ", to the help text that applies to these commands and modes. The key "" stands for all
+    commands and modes that accept the option."""
     how: Mapping[str, Any] = MappingProxyType({})
     """Additional keyword arguments for argparse's `add_argument`."""
 
@@ -266,7 +266,8 @@ class _Option(NamedTuple):
     def help(self, word: str | None) -> str:
         """Return the help text of the option for one command or mode.
 
-        If `word` is None (all commands) or "run" (all modes), each part of the text begins with the commands or modes to which it applies.
+        If `word` is None (all commands) or "run" (all modes), the help text has several parts, each of which begins with the commands or
+        modes to which the part applies.
         """
         shown = {of: text for of, text in self.texts.items() if word in (None, *of.split(", ")) or not of}
         if word == "run":
@@ -394,8 +395,8 @@ _OPTIONS = (
 
 
 def make_parser(word: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line, which stores positional arguments in `words`. If `word` is a command or mode, the help of the
-    parser describes only this command or mode."""
+    """Return the parser of the command line. The parser stores positional arguments in the attribute `words`. If `word` is a command or
+    mode, the parser's help text describes only this command or mode."""
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(description=_description(word), epilog="\n".join(textwrap.wrap(_EXITS, WIDTH)), **how)
     parser.usage = "\n       ".join(_wrap_usage(f"{parser.prog} {form}") for form in _usages(word)).replace("%", "%%")
@@ -409,7 +410,7 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
 
 
 def _usages(word: str | None) -> list[str]:
-    """Return the usage lines of all commands, or of one command or mode."""
+    """Return the usage lines of the command or mode `word`, or of all commands if `word` is None."""
     if word is None:
         return [command.usage for command in COMMANDS.values()]
     return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in _FORMS[word]]
@@ -423,7 +424,8 @@ def _wrap_usage(form: str) -> str:
 
 
 def _description(word: str | None) -> str:
-    """Return the help description of all commands, or of one command or mode. The description of the command `run` covers all modes."""
+    """Return the help description of the command or mode `word`, or of all commands if `word` is None. The description of the command `run`
+    covers all modes."""
     if word is not None and word != "run":
         return _terms({word: _ABOUT[word]} if word in _ABOUT else _FORMS[word], 0)
     forms = {form: text for mode in _FORMS.values() for form, text in mode.items()}
@@ -445,7 +447,7 @@ def _terms(texts: Mapping[str, str], indent: int = 2) -> str:
 
 
 def _accepted_options(word: str | None) -> tuple[str, ...]:
-    """Return the names of the options that a command, or a mode of the command `run`, accepts."""
+    """Return the names of the options that the command or mode `word` accepts, or () if `word` is None."""
     if word is None or word in COMMANDS:
         return () if word is None else COMMANDS[word].options
     others = {option for mode, options in MODE_OPTIONS.items() if mode != word for option in options}

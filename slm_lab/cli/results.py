@@ -24,8 +24,8 @@ def compare(words: list[str], arguments: Namespace) -> int:
 
 
 def export(words: list[str], arguments: Namespace) -> int:
-    """Export the policy of a run to a file, compare the actions of the exported file with those of the agent, and print how closely they
-    agree. Return the exit code."""
+    """Export the policy of a run to a file, compare the actions that the exported file computes with the actions of the agent, and print
+    how closely the actions agree. Return the exit code."""
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"export: {given}; expected export {{folder | model | latest}}")
@@ -66,7 +66,8 @@ def doctor(words: list[str], arguments: Namespace) -> int:
 
 
 def report(words: list[str], arguments: Namespace) -> int:
-    """Write the report page (report.html) of a run, search or study again, and print the path of the page. Return the exit code."""
+    """Write the report page (report.html) of an existing run, search or study again, and print the path of the page. Return the exit
+    code."""
     if len(words) != 1:
         given = f"too many arguments after the folder: {' '.join(words[1:])}" if words else "RUN is missing"
         raise UsageError(f"report: {given}; expected report {{folder | latest}}")

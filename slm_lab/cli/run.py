@@ -26,7 +26,7 @@ CLUSTER_MODES = ("train", "search", "study")
 
 
 def run(words: list[str], arguments: Namespace) -> int:
-    """Run a spec in the mode MODE, and return the exit code."""
+    """Run a spec in the mode that the command line gives (train, dev, search, study or enjoy), and return the exit code."""
     request = resolve_request(words)
     mode, where = request.mode, request.where
     _check_options(mode, where, arguments)
@@ -43,7 +43,7 @@ def run(words: list[str], arguments: Namespace) -> int:
 
 
 def _check_options(mode: str, where: str, arguments: Namespace) -> None:
-    """Raise UsageError for a command-line option that has no effect with the given mode."""
+    """Raise UsageError for a command-line option that has no effect in the mode `mode`."""
     for owner, options in MODE_OPTIONS.items():
         for option in options if mode != owner else ():
             value = getattr(arguments, option)
@@ -58,8 +58,8 @@ def _check_options(mode: str, where: str, arguments: Namespace) -> None:
 
 
 def _set_seed(mode: str, arguments: Namespace) -> None:
-    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, --seed is kept, because the option selects a run in
-    this mode."""
+    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, the option --seed is not replaced, because it selects
+    one of several runs."""
     if arguments.seed is None or mode == "enjoy":
         return
     from slm_lab.spec.load.loader import parse_set_arguments
@@ -80,7 +80,7 @@ def _plan(arguments: Namespace, mode: Literal["train", "dev"] = "train") -> Plan
 
 
 def _train(request: Request, arguments: Namespace) -> None:
-    """Run a new trial of a spec in mode train or dev."""
+    """Run a new trial of a spec in the mode train or dev."""
     from slm_lab.lib.log import notice
     from slm_lab.spec.load.loader import load_spec, parse_set_arguments
     from slm_lab.spec.models.search import changed_search_keys, is_for_search
@@ -107,7 +107,8 @@ def _train(request: Request, arguments: Namespace) -> None:
 
 
 def _resume(request: Request, arguments: Namespace) -> None:
-    """Continue a run with the spec that is saved in the run folder. If FILE is given, FILE is only compared with the saved spec."""
+    """Continue a run with the spec that is saved in the run folder. If the command line contains FILE, FILE is only compared with the saved
+    spec."""
     from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.run.trial import Trial
 
@@ -118,8 +119,8 @@ def _resume(request: Request, arguments: Namespace) -> None:
 
 
 def _show_differences(request: Request, paths: RunPaths) -> None:
-    """Print the keys in which the spec of FILE and NAME differs from the saved spec, which a continued run uses. Without FILE and NAME,
-    print nothing."""
+    """Print the keys in which the spec NAME in FILE differs from the saved spec, which a continued run uses. If the command line contains
+    no NAME, print nothing."""
     from slm_lab.experiment.session.resume import changed_keys
     from slm_lab.lib.log import notice
     from slm_lab.lib.text import last_line
@@ -158,9 +159,9 @@ def _search(request: Request, arguments: Namespace) -> None:
 
 
 def _study(request: Request, arguments: Namespace) -> None:
-    """Run a new study, or run the missing runs of an existing study. FILE is read again for an existing study.
+    """Run a new study, or run the missing runs of an existing study. For an existing study, FILE is read again.
 
-    If --set is not given, a continued study uses the --set arguments of its last start.
+    If the command line contains no --set argument, a continued study uses the --set arguments with which it was last started.
     """
     from slm_lab.experiment.files.paths import find_study, study_start_info
     from slm_lab.experiment.run.study.study import StudyExperiment
@@ -184,8 +185,8 @@ def _study(request: Request, arguments: Namespace) -> None:
 
 
 def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
-    """Return the maximum number of seeds for --until-decided, by default the number of the study's last start. Return None if no seeds are
-    added."""
+    """Return the maximum number of seeds for the option --until-decided. By default, this is the maximum with which the study was last
+    started. Return None if the study adds no seeds."""
     from slm_lab.experiment.report.decision import MAX_SEEDS
     from slm_lab.lib.log import notice
 
@@ -218,7 +219,7 @@ def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace)
 
 def _enjoy(request: Request, arguments: Namespace) -> int:
     """Play episodes with the agent of a run, using the spec that is saved in the run folder. Return the exit code. FILE is used only to
-    check NAME, which may be a name in FILE followed by values of variables."""
+    check that NAME is the name of a spec in FILE, which may be followed by values of variables."""
     if arguments.jobs is not None:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:

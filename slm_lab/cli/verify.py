@@ -10,11 +10,11 @@ from slm_lab.cli.parser import UsageError
 
 
 def verify(words: list[str], arguments: Namespace) -> int:
-    """Train the frames between two checkpoints of a run again, and compare the new table rows and weights with those of the run byte by
-    byte.
+    """Train the frames between two checkpoints of a run again, and compare the new table rows and weights byte by byte with the rows and
+    weights of the run.
 
-    The returned exit code is 1 if rows or weights differ. If the run cannot be verified, the exit code of the process is 2. The run folder
-    is not changed.
+    Returns the exit code 1 if rows or weights differ, else 0. If the run cannot be verified, the exit code of the process is 2. The run
+    folder is not changed.
     """
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"

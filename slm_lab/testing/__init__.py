@@ -1,6 +1,6 @@
 """Contract suites (tests that a class must pass) and fakes, for packages that extend slm_lab.
 
-Define a subclass of a suite in your tests, and pytest runs the tests of the suite on your class.
+If your tests define a subclass of a contract suite, pytest runs the tests of the suite on your class.
 """
 
 from slm_lab.testing.executor_contract import ExecutorContract, FakeExecutor

@@ -1,6 +1,6 @@
 """`ExecutorContract`, tests that every Executor must pass, and `FakeExecutor`, an Executor that runs tasks in threads.
 
-Define a subclass of ExecutorContract, and pytest runs the tests on your executor.
+If your tests define a subclass of ExecutorContract, pytest runs the contract tests on your executor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slm_lab.experiment.execute.executor import Context, Died, Event, Executor, 
 class FakeTask(Task):
     """Task of a FakeExecutor, which runs in a thread.
 
-    The thread of a killed task continues, but the messages of this thread are ignored.
+    The thread of a killed task continues, but messages that the thread sends are ignored.
     """
 
     context: _FakeContext
@@ -28,18 +28,18 @@ class FakeTask(Task):
         self.context.orders.put(order)
 
     def signal(self, content: Any) -> bool:
-        """Call `Context.on_signal` in the thread of the caller."""
+        """Call the task's `Context.on_signal` with `content`, in the thread of the caller."""
         self.context.on_signal(content)
         return True
 
     def stop(self, grace: float) -> None:
-        """Request a stop of the task. The task counts as killed if it has not ended within `grace` seconds."""
+        """Request that the task stops. If the task has not ended within `grace` seconds, it counts as killed."""
         self.context.request_stop()
         self.limit_deadline(grace)
 
 
 class _FakeContext(Context):
-    """Context of one run of a FakeTask."""
+    """Context object that the target of a FakeTask receives, for one run of the task."""
 
     def __init__(self, task: FakeTask) -> None:
         super().__init__(task.name, task.restart)
@@ -51,7 +51,7 @@ class _FakeContext(Context):
     def redirect_output(self, path: Path) -> None: ...
 
     def run(self) -> None:
-        """Call the target of the task, and report the death of the task when the target has returned or raised an exception."""
+        """Call the target of the task. When the target has returned or raised an exception, report the death of the task."""
         code = 0
         try:
             self._task.target(self, *self._args)
@@ -88,18 +88,20 @@ class FakeExecutor(Executor):
         self._woken.clear()
 
     def report_death(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
-        """Report the death of a task, as if its process had been killed or its node had been lost. The thread of the task continues."""
+        """Report the death of a task, as if its process had been killed or, with `lost=True`, its node had been lost. The thread of the
+        task continues."""
         task.inbox.append(Died(task, reason, "", lost=lost))
 
     def _end(self, task: FakeTask) -> None: ...
 
 
 _SECONDS = 60.0
-"""Maximum number of seconds of each wait. On an idle machine, waits are much shorter."""
+"""Maximum number of seconds for which a test waits for an event. On an idle machine, waits are much shorter."""
 
 
 def echo(context: Context, first: str) -> None:
-    """Target of a task that sends `first`, then each order that arrives, and finally whether a stop was requested."""
+    """Target of a task that sends `first`, then each order (message of the executor to the task), and finally whether the end of the task
+    was requested."""
     context.send("first", first, context.name, context.restart)
     while (order := context.receive()) is not None:
         context.send("order", order)
@@ -127,7 +129,7 @@ def stay(context: Context) -> None:
 
 
 def listen(context: Context) -> None:
-    """Target of a task that sends the sum of the content of each signal, and that does not receive orders."""
+    """Target of a task that sends the sum of each signal's content, and that does not receive orders."""
     context.on_signal = lambda content: context.send("sum", int(content.sum()))
     context.send("here")
     while not context.stop.requested:

@@ -1,6 +1,7 @@
 """`SpecContract`, tests of training that every spec must pass.
 
-Define a subclass with a spec that names your algorithm, net, memory or env backend, and pytest runs the tests with your spec.
+If your tests define a subclass of SpecContract with a spec that names your algorithm, net, memory or env backend, pytest runs the contract
+tests with this spec.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", 
 
 
 class SpecContract:
-    """Tests of training with a spec. The tests run trials of one session in this process.
+    """Tests of training with a spec. The tests run trials with one session in this process.
 
     Attributes:
-        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. Equality requires that the env can be
-            saved in the middle of an episode. With exact=False, the checkpoint must state what is lost.
+        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte, which requires that the env can be
+            saved in the middle of an episode. With exact=False, the checkpoint must state which state is lost.
     """
 
     exact = True
@@ -39,11 +40,12 @@ class SpecContract:
     def spec(self) -> Spec:
         """Return a spec of one session with a fixed meta.random_seed.
 
-        Training with the spec should take 1,000 to 10,000 frames, make several updates and write several rows of the training table.
+        Training with the returned spec should take 1,000 to 10,000 frames, make several updates and write several rows of the training
+        table.
         """
 
     def _trained_result(self, tmp_path_factory: Any) -> TrialResult:
-        """Return the result of an uninterrupted run, which takes place once for all tests of a class."""
+        """Return the result of an uninterrupted training run. The run takes place once for all tests of a class."""
         if "_straight" not in vars(type(self)):
             type(self)._straight = slm_lab.Trial(self.spec(), tmp_path_factory.mktemp("trained")).run()
         assert self._straight is not None
@@ -108,7 +110,7 @@ class SpecContract:
 
 
 def _training_rows(folder: Path) -> list[dict[str, float]]:
-    """Return the rows of a run's training table, without columns that depend on the machine's speed and without undefined values."""
+    """Return the rows of a run's training table, without columns that depend on the speed of the machine and without undefined values."""
     table = slm_lab.load_run(folder).train.select_dtypes(include=np.number)
     rows = table.drop(columns=[name for name in _MEASURED if name in table]).to_dict("records")
     return [{str(name): value for name, value in row.items() if not math.isnan(value)} for row in rows]

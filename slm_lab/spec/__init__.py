@@ -1,4 +1,4 @@
-"""Specs: JSON descriptions of trainings, which are validated and converted to frozen typed objects.
+"""Specs: JSON descriptions of training runs, which this package validates and converts to frozen typed objects.
 
-This package imports no heavy package (torch, pandas, plotly).
+The package `slm_lab.spec` imports none of the large libraries torch, pandas and plotly.
 """

@@ -1,4 +1,4 @@
-"""Collect the problems and notes of a spec while it is loaded, with the path of each affected key in the user's file."""
+"""Problems and notes of a spec, which are collected while the spec is loaded, with the path of each affected key in the user's file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 KeyPath = tuple[str | int, ...]
-"""Path of a value in a spec: the keys and list indices from the root of the spec to the value."""
+"""Path of a value in a spec, which consists of the keys and list indices from the root of the spec to the value."""
 _DOT = re.compile(r"(?<!\\)\.")
 _INDEXED = re.compile(r"(.*?)((?:\[-?\d+\])*)", re.DOTALL)
 """Regular expression for a key that may be followed by list indices."""
 
 
 def to_path(text: str) -> KeyPath:
-    r"""Parse a dotted path into keys and list indices: `a.b[0].c` becomes ("a", "b", 0, "c"). A dot inside a key is written `\.`."""
+    r"""Parse a dotted path into keys and list indices, such as `a.b[0].c` into ("a", "b", 0, "c"). A dot inside a key is written `\.`."""
     path: list[str | int] = []
     for part in _DOT.split(text):
         key, indices = _INDEXED.fullmatch(part).groups()  # type: ignore[union-attr]  # it matches any text
@@ -32,12 +32,14 @@ CRITIC_NET: KeyPath = ("agent", "critic_net")
 
 
 def remove_v4_index(path: KeyPath) -> KeyPath:
-    """Remove the list index after `agent` or `env`, which are lists in SLM Lab v4, from a path: agent[0].net becomes agent.net."""
+    """Return a path without the list index after `agent` or `env`, which are lists in SLM Lab v4. For example, agent[0].net becomes
+    agent.net."""
     return (path[0], *path[2:]) if path[:1] in (("agent",), ("env",)) and path[1:2] in ((0,), ("0",)) else path
 
 
 def type_to_name_key(path: KeyPath) -> KeyPath:
-    """Replace the key `type` of a net by the current key `name` in a path: agent.net.type becomes agent.net.name."""
+    """Return a path in which the current key `name` replaces the old key `type` of a net. For example, agent.net.type becomes
+    agent.net.name."""
     return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
@@ -66,9 +68,10 @@ def flatten_leaves(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the entries in which two dicts differ, as {key: (value before, value after)}. The value of an absent key is None.
+    """Return the entries in which two dicts differ, as {key: (value before, value after)}. The dict contains None as value of a key that is
+    absent in one of the two dicts.
 
-    The keys of `before` come first.
+    In the returned dict, keys of `before` precede keys that only `after` contains.
     """
     pairs = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
@@ -87,7 +90,7 @@ def nearest_hint(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def closest_word(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the word of `words` that is most similar to `word`, or None if no word is similar. Case is ignored."""
+    """Return the word of `words` that is most similar to `word`, or None if no word is similar. Upper and lower case are equivalent."""
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
     return lower[match[0]] if match else None
@@ -104,7 +107,7 @@ class Problem:
     path: str
     """JSON path of the key in the user's file ("agent.algorithm.gama"), or "" if the problem concerns the complete file."""
     message: str
-    """Text that names the given value, the allowed values, and the most similar allowed value."""
+    """Error message, which names the given value, the allowed values, and the most similar allowed value."""
     code: ProblemCode = "invalid"
 
     def __str__(self) -> str:
@@ -127,7 +130,7 @@ class SpecError(ValueError):
 
 
 class Report:
-    """Collects the problems and notes of one spec, and the original path of each key that loading has moved or renamed."""
+    """Problems and notes of one spec that is being loaded, and the original path of each key that loading has moved or renamed."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -135,9 +138,9 @@ class Report:
         self.for_slm_lab = False
         """Whether the spec was written for SLM Lab (see differences.py)."""
         self.differences: list[str] = []
-        """Short descriptions of the differences from SLM Lab that affect the spec, if the spec was written for SLM Lab."""
+        """If the spec was written for SLM Lab, short descriptions of those differences from SLM Lab that affect the spec."""
         self.replaced: dict[KeyPath, str] = {}
-        """Path of a value → outdated value in the file, which migrate.py has replaced by the current one."""
+        """Maps the path of a value to the outdated value in the file, which migrate.py has replaced by a current value."""
         self._origin: dict[KeyPath, KeyPath] = {}
         self._set: list[KeyPath] = []
 
@@ -150,14 +153,14 @@ class Report:
         self._origin[now] = self.original_path(was)
 
     def original_path(self, path: KeyPath) -> KeyPath:
-        """Return the path that the value now at `path` has in the user's file."""
+        """Return the path that a value has in the user's file. Args: path: current path of the value."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
                 return self._origin[path[:end]] + path[end:]
         return path
 
     def empty_copy(self) -> Report:
-        """Return a report on the same file, without problems and notes, which can be merged into this report later."""
+        """Return a new report on the same file, without problems and notes, which can later be merged into this report."""
         child = Report()
         child._origin, child._set, child.for_slm_lab = self._origin, self._set, self.for_slm_lab
         return child
@@ -165,8 +168,8 @@ class Report:
     def merge(self, found: Report) -> None:
         """Add the problems, notes and differences of another report to this report.
 
-        A problem is omitted if this report already has a problem at the same path, or at a path above or below it, because the second
-        problem is then a consequence of the first.
+        A problem of the other report is omitted if this report already contains a problem at the same path, or at a path above or below
+        this path, because the second problem is then a consequence of the first problem.
         """
         known = [problem.path for problem in self.problems]
         self.problems += [
@@ -183,9 +186,9 @@ class Report:
             self.problems.append(problem)
 
     def note_ineffective_key(self, path: KeyPath, message: str) -> None:
-        """Add a note that the key at `path` has no effect (SLM Lab ignores such keys too).
+        """Add a note that the key at `path` has no effect. (SLM Lab also ignores keys without effect.)
 
-        If a --set argument gave the key, add a problem instead of the note.
+        If a --set argument gave the key without effect, add a problem instead of the note.
         """
         if self.is_from_set_argument(path):
             self.add_problem(path, message.replace("; ignored", ""))
@@ -215,7 +218,8 @@ class Report:
 
 
 def append_set_marker(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
-    """Return `message`, with "(from --set)" appended if `location` is at or below one of the paths `sets` of --set arguments."""
+    """Return `message`. If the path `location` is at or below one of the paths `sets` of --set arguments, "(from --set)" is appended to the
+    message."""
     is_set = any(_at_or_below(location, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
@@ -225,7 +229,7 @@ def _at_or_below(location: KeyPath, given: KeyPath) -> bool:
 
 
 def indices_to_text(path: KeyPath) -> KeyPath:
-    """Convert the list indices of a path to strings, so that the paths `a[0]` and `a.0` compare equal."""
+    """Return a path whose list indices are converted to strings, so that the paths `a[0]` and `a.0` compare equal."""
     return tuple(map(str, path))
 
 
@@ -235,9 +239,9 @@ def is_same_or_nested(one: str, other: str) -> bool:
 
 
 def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, source: str = "--set ") -> None:
-    """Set the key at `path` of a raw spec to `value`, in place. Missing sections are created (they are validated later).
+    """Set the key at `path` of a raw spec to `value`, in place. Missing sections are created, and are validated later.
 
-    Args: source: text before the path in the messages of problems.
+    Args: source: text that precedes the path in the messages of problems.
     """
     path = remove_v4_index(path)
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)

@@ -1,4 +1,5 @@
-"""Recognise specs for the library SLM Lab (v4, v5), and add a note on each key that has another meaning in this package, slm_lab."""
+"""Recognise specs that were written for the library SLM Lab (v4, v5), and notify the user of each key that has another meaning in this
+package, slm_lab."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ _NET: KeyPath = ("agent", "net")
 
 
 def is_for_slm_lab(raw: dict[str, Any]) -> bool:
-    """Return whether a raw spec was written for SLM Lab.
+    """Return whether a raw spec (parsed JSON) was written for the library SLM Lab instead of this package.
 
     A spec for SLM Lab v4 is recognised by a list at the key `agent` or `env`. A spec for SLM Lab v5 is recognised by the key agent.net.type
-    together with the keys meta.distributed and meta.max_trial (whose value may be null). A spec that a run of this package saved is never
-    recognised as a spec for SLM Lab, because older versions of this package wrote the same keys.
+    together with the keys meta.distributed and meta.max_trial (the value of meta.max_trial may be null). A spec that a run of this package
+    saved is never recognised as a spec for SLM Lab, because older versions of this package wrote the same keys.
     """
     if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
         return True
@@ -39,7 +40,8 @@ SIZES = ("time_horizon", "minibatch_size")
 
 
 def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Replace values of a raw spec that have a meaning only in SLM Lab, in place, and add notes on these values and on old env ids."""
+    """Replace values of a raw spec that have a meaning only in SLM Lab, in place, and add notes on these values and on old env ids to
+    `report`."""
     _note_old_atari(value_at(raw, ("env",)), report)
     _adapt_playground_env(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
@@ -62,9 +64,9 @@ def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _note_old_atari(env: Any, report: Report) -> None:
-    """Add notes on the differences between an Atari env and the env that the old Atari id in the spec file names.
+    """Add notes to `report` on the differences between an Atari env and the env that the old Atari id in the spec file named.
 
-    A difference is left out if keys of the section `env` determine the behaviour.
+    A difference is not noted if keys of the section `env` already determine the behaviour that differs.
     """
     old = report.replaced.get(_ENV, "")
     if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
@@ -80,9 +82,9 @@ def _note_old_atari(env: Any, report: Report) -> None:
 
 
 def _adapt_playground_env(env: Any, report: Report) -> None:
-    """Add a note that an env of MuJoCo Playground runs with the physics of C MuJoCo.
+    """Add a note to `report` that an env of MuJoCo Playground runs with the physics of C MuJoCo.
 
-    As in SLM Lab, only the entry `state` of the env's observations is used.
+    As in SLM Lab, the agent receives only the entry `state` of the env's observations.
     """
     if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in envpool_envs():
         return
@@ -96,7 +98,7 @@ def _adapt_playground_env(env: Any, report: Report) -> None:
 
 
 def _convert_rigorous_eval(meta: dict[str, Any], envs: Any, report: Report) -> None:
-    """Replace the value true or false of meta.rigorous_eval by a number of environments."""
+    """Replace the value true of meta.rigorous_eval by the number of envs `envs`, and the value false by 0."""
     if meta["rigorous_eval"]:
         report.note(("meta", "rigorous_eval"), f"true evaluates in num_envs environments in SLM Lab; {envs} is used")
     meta["rigorous_eval"] = envs if meta["rigorous_eval"] else 0
@@ -122,7 +124,8 @@ def round_up_to_envs(size: Any, envs: int) -> Any:
 
 
 def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Replace an update_frequency below 1 by 1, because SLM Lab updates the target net in each vector step with such a value."""
+    """Replace an update_frequency below 1 by 1, because SLM Lab updates the target net in each vector step if update_frequency is below
+    1."""
     path, value = (*location, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_from_set_argument(path):
         report.note(path, f"{value:g} has the same effect as 1: an update in each vector step")
@@ -130,7 +133,7 @@ def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> 
 
 
 def _replace_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Replace the optimizer Lookahead by its inner optimizer, because processes share only the inner optimizer in SLM Lab v4."""
+    """Replace the optimizer Lookahead by the optimizer that it wraps, because in SLM Lab v4 processes share only the wrapped optimizer."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
         if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_from_set_argument((*location, key)):
@@ -141,7 +144,7 @@ def _replace_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -
 
 
 def _adapt_no_decay(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
-    """Set start_val of a no_decay schedule to end_val, which SLM Lab uses as the constant value from the second step on."""
+    """Set start_val of a no_decay schedule to end_val, because SLM Lab uses end_val as the constant value from the second step on."""
     start, end = schedule.get("start_val"), schedule.get("end_val")
     if end and end != start and not report.is_from_set_argument(path):
         schedule["start_val"] = end
@@ -149,11 +152,12 @@ def _adapt_no_decay(schedule: dict[str, Any], path: KeyPath, report: Report) -> 
 
 
 Notes = Iterator[tuple[KeyPath, str, str]]
-"""Iterator over differences from SLM Lab: tuples (path of the key, short description, message)."""
+"""Iterator over differences from SLM Lab. Each difference is a tuple (path of the key, short description, message)."""
 
 
 def note_differences(spec: Spec, report: Report) -> None:
-    """If the spec was written for SLM Lab, add a note for each difference between its behaviour in SLM Lab and in this package."""
+    """If the spec was written for SLM Lab, add a note to `report` for each difference between training with this spec in SLM Lab and in
+    this package."""
     if report.for_slm_lab and spec.agent.algorithm.learns:
         for rule in RULES:
             for path, topic, message in rule(spec):
@@ -293,7 +297,8 @@ def _note_training_start(spec: Spec) -> Notes:
 
 
 def transitions_at_first_update(start: int, every: int, envs: int) -> tuple[int, int]:
-    """Return the number of transitions at the first update from a replay buffer, as (number in this package, number in SLM Lab).
+    """Return the number of stored transitions at the first update from a replay buffer, as a tuple (number in this package, number in SLM
+    Lab).
 
     From training_start_step transitions on, this package trains in each vector step in which the number of transitions reaches a multiple
     of training_frequency. SLM Lab trains in the vector step that contains the transition after a multiple of training_frequency, if more
@@ -315,7 +320,7 @@ def _note_schedules(spec: Spec) -> Notes:
 
 
 def _describe_slm_lab_schedule(schedule: Schedule) -> str:
-    """Return a description of how SLM Lab interprets a schedule, or "" if there is no difference from this package."""
+    """Return a description of how SLM Lab interprets a schedule, or "" if this package interprets the schedule in the same way."""
     if isinstance(schedule, NoDecay) or schedule.start_val == schedule.end_val:
         return ""
     if schedule.end_val == 0:
@@ -426,4 +431,4 @@ RULES: tuple[Callable[[Spec], Notes], ...] = (
     _note_actor_and_critic,
     _note_meta,
 )
-"""Functions that yield the differences from SLM Lab in one aspect of a spec."""
+"""Functions, each of which yields the differences from SLM Lab in one aspect of a spec."""

@@ -1,4 +1,5 @@
-"""Convert older spec formats to the current format, and list names from other libraries for suggestions in messages."""
+"""Convert specs in older formats to the current format, and list the names that other libraries use for keys and algorithms, for
+suggestions in messages."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ RENAMED: dict[KeyPath, KeyPath] = {
     ("meta", "num_gpus"): ("meta", "search_resources", "gpu"),
 }
 _ALGORITHMS = {"HydraDQN": "DQN"}
-"""Old name of an algorithm → current name. HydraDQN of SLM Lab v2 was DQN with a HydraMLPNet that had one head for each env. With one env,
-HydraDQN is the same as DQN."""
+"""Maps old names of algorithms to current names. HydraDQN of SLM Lab v2 was DQN with a HydraMLPNet that had one head for each env. With one
+env, HydraDQN is the same as DQN."""
 _WRITTEN = "SLM Lab writes it when it runs a spec"
 _FRAMES = ("total_t", "frame")
-"""Values of max_tick_unit (v2, v3) with which max_tick counts frames."""
+"""Values of the old key max_tick_unit (SLM Lab v2, v3) with which the old key max_tick counts frames."""
 DROPPED: dict[KeyPath, str] = {
     ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
     ("body",): "there is one agent and one env",
@@ -47,7 +48,7 @@ DROPPED: dict[KeyPath, str] = {
         )
     },
 }
-"""Path of a key that is no longer used → reason why the key is no longer used."""
+"""Maps the path of each key that is no longer used to the reason why the key is no longer used."""
 
 OTHER_NAMES = {
     "learning_rate": "agent.net.optim_spec.lr",
@@ -110,7 +111,7 @@ OTHER_NAMES = {
     "eval_freq": "meta.eval_frequency",
     "n_eval_episodes": "meta.rigorous_eval",
 }
-"""Name of a key in other libraries (Stable-Baselines3, CleanRL, RLlib, …) → path of the key in specs of this package."""
+"""Maps the names of keys in other libraries (Stable-Baselines3, CleanRL, RLlib, …) to the paths of the keys in specs of this package."""
 
 OTHER_ALGORITHMS = {
     "A2C": "ActorCritic",
@@ -129,11 +130,11 @@ OTHER_ALGORITHMS = {
     "REINFORCE": "Reinforce",
     "VPG": "Reinforce",
 }
-"""Upper-case name of an algorithm in other libraries → the nearest algorithm of this package."""
+"""Maps the upper-case names of algorithms in other libraries to the most similar algorithms of this package."""
 
 
 def migrate_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Convert a raw spec to the current format in place, add a note for each change, and return the raw spec."""
+    """Convert a raw spec to the current format in place, add a note for each change to `report`, and return the raw spec."""
     v4 = all(isinstance(raw.get(key), list) for key in ("agent", "env"))
     for root in ((), ("search",)):
         for key in ("agent", "env"):
@@ -156,7 +157,7 @@ def migrate_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 def _migrate_search_algorithm(raw: dict[str, Any], report: Report) -> None:
     """Replace the key meta.search of SLM Lab v4 by meta.search_algorithm.
 
-    The value RandomSearch becomes "grid" if the search section has grid_search keys, else "random".
+    The value RandomSearch of meta.search becomes "grid" if the search section has grid_search keys, else "random".
     """
     meta, path = _section_at(raw, "meta"), ("meta", "search")
     name = meta.get("search")
@@ -178,7 +179,7 @@ def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
             ("env", "max_tick"), f"counts in units of {format_json(unit)} (max_tick_unit); expected frames: set env.max_frame instead"
         )
         del env["max_tick"]
-        report.record_move(("env", "max_frame"), ("env", "max_tick"))  # do not report the missing max_frame as another problem
+        report.record_move(("env", "max_frame"), ("env", "max_tick"))  # prevents that the missing max_frame is reported as another problem
 
 
 def _has_grid(search: Any) -> bool:
@@ -188,13 +189,13 @@ def _has_grid(search: Any) -> bool:
 
 
 def _section_at(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
-    """Return the dict at a path of a raw spec, or an empty dict if there is none."""
+    """Return the dict at the path `keys` of a raw spec, or an empty dict if the path does not exist or its value is not a dict."""
     node = value_at(raw, keys)
     return node if isinstance(node, dict) else {}
 
 
 def _replace_list(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
-    """Replace a list at `path` of a raw spec by its only item or, if `v4` is true, by its first item, as SLM Lab v4 does."""
+    """Replace a list at `path` of a raw spec by the list's only item or, if `v4` is true, by the list's first item, as SLM Lab v4 does."""
     section = _section_at(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):

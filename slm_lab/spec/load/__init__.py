@@ -1,1 +1,1 @@
-"""Load spec files as Spec objects, or report all problems of a spec file."""
+"""Functions that load spec files as Spec objects, or report all problems of a spec file."""

@@ -1,8 +1,8 @@
 """Build a Spec from one raw spec (the parsed JSON of the spec), or report all problems of the raw spec.
 
 `_to_current_form` converts the raw spec to the form that the pydantic models expect, and `validate` validates the result. If the raw spec
-is invalid, all checks after the validation use only its valid keys, so that one run reports all problems. After the validation,
-`check_rules` checks the rules that concern several sections. If the spec is valid, `resolve` fills in default values.
+is invalid, all checks after the validation use only the valid keys of the raw spec, so that all problems are reported at once. After the
+validation, `check_rules` checks the rules that concern several sections. If the spec is valid, `resolve` fills in default values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LoadOptions:
     """Options for loading a raw spec."""
 
     overrides: Mapping[KeyPath, Any] = field(default_factory=dict)
-    """Values from --set arguments, by path of the key."""
+    """Maps the paths of keys to the values that --set arguments give."""
     folder: Path | None = None
     """Folder of the spec file, or None if the spec is not in a file."""
     for_search: bool = True
@@ -72,9 +72,9 @@ def build(name: str, raw: dict[str, Any], request: LoadOptions, report: Report) 
 
 
 def _to_current_form(raw: dict[str, Any], request: LoadOptions, report: Report) -> dict[str, Any]:
-    """Return a copy of a raw spec, with --set arguments applied, in the form that the pydantic models expect.
+    """Return a copy of a raw spec in the form that the pydantic models expect. The --set arguments are applied to the copy.
 
-    Each function that is called here modifies the copy in place, and returns the copy.
+    Each function that `_to_current_form` calls modifies the copy in place, and returns the copy.
     """
     raw = migrate_spec(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
@@ -84,7 +84,8 @@ def _to_current_form(raw: dict[str, Any], request: LoadOptions, report: Report) 
 
 
 def _check_version(raw: dict[str, Any], report: Report) -> None:
-    """Add a problem if a run of another version of slm_lab saved the spec, since keys may have another meaning in that version."""
+    """Add a problem to `report` if a run of another version of slm_lab saved the spec, because keys may have another meaning in the other
+    version."""
     starts = value_at(raw, ("meta", "run"))
     last = starts[-1] if isinstance(starts, list) and starts else None  # meta.run has one entry for each start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
@@ -108,9 +109,9 @@ def _apply_set_arguments(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], 
 def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
     """Check the search section of a spec, and return the spec and a report with the problems of the search section.
 
-    Notes are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be searched are removed from the
-    search section, in the returned spec and in `raw`.
-    Args: whole: True if the user's spec is valid, False if `spec` contains only the valid keys of the user's spec.
+    Notes on the search section are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be
+    searched are removed from the search section, both in the returned spec and in `raw`. Args: whole: whether the user's spec is valid. If
+    `whole` is False, `spec` contains only the valid keys of the user's spec.
     """
     searched, problems_of = report.empty_copy(), partial(_find_problems, spec.name)
     check_search(raw, searched, problems_of if whole else None)
@@ -125,7 +126,7 @@ def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report
 
 
 def _left_out_note(problems: list[Problem]) -> str:
-    """Return the text of a note that the search section of a spec is left out.
+    """Return the text of a note which says that the search section of a spec is ignored, because no search is run.
 
     Args: problems: problems of search values that are valid without the --set arguments.
     """
@@ -137,16 +138,17 @@ def _left_out_note(problems: list[Problem]) -> str:
 
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], request: LoadOptions) -> bool:
-    """Return whether --set arguments change keys of the spec, and the search section is valid without these changes.
+    """Return whether --set arguments change keys of the spec, and whether the search section is valid without the changes.
 
-    The values that --set arguments give to variables (`${var}`) are kept, because `raw` already contains these values.
+    The check without the changes still uses the values that --set arguments give to variables (`${var}`), because `raw` already contains
+    these values.
     """
     problems = _find_problems(name, raw, request.folder) if request.overrides else []
     return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
 def _find_problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
-    """Return the problems of a raw spec that is built without --set arguments."""
+    """Return the problems that `build` finds in a raw spec without --set arguments."""
     build(name, raw, LoadOptions(folder=folder), report := Report())
     return report.problems
 
@@ -154,9 +156,9 @@ def _find_problems(name: str, raw: dict[str, Any], folder: Path | None = None) -
 def _build_valid_part(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
     """Return a Spec that contains only the valid keys of an invalid raw spec, and the paths of the component names that were guessed.
 
-    With this Spec, the rules that concern several sections can be checked too. An unknown name of a component (such as an algorithm or a
-    net) is replaced by a likely name, and problems with the other keys of the component are added to `report`. Other invalid keys are
-    removed, or replaced by placeholder values (_STAND_IN) if they are required.
+    With the returned Spec, rules that concern several sections can be checked although the raw spec is invalid. An unknown name of a
+    component (such as an algorithm or a net) is replaced by a likely name, and problems with the other keys of the component are added to
+    `report`. Other invalid keys are removed or, if they are required, replaced by placeholder values (_STAND_IN).
     """
     given = value_at(raw, ALGORITHM)
     raw, guessed, cut = copy.deepcopy(raw), set[KeyPath](), False
@@ -177,7 +179,7 @@ def _build_valid_part(raw: dict[str, Any], report: Report) -> tuple[Spec | None,
             continue
         cut = True
         removed: list[KeyPath] = []
-        for path in sorted(set(wrong), key=len, reverse=True):  # a key may have two problems
+        for path in sorted(set(wrong), key=len, reverse=True):  # a key may have several problems
             if not any(path[: len(part)] == part for part in removed):
                 removed.append(_remove_part(raw, path))
     return None, guessed
@@ -194,20 +196,20 @@ _STAND_IN: dict[KeyPath, Any] = {
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,
 }
-"""Path of a required key → valid placeholder value."""
+"""Maps the path of each required key to a valid placeholder value."""
 
 
 def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
-    """Remove the key at `path` from a raw spec or, if the key is missing, the nearest existing section above `path`.
+    """Remove the key at `path` from a raw spec or, if the key is missing, the innermost existing section that would contain the key.
 
-    A required key or section is replaced by its placeholder value in _STAND_IN instead.
-    Returns the path of the removed or replaced key.
+    A required key or section is not removed, but replaced by its placeholder value in _STAND_IN. Returns the path of the removed or
+    replaced key.
     """
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
         if not isinstance(section, dict):
             continue
-        # a placeholder that is invalid too is removed (the placeholder of hid_layers is only valid in a HydraMLPNet)
+        # a placeholder that is invalid is removed (the placeholder of hid_layers is valid only in a HydraMLPNet)
         if path[:end] in _STAND_IN and section.get(key) != _STAND_IN[path[:end]]:
             section[key] = copy.deepcopy(_STAND_IN[path[:end]])
             return path[:end]
@@ -218,13 +220,14 @@ def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
 
 
 _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
-"""Keys whose values can have any form. A null inside such a value has a meaning and is kept."""
+"""Keys whose values can have any form, in which null values have a meaning and are kept."""
 
 
 def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
     """Remove keys whose value is None (null in JSON) from nested dicts, in place.
 
-    Dicts inside the section `env`, which are constructor arguments of the env, and dicts at the keys in _FREE are left unchanged.
+    Two kinds of dicts are not changed: dicts inside the section `env`, which are constructor arguments of the env, and dicts at the keys in
+    _FREE.
     """
     for key in [key for key, value in node.items() if value is None]:
         del node[key]
@@ -235,10 +238,10 @@ def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
 
 
 def guess_missing_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Add the key `name` to agent.net and agent.memory if it is missing, in place.
+    """Add the key `name` to the sections agent.net and agent.memory of a raw spec if the key is missing, in place.
 
-    The name of the net is guessed from the keys of the net and from the env. The name of the memory is the default of the algorithm. An
-    empty agent.net is removed.
+    The name of the net is guessed from the keys of the net and from the env. The name of the memory is the default memory of the algorithm.
+    An empty section agent.net is removed.
     """
     agent, env = raw.get("agent"), raw.get("env")
     if not isinstance(agent, dict):
@@ -251,7 +254,7 @@ def guess_missing_names(raw: dict[str, Any]) -> dict[str, Any]:
         env_name = str(env.get("name")) if isinstance(env, dict) else ""
         if net.keys() & {"conv_hid_layers", "fc_hid_layers", "normalize"} or env_name.startswith(("ALE/", "CarRacing-")):
             net["name"] = "ConvNet"
-        elif "hid_layers" in net or env_name in KNOWN:  # the observation spaces of other envs are not known here
+        elif "hid_layers" in net or env_name in KNOWN:  # at this point, the observation spaces of other envs are not known
             net["name"] = "MLPNet"
     if isinstance(memory, dict) and "name" not in memory and model is not None:
         memory["name"] = model.memories[0]
@@ -259,9 +262,10 @@ def guess_missing_names(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_ineffective_keys(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove each key that has an effect only with another component of its section (such as another algorithm), and add a note.
+    """Remove each key that would have an effect only with another component in its section (such as another algorithm), and add a note to
+    `report` for each removed key.
 
-    If a --set argument gave the key, add a problem instead of the note.
+    If a --set argument gave the removed key, add a problem instead of the note.
     """
     for location in SECTION_KEYS:
         section = value_at(raw, location)

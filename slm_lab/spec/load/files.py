@@ -1,4 +1,4 @@
-"""Find and parse spec files (JSON with comments and trailing commas, or YAML), and the files of net architectures (`arc_file`)."""
+"""Find and parse spec files (JSON with comments and trailing commas, or YAML), and files that contain net architectures (`arc_file`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ SPEC_FOLDER = Path(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "envpool_envs.json", "torch_names.json")
 """Files in SPEC_FOLDER that contain no specs."""
 Source = str | Path | Mapping[str, Any]
-"""Path of a spec file, content of a spec file as a dict, or one spec as a dict."""
+"""Source of specs: the path of a spec file, the content of a spec file as a dict, or one spec as a dict."""
 
 
 def spec_names(path: Source) -> list[str]:
-    """Return the names of the specs and studies in a file, except names that begin with _ or $. Raises SpecError for an invalid file."""
+    """Return the names of the specs and studies in a spec file, except names that begin with _ or $. Raises SpecError for an invalid
+    file."""
     return [*raw_entries(path)[1]]
 
 
@@ -31,7 +32,8 @@ def shipped_spec_files() -> list[Path]:
 
 
 def spec_summaries() -> Iterator[tuple[Path, str, str, str, Any]]:
-    """Yield (file, name, algorithm, env, max_frame) of each spec in the package. Variables such as ${env} are not replaced by values."""
+    """Yield a tuple (file, name, algorithm, env, max_frame) for each spec that is part of the package. Variables such as ${env} are not
+    replaced by values."""
     for file in shipped_spec_files():
         for name, raw in raw_specs(SPEC_FOLDER / file).items():
             algorithm, env, frames = (
@@ -46,9 +48,10 @@ def is_study(raw: Any) -> bool:
 
 
 def raw_specs(path: Source) -> dict[str, Any]:
-    """Return {name: spec as a dict} for a spec file. Raises SpecError if the file cannot be read.
+    """Return a dict from the names of the specs in a spec file to the raw specs. Raises SpecError if the file cannot be read.
 
-    Keys of older spec formats are converted to the current format. The specs are not validated, and variables are not replaced.
+    Raw specs in older formats are converted to the current format. This function does not validate the specs and does not replace
+    variables.
     """
     entries = {name: raw for name, raw in raw_entries(path)[1].items() if not is_study(raw)}
     for raw in entries.values():
@@ -58,11 +61,12 @@ def raw_specs(path: Source) -> dict[str, Any]:
 
 
 def find_spec_file(path: str | Path) -> Path:
-    """Find a spec file and return its path: `path` itself, or the first match in the folder slm_lab/spec or in one of its subfolders.
+    """Return the path of a spec file: `path` itself, or the first file with this path in the folder slm_lab/spec or in one of its
+    subfolders.
 
     The prefix slm_lab/spec/ of `path` is optional.
 
-    Raises: SpecError if there is no such file. The message suggests the file with the most similar name.
+    Raises: SpecError if no spec file with this path exists. The error message suggests the file with the most similar name.
     """
     given = Path(path).expanduser()
     try:
@@ -76,7 +80,7 @@ def find_spec_file(path: str | Path) -> Path:
     except (OSError, ValueError) as error:  # the path is too long, or contains a null character
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
-    # compare names without suffixes: equal suffixes would make different names similar
+    # names are compared without suffixes, because equal suffixes would make different names similar
     known = {Path(name).stem: name for name in (*(file.name for file in shipped_spec_files()), *_sibling_files(given))}
     near = closest_word(given.stem, known)
     raise SpecError(str(path), [Problem("", reason + ("" if near is None else f"; did you mean '{known[near]}'?"))])
@@ -91,11 +95,12 @@ def _sibling_files(path: Path) -> list[str]:
 
 
 def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[str]] | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the path of a spec file and its unmodified entries, {name: spec or study}. Raises SpecError if the file cannot be read.
+    """Return the path of a spec file, and a dict from names to the unmodified specs and studies in the file. Raises SpecError if the file
+    cannot be read.
 
     Args:
-        name: name that the spec gets if `path` is a dict with a single spec.
-        repeated: dict for duplicate keys (see `read`).
+        name: name that the spec receives if `path` is a dict with a single spec.
+        repeated: dict to which messages about duplicate keys are added (see `parse_file`).
     """
     if isinstance(path, Mapping):
         source, content = "spec", to_plain_json(dict(path), "spec")
@@ -115,7 +120,8 @@ def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[
 
 
 def is_single_spec(content: Any) -> bool:
-    """Return whether the content of a file is a single spec with a key `name`, the form in which SLM Lab saves the spec of a run."""
+    """Return whether the content of a spec file is a single spec with a key `name`, which is the form in which SLM Lab saves the spec of a
+    run."""
     return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
 
@@ -156,7 +162,7 @@ def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> 
 MAX_DEPTH = 64
 """Maximum nesting depth of a spec file."""
 MAX_NODES = 1_000_000
-"""Maximum number of values in a spec file (YAML anchors can create huge trees from a few lines)."""
+"""Maximum number of values in a spec file. The number is limited because a few lines of YAML with anchors can create huge trees."""
 
 _TOKEN = re.compile(
     r'(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<comment>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?P<closed>\*/)?)|(?P<variable>\$\{[^${}\n]*\})'
@@ -167,10 +173,11 @@ _TOKEN = re.compile(
 def parse_file(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Read and parse a spec file (JSON or YAML), and return its content.
 
-    Args: repeated: dict to which {name of a spec: one message for each duplicate key} is added for specs in the form of SLM Lab v4, in
-        which the last value of a duplicate key is used.
+    Args: repeated: dict to which, for specs in the form of SLM Lab v4, the name of the spec and a list of messages about duplicate keys are
+    added. In this form, the last value of a duplicate key is used.
 
-    Raises: SpecError if the file cannot be read, or contains invalid text, a duplicate key, or NaN. The message names line and column.
+    Raises: SpecError if the file cannot be read, or contains invalid text, a duplicate key, or NaN. The error message names the line and
+    the column.
     """
     source = str(path)
     try:
@@ -182,7 +189,8 @@ def parse_file(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
 
 
 def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] | None = None) -> Any:
-    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. Args: as in `read`."""
+    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. Args: source: name of the file, for error
+    messages. repeated: dict for messages about duplicate keys (see `parse_file`)."""
     clean, quoted, duplicates = _strict_json(text, source)
     try:
         value = json.loads(clean)
@@ -203,7 +211,7 @@ def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] |
 
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
-    """Parse YAML 1.2 (in which 1e-3 is a number and `no` is a string) with anchors and merge keys. Duplicate keys are errors."""
+    """Parse YAML 1.2 (in which 1e-3 is a number and `no` is a string) with anchors and merge keys. A duplicate key raises SpecError."""
     from ruamel.yaml import YAML  # slow to import, and most specs are JSON
     from ruamel.yaml.error import YAMLError
 
@@ -219,7 +227,8 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
 def to_plain_json(value: Any, source: str) -> Any:
     """Return a deep copy of `value`, which must consist of JSON values (dict, list, str, int, float, bool, None).
 
-    Raises: SpecError for another type, a key that is not a string, a number that is not finite, and a tree that is too deep or too large.
+    Raises: SpecError for a value of another type, a key that is not a string, a number that is not finite, and a value that is nested too
+    deeply or too large.
     """
     problems: list[Problem] = []
     nodes = 0
@@ -247,17 +256,18 @@ def to_plain_json(value: Any, source: str) -> Any:
 
 
 def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
-    """Convert JSON with comments to strict JSON. Comments and trailing commas become spaces, and ${var} without quotes is quoted.
+    """Convert JSON with comments to strict JSON. Comments and trailing commas are replaced by spaces, and ${var} without quotes is put in
+    quotes.
 
-    Returns the strict JSON, the positions in `text` of the added quotes, and the duplicate keys as (name, key, position), where `name` is
-    the key of the root object below which the duplicate key is ("" in the root object itself).
-    Raises: SpecError for an unterminated comment, and for NaN.
+    Returns the strict JSON, the positions in `text` of the added quotes, and the duplicate keys as tuples (name, key, position). `name` is
+    the key of the root object whose value contains the duplicate key, or "" for a duplicate key of the root object itself. Raises:
+    SpecError for an unterminated comment, and for NaN.
     """
     clean, quoted, duplicates, outermost = list[str](), list[int](), list[tuple[str, str, int]](), ""
     keys: list[set[str]] = []
-    """The keys read so far of each object (or list) that contains the current position, from the outermost to the innermost."""
+    """Keys that have been read of each JSON object (or list) around the current position, from the outermost to the innermost object."""
     before, start, comma = "", 0, 0
-    """The last token, its position, and its index in `clean` if the token is a comma after a value (else 0)."""
+    """The last token, the position of this token, and its index in `clean` if it is a comma after a value, else 0."""
     for match in _TOKEN.finditer(text):
         part = match.group()
         if match["comment"]:
@@ -289,7 +299,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
 
 
 def _decode_string(string: str) -> str:
-    """Decode a JSON string literal. An invalid literal is returned unchanged."""
+    """Return the string that a JSON string literal represents, or the literal itself if it is invalid."""
     try:
         return str(json.loads(string))
     except ValueError:

@@ -37,25 +37,26 @@ _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
 @dataclass
 class LoadedSpecs:
-    """Loaded specs, and the one-line notices that loading them has produced."""
+    """Specs that were loaded from a file, and the one-line notices that loading these specs has produced."""
 
     specs: list[Spec] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differences: list[str] | None = None
-    """Short descriptions of the differences from SLM Lab that affect the specs, or None if no spec was written for SLM Lab."""
+    """Short descriptions of those differences between SLM Lab and this package that affect the specs, or None if no spec was written for
+    SLM Lab."""
 
 
 def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
-    """Load the spec `name`, with --set arguments applied.
+    """Load the spec `name` of a spec file, with --set arguments applied.
 
     Args:
         path: path of a spec file, or a dict with the content of a spec file, {name: {agent, env, …}}, or with one spec, {agent, env, …}.
         name: name of the spec, which may be omitted if there is only one spec. A single spec without a name gets the name "spec".
         sets: --set arguments, such as "var=value" or "agent.algorithm.gamma=0.9".
-        for_search: whether the spec is used for a hyperparameter search. If False, the search section is checked and then left out, with a
-            notice, and values in the search section that only --set arguments make invalid are not errors.
+        for_search: whether the spec is used for a hyperparameter search. If `for_search` is False, the search section is checked and then
+            removed with a notice, and values in the search section that only --set arguments make invalid are not errors.
 
-    Raises: SpecError with all problems of the spec. Notices are logged by lib.log.
+    Raises: SpecError with all problems of the spec. Notices on the spec are logged (see `lib.log.notice`).
     """
     source, entries = raw_entries(path, name)
     if name is None:
@@ -71,10 +72,10 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
 
 
 def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
-    """Load all specs of a file or, if `name` is given, all specs to which the entry `name` expands.
+    """Load all specs of a spec file or, if `name` is not None, all specs to which the entry `name` of the file expands.
 
-    The key `spec_params` of an entry, {variable: [values]}, expands the entry to one spec for each combination of values. Raises the same
-    errors as `load_spec`.
+    An entry with the key `spec_params`, {variable: [values]}, expands to one spec for each combination of values. Raises the same errors as
+    `load_spec`.
     """
     loaded = load_with_notices(path, name, sets)
     log_notices(loaded.notes)
@@ -82,11 +83,12 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 
 
 def dump_spec(spec: Spec) -> dict[str, Any]:
-    """Return a spec as JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without notices.
+    """Return a spec as a dict of JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without
+    notices.
 
-    Default values are included, except for absent keys whose values a run determines. These keys are meta.log_frequency and, in a spec
-    without agent.net (see Spec.lacks_net), agent.net and the keys of agent.algorithm. The key meta.eval_episodes is left out if other keys
-    disable the default evaluations.
+    The returned dict includes default values, except for keys that the spec does not give and whose values a run determines. These keys are
+    meta.log_frequency and, in a spec without agent.net (see Spec.lacks_net), agent.net and the keys of agent.algorithm. The key
+    meta.eval_episodes is left out if other keys disable the default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.lacks_net:
@@ -101,7 +103,8 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> LoadedSpecs:
-    """Load specs as `load_specs` does, but return the notices instead of logging them. Args: for_search: as in `load_spec`."""
+    """Load specs as `load_specs` does, but return the notices instead of logging the notices. Args: for_search: whether the specs are used
+    for a hyperparameter search (see `load_spec`)."""
     arguments = parse_set_arguments(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = raw_entries(path, name, repeated)
@@ -122,7 +125,7 @@ def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), 
                 loaded.differences = list(dict.fromkeys([*(loaded.differences or ()), *report.differences]))
     problems += _unused_variable_problems(arguments, used, [entries[key] for key in keys])
     if problems:
-        log_notices([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is not a cause of a problem
+        log_notices([note for note in loaded.notes if not note.endswith("; ignored")])  # keys without effect do not cause problems
         raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
     counts = Counter(spec.name for spec in loaded.specs)
     if twice := sorted(name for name, count in counts.items() if count > 1):
@@ -141,15 +144,15 @@ def _unused_variable_problems(arguments: SetArguments, used: set[str], entries: 
 
 
 def log_notices(notes: list[str]) -> None:
-    """Log each distinct notice once."""
+    """Log each of the notices `notes` once, even if the list contains a notice several times."""
     for note in dict.fromkeys(notes):
         notice(note)
 
 
 def _find_entry_key(name: str, entries: dict[str, Any], arguments: SetArguments, source: str) -> str:
-    """Return the key of the entry of a spec file that contains the spec `name`. Raises SpecError if there is none.
+    """Return the key of that entry of a spec file which contains the spec `name`. Raises SpecError if no entry contains this spec.
 
-    The key is `name` itself, or the key of an entry whose `spec_params` expand to a spec of this name.
+    The returned key is `name` itself, or the key of an entry whose `spec_params` expand to a spec with the name `name`.
     """
     if name in entries:
         return name
@@ -176,9 +179,9 @@ def _name_suffix(variables: dict[str, Any]) -> str:
 def _load_entry(
     key: str, raw: Any, arguments: SetArguments, used: set[str], folder: Path | None, for_search: bool
 ) -> Iterator[tuple[str, Spec | None, Report]]:
-    """Yield (name, spec, report) for each combination of `spec_params` of an entry of a spec file, or once if it has no `spec_params`.
+    """Yield a tuple (name, spec, report) for each spec to which an entry of a spec file expands (see `load_specs`).
 
-    The spec is None if it is invalid.
+    In a tuple, the spec is None if the spec is invalid.
     """
     report = Report()
     if not isinstance(raw, dict) or is_study(raw):
@@ -205,7 +208,7 @@ def _load_entry(
 def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
     """Return a hint for an invalid argument `--set name=value`.
 
-    The hint suggests a variable that has no value, or paths in the raw specs `entries` whose last key is equal or similar to `name`.
+    The hint suggests a variable that has no value, or the paths of keys in the raw specs `entries` that are equal or similar to `name`.
     """
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest_word(name, unfilled)
@@ -217,7 +220,7 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
         return f"; slm_lab calls it {OTHER_NAMES[name]}"
     key = closest_word(name, keys, cutoff=0.75)
     ends = [path for path in found if path[0][-1] == key]
-    ends = [path for path in ends if path[1]] or ends  # prefer keys that are in the file
+    ends = [path for path in ends if path[1]] or ends  # keys that the file contains are preferred
     words = []
     for path, _, is_section in ends:
         if is_section and isinstance(value, str):
@@ -230,7 +233,7 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
 
 
 def _possible_key_paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
-    """Yield (path, is_present, is_named_section) for every key that a raw spec contains or may contain, breadth first.
+    """Yield a tuple (path, is_present, is_named_section) for every key that a raw spec contains or may contain, breadth first.
 
     A named section is an object with a key `name`, such as agent.net.
     """
@@ -253,18 +256,18 @@ _WORDS = {"True": True, "False": False, "None": None}
 
 @dataclass(frozen=True)
 class SetArguments:
-    """The parsed --set arguments."""
+    """Parsed --set arguments of the command line."""
 
     variables: dict[str, Any] = field(default_factory=dict)
-    """Values of ${var}, by name."""
+    """Maps the names of variables (${var}) to their values."""
     overrides: dict[KeyPath, Any] = field(default_factory=dict)
-    """Values of keys, by path."""
+    """Maps the paths of keys to their values."""
 
 
 def parse_set_arguments(sets: Sequence[str]) -> SetArguments:
     """Parse --set arguments into variables (var=value) and overrides (path.to.key=value).
 
-    Raises: SpecError if an argument has neither form.
+    Raises: SpecError if an argument has neither the form var=value nor the form path.to.key=value.
     """
     parsed, problems = SetArguments(), []
     for text in sets:
@@ -281,18 +284,19 @@ def parse_set_arguments(sets: Sequence[str]) -> SetArguments:
 
 
 def mark_set_arguments(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
-    """Return a copy of a SpecError with another `source`, and with "(from --set)" appended to messages about keys that `sets` give."""
+    """Return a copy of a SpecError with the source `source`. "(from --set)" is appended to messages about keys that the --set arguments
+    `sets` give."""
     given = parse_set_arguments(sets).overrides
     problems = []
     for problem in error.problems:
         location = to_path(problem.path)
-        named = append_set_marker(problem.message, location[1:], given)  # with several specs, paths begin with the name of the spec
+        named = append_set_marker(problem.message, location[1:], given)  # with several specs, paths begin with the spec's name
         problems.append(replace(problem, message=append_set_marker(named, location, given)))
     return SpecError(source, problems)
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value of a --set argument as JSON, True, False or None. Any other text is returned unchanged."""
+    """Return the value of a --set argument, parsed as JSON, True, False or None. Any other text is returned as a string."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -303,9 +307,10 @@ def parse_value(text: str) -> Any:
 
 
 def expand_spec_params(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
-    """Return {variable: value} for each combination of the values in `params`, the key spec_params of a spec: {variable: [values]}.
+    """Return a dict {variable: value} for each combination of the values of variables. Args: params: value of the spec's key spec_params,
+    {variable: [values]}.
 
-    Variables in `given`, which --set arguments set, are left out.
+    The returned dicts do not contain the variables in `given`, whose values --set arguments give.
     """
     if not isinstance(params, dict) or not all(isinstance(values, list) and values for values in params.values()):
         report.add_problem(("spec_params",), f"must be an object of lists (not empty), not {format_json(params)}")
@@ -318,11 +323,11 @@ def expand_spec_params(params: Any, given: Mapping[str, Any], report: Report) ->
 
 
 def fill_variables(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
-    """Return a copy of `node` (JSON values) in which each variable ${var} is replaced by its value.
+    """Return a copy of `node`, which consists of JSON values, in which each variable ${var} is replaced by the variable's value.
 
-    A string that consists only of ${var} becomes the value itself, and in a longer string the value is inserted as text. A variable without
-    a value is reported as a problem at each path at which the variable is used.
-    Args: used: dict to which {variable: paths at which `node` uses the variable} is added.
+    A string that consists only of ${var} is replaced by the value itself, and in a longer string the value is inserted as text. A variable
+    without a value is reported as a problem at each path at which the variable is used. Args: used: dict to which the function adds, for
+    each variable, a list of the paths at which `node` uses the variable.
     """
     if isinstance(node, dict):
         filled = {}

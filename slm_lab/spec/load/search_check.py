@@ -1,4 +1,4 @@
-"""Check the search section of a valid spec: every hyperparameter value that a search may use must be valid in the spec."""
+"""Check the search section of a valid spec. Every hyperparameter value that a search may use must be valid in the spec."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ from slm_lab.spec.report import KeyPath, Problem, Report, format_json, override,
 Problems = Callable[[dict[str, Any]], list[Problem]]
 """Function that returns the problems of a raw spec."""
 _MOST_VALUES = 1000
-"""Maximum number of values of one key that are checked."""
+"""Maximum number of values of one search key that are checked."""
 _MOST_CONTEXTS = 8
-"""Maximum number of combinations of values of the other searched keys with which a value is tested."""
+"""Maximum number of combinations of other search keys' values with which a value of a search key is tested."""
 _EVALUATION = {"eval_episodes", "rigorous_eval", "eval_deterministic"}
-"""Keys of meta that determine in which episodes the return of a trial is measured."""
+"""Keys of the section meta that determine in which episodes the return of a trial is measured."""
 _ALGORITHM: KeyPath = ("agent", "algorithm")
 _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
-"""Searched key → key of the spec that the searched key replaces. (SLM Lab uses lam if both are given.)"""
+"""Maps the path of a searched key to the path of the key that the searched key replaces in the spec. (SLM Lab uses lam if a spec contains
+both lam and num_step_returns.)"""
 
 
 def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
-    """Add a problem for each malformed key of the search section, and for each search value that is invalid in the spec.
+    """Add a problem to `report` for each malformed key of the search section, and for each search value that is invalid in the spec.
 
-    A value is reported only if it is invalid with the spec's own values of the other searched keys, and also with all tested combinations
-    of search values of the other keys. If `problems_of` is None, because the spec itself is invalid, values are not tested.
+    A search value is reported only if it is invalid with the spec's own values of the other searched keys, and also with all tested
+    combinations of the search values of these keys. If `problems_of` is None, because the spec itself is invalid, search values are not
+    tested.
     """
     search = raw.get("search")
     if not isinstance(search, dict):
@@ -56,9 +58,9 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
 
 
 def note_search_differences(raw: dict[str, Any], report: Report) -> None:
-    """If the spec was written for SLM Lab, add a note for each search key whose values have another meaning in SLM Lab.
+    """If the spec was written for SLM Lab, add a note to `report` for each search key whose values have another meaning in SLM Lab.
 
-    The trials of a search use these values unchanged.
+    The trials of a search use the search values unchanged.
     """
     algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
     if not (report.for_slm_lab and isinstance(algorithm, dict)):
@@ -78,7 +80,8 @@ def note_search_differences(raw: dict[str, Any], report: Report) -> None:
 
 
 def drop_unusable_values(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
-    """Remove unusable keys and values from the search section of a spec written for SLM Lab, in place and with a note.
+    """Remove unusable keys and values, in place, from the search section of a spec that was written for SLM Lab. Add a note to `report` for
+    each removal.
 
     Unusable keys are keys that belong to another section of the spec, which SLM Lab ignores. Unusable values are options of a choice that
     are invalid in combination with other values of the spec.
@@ -111,7 +114,8 @@ def drop_unusable_values(raw: dict[str, Any], problems: Sequence[Problem], repor
 
 
 def _argument_lists(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, KeyPath]]:
-    """Yield (dict, key, path of the key) for each list of arguments in a search section, such as {"gamma__uniform": [0.9, 0.99]}."""
+    """Yield a tuple (dict, key, path of the key) for each key in a search section whose value is a list of arguments, such as
+    {"gamma__uniform": [0.9, 0.99]}."""
     if isinstance(node, dict):
         for key, value in node.items():
             if isinstance(value, list) and "__" in key:
@@ -133,9 +137,9 @@ def set_searched_value(raw: dict[str, Any], path: KeyPath, value: Any, report: R
 
 
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:
-    """Add a problem for each search key that cannot be searched, or whose path another key searches at the same time.
+    """Add a problem to `report` for each search key that cannot be searched, or whose path another search key varies at the same time.
 
-    Args: above: paths of the search keys inside whose values `keys` are nested.
+    Args: keys: search keys. above: paths of the search keys whose options contain the search keys `keys`.
     """
     seen = set(above)
     for key in keys:
@@ -164,18 +168,19 @@ def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Rep
 
 
 class _ValueChecker:
-    """Tests values of search keys by setting these values in a raw spec and validating the raw spec."""
+    """Tester of search values, which sets the values in a copy of a raw spec and validates the copy."""
 
     def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
         self.base, self.keys, self.problems_of = base, keys, problems_of
         self.known = problems_of(copy.deepcopy(base))
-        """Problems of the raw spec without searched values."""
+        """Problems of the raw spec without search values."""
         self.contexts = min(max(len(key.values_to_check()) for key, _ in walk_search_keys(keys)), _MOST_CONTEXTS)
 
     def problems_of_values(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
-        """Return the problems of given search values, or [] if they are valid with at least one tested combination of the other keys.
+        """Return the problems of the search values `pins`, or [] if these values are valid with at least one tested combination of values
+        of the other search keys.
 
-        Args: pins: {path of a search key in the search section: its value, or the index of its value in a list of options}.
+        Args: pins: maps the path of a search key in the search section to its value or, for a list of options, to the index of its value.
         """
         pinned = [key for key in self.keys if key.where in pins]
         first = self._problems_with(pinned, pins, 0)
@@ -184,9 +189,9 @@ class _ValueChecker:
         return first if self.problems_of_combinations(pins) else []
 
     def problems_of_combinations(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
-        """Return the problems of the first tested combination of values of all search keys, or [] if any tested combination is valid.
+        """Return the problems of the first tested combination of the values of all search keys, or [] if any tested combination is valid.
 
-        Args: pins: values that every combination contains (see `problems`).
+        Args: pins: search values that every tested combination contains (see `problems_of_values`).
         """
         first: list[Problem] = []
         for context in range(self.contexts):
@@ -213,7 +218,7 @@ def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _ValueCheck
         if not (key.has_options or key.is_normal or value in key.bounds) and any(
             problem.path == show_path(location) for problem in report.problems
         ):
-            continue  # a value inside a range whose ends are already reported
+            continue  # problems of the ends of the value's range are already reported
         shown = format_json(key.args[value] if key.has_options else value)
         below = {inner.text for inner in key.nested[value]} if key.nested else set()
         for problem in values.problems_of_values({**above, key.where: value}):

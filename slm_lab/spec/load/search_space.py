@@ -1,4 +1,5 @@
-"""The search space of a spec: the hyperparameters to search with their distributions, and the spec of a trial with given values."""
+"""The search space of a spec, which contains the searched hyperparameters with their distributions and returns the spec of a trial for
+given values."""
 
 from __future__ import annotations
 
@@ -19,13 +20,15 @@ from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
 Values = dict[str, Any]
-"""Values of the searched keys in one trial, by dotted path: {"agent.algorithm.gamma": 0.97}."""
+"""Maps the dotted paths of the searched keys to their values in one trial, such as {"agent.algorithm.gamma": 0.97}."""
 KeyChoices = dict[str, Any]
-"""Name of a search key (see SearchSpace.named) → its value or, for the distributions choice and grid_search, the index of its value."""
+"""Maps the names of search keys (see SearchSpace.named) to their values in one trial or, for the distributions choice and grid_search, to
+the indices of their values."""
 
 
 class SearchSpace:
-    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if the search section is empty."""
+    """Search space of a spec: the keys that the spec's search section varies, with their distributions. Raises SpecError if the search
+    section is empty."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -33,15 +36,16 @@ class SearchSpace:
         if not self.search_keys:
             raise SpecError(spec.name, [Problem("search", "nothing to search: the spec has no keys here")])
         self.named = {show_path(key.where): key for key, _ in walk_search_keys(self.search_keys)}
-        """Unique name → search key, for all search keys and the keys nested in their options."""
+        """Maps unique names to all search keys, including search keys that are nested in the options of other search keys."""
         self.keys = tuple(dict.fromkeys(key.text for key in self.named.values()))
         """Dotted paths of all searched keys, in the order of the spec file."""
 
     @property
     def num_trials(self) -> int:
-        """Number of trials, which is meta.max_trial or, if all search keys are grid_search keys, the size of the grid.
+        """Number of trials of the search, which is meta.max_trial or, if all search keys are grid_search keys, the number of combinations
+        of values (the grid).
 
-        A meta.max_trial above 1 limits the number of trials of a grid.
+        If meta.max_trial is above 1, it limits the number of trials of a grid.
         """
         count = self.spec.meta.max_trial
         if not self.is_grid:
@@ -54,37 +58,40 @@ class SearchSpace:
         return all(key.distribution == "grid_search" for key in self.named.values())
 
     def sample(self, rng: np.random.Generator) -> Values:
-        """Draw the values of one trial from the distributions of the search keys. All values of a grid_search key are equally probable."""
+        """Return random values for one trial, drawn from the distributions of the search keys. The values of a grid_search key are equally
+        probable."""
         return self.values(lambda _, key: value_at_quantile(key, rng.random()))
 
     @cached_property
     def grid(self) -> tuple[Values, ...]:
-        """All combinations of the values of grid_search keys, or one empty dict if there are no grid_search keys.
+        """All combinations of the values of grid_search keys, or one empty dict if the search has no grid_search keys.
 
-        Keys that are nested in a key with another distribution are left out.
+        The combinations do not contain search keys that are nested in a search key with another distribution.
         """
         return tuple(self.values_from(choices) for choices in self.grid_choices)
 
     @cached_property
     def grid_choices(self) -> tuple[KeyChoices, ...]:
-        """The combinations of `grid` as choices (see KeyChoices)."""
+        """The combinations of values in the attribute `grid`, as choices (see KeyChoices)."""
         return tuple(_grid_combinations(self.search_keys))
 
     def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
-        """Return the values of one trial. Args: choose: function (name of a search key, search key) → choice (see KeyChoices)."""
+        """Return the values of one trial. Args: choose: function that returns the choice (see KeyChoices) for the name of a search key and
+        the search key."""
         return {key.text: value for key, value in active_values(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:
-        """Convert choices (see KeyChoices) to values by path. Search keys without a choice are omitted."""
+        """Convert choices (see KeyChoices) to a dict from dotted paths to values. Search keys without a choice are omitted."""
         keys = [key for key in self.search_keys if show_path(key.where) in choices]
         return {key.text: value for key, value in active_values(keys, lambda key: choices[show_path(key.where)])}
 
     def choices_of(self, values: Mapping[str, Any]) -> KeyChoices:
-        """Convert values by path to choices (see KeyChoices). A search key without a value, or without a matching option, is omitted."""
+        """Convert a dict from dotted paths to values to choices (see KeyChoices). A search key without a value, or without a matching
+        option, is omitted."""
         return dict(_known_choices(self.search_keys, values))
 
     def trial_spec(self, values: Mapping[str, Any]) -> Spec:
-        """Return the spec of a trial: the spec with the given values, without its search section.
+        """Return the spec of a trial, which is the searched spec with the values `values` and without the search section.
 
         Raises SpecError if the combination of values is invalid, and KeyError if `values` contains a key that is not searched.
         """
@@ -98,9 +105,10 @@ class SearchSpace:
 
     @cached_property
     def _base_spec(self) -> dict[str, Any]:
-        """The raw spec without its search section.
+        """The raw spec to which the values of a trial are applied, without the search section.
 
-        If the name of a component (such as a net) is searched, keys of this component with default values are left out.
+        If the name of a component (such as a net) is searched, the raw spec does not contain those keys of the component that have default
+        values.
         """
         body: dict[str, Any] = dump_spec(self.spec)[self.spec.name]
         body.pop("search", None)
@@ -113,9 +121,9 @@ class SearchSpace:
 
 
 def value_at_quantile(key: SearchKey, uniform: float) -> Any:
-    """Return the value of a search key at the quantile `uniform` (0 to 1) of its distribution.
+    """Return the value of a search key at the quantile `uniform` (0 to 1) of the search key's distribution.
 
-    For the distributions choice and grid_search, return the index of the value.
+    For the distributions choice and grid_search, return the index of the value in the list of options.
     """
     if key.has_options:
         return min(int(uniform * len(key.args)), len(key.args) - 1)
@@ -127,14 +135,14 @@ def value_at_quantile(key: SearchKey, uniform: float) -> Any:
     if key.step and not key.is_log:
         count = round((high - low) / key.step)
         return key.multiple_of_step(low / key.step + min(int(uniform * (count + 1)), count))
-    half = key.step / 2 if key.step else 0.0  # each multiple of the step represents the values nearest to it
+    half = key.step / 2 if key.step else 0.0  # each multiple of the step represents the values to which this multiple is nearest
     low, high = max(low - half, low / 2), high + half
     value = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low))) if key.is_log else low + uniform * (high - low)
     return round_to_range(key, value)
 
 
 def round_to_range(key: SearchKey, value: float) -> float:
-    """Return the number nearest to `value` that the range of a search key allows, with at most 8 significant digits."""
+    """Return the number nearest to `value` that the range of a search key allows, rounded to at most 8 significant digits."""
     low, high = key.bounds
     return min(max(key.multiple_of_step(value / key.step) if key.step else _round(value), low), high)
 
@@ -157,9 +165,10 @@ def _known_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iter
 
 
 def suggest_choice(asked: Any, name: str, key: SearchKey) -> Any:
-    """Return the value that an Optuna trial suggests for a search key.
+    """Return the number that an Optuna trial suggests for a search key.
 
-    The value is an index of an option, a quantile of a normal distribution, or a number in a range.
+    The suggested number is the index of an option, a number in the range of the search key or, for a normal distribution, a quantile (0 to
+    1).
     """
     if key.has_options:
         return asked.suggest_categorical(name, range(len(key.args)))
@@ -172,7 +181,8 @@ def suggest_choice(asked: Any, name: str, key: SearchKey) -> Any:
 
 
 def create_frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: float | None, state: Any = None) -> Any:
-    """Return an Optuna trial with given choices and the objective value `metric`. Its state is COMPLETE unless `state` is given."""
+    """Return an Optuna trial with the choices `choices` and the objective value `metric`. If `state` is None, the trial has the state
+    COMPLETE."""
     asked = optuna.trial.FixedTrial(choices)
     for name in choices:
         suggest_choice(asked, name, space.named[name])
@@ -181,7 +191,8 @@ def create_frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, me
 
 
 def _grid_combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
-    """Return all combinations of the values of grid_search keys, as choices. Keys nested in the options of a key are included."""
+    """Return all combinations of the values of grid_search keys, as choices (see KeyChoices). Search keys that are nested in the options of
+    another search key are included."""
     axes: list[list[KeyChoices]] = []
     for key in keys:
         if key.distribution == "grid_search":
@@ -191,7 +202,8 @@ def _grid_combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
 
 
 def _drop_defaults(body: dict[str, Any], location: tuple[str, ...]) -> None:
-    """Remove keys with default values from a section, because a component that a trial chooses may have other default values."""
+    """Remove keys with default values from a section of a spec, because the component that a trial chooses for this section may have other
+    default values."""
     section = value_at(body, location)
     if not isinstance(section, dict):
         return

@@ -1,4 +1,5 @@
-"""Load a study (a comparison of specs in several envs with several seeds) from a spec file, and expand the study to training runs."""
+"""Functions that load a study (a comparison of specs in several envs with several seeds) from a spec file, and expand the study to training
+runs."""
 
 from __future__ import annotations
 
@@ -36,23 +37,24 @@ OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
     "meta.track",
 )  # fmt: skip
-"""Prefixes of the paths of keys that do not affect what is learned."""
+"""Prefixes of the paths of those spec keys that do not affect what the agent learns."""
 
 
 def result_settings(spec: Spec) -> dict[str, Any]:
-    """Return {dotted path: value} for all keys that determine the results of a spec's runs.
+    """Return a dict from dotted paths to values for all keys of a spec that determine the results of the spec's runs.
 
-    Seeds, provenance and other keys in OPERATIONAL are left out.
+    The dict does not contain seeds, provenance and other keys whose paths begin with a prefix in OPERATIONAL.
     """
     ((_, body),) = dump_spec(spec).items()
     return {path: value for path, value in flatten_leaves(body) if not path.startswith(OPERATIONAL)}
 
 
 def differing_paths(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the dotted paths at which two settings (see `result_settings`) differ. Args: spec: the spec that has the settings `after`.
+    """Return the dotted paths of the keys in which two results of `result_settings` differ. Args: spec: the spec that has the settings
+    `after`.
 
-    A key that only `after` contains is left out if it has its default value, because a key that was added to the package later does not,
-    with its default value, change what was learned before.
+    A key that only `after` contains is left out if it has its default value, because the key may have been added to the package later, and
+    the default value does not change what was learned before.
     """
     ((_, body),) = dump_spec(spec).items()
     return [path for path in diff(before, after) if path in before or not _is_default(path, after[path], body)]
@@ -67,7 +69,8 @@ def _is_default(path: str, value: Any, body: Any) -> bool:
 
 
 def study_entries(path: str | Path, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the path of a spec file and all its entries by name. Raises SpecError if the file contains no study `name`."""
+    """Return the path of a spec file, and a dict from names to all specs and studies in the file. Raises SpecError if the file contains no
+    study `name`."""
     source, entries = raw_entries(path)
     if name not in entries:
         hint = nearest_hint(name, entries) or f"; expected one of {', '.join(entries)}"
@@ -104,7 +107,8 @@ def _prefix_study_path(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _apply_set_arguments(body: Any, sets: Sequence[str], report: Report) -> Any:
-    """Apply --set arguments to a raw study. Paths in these arguments refer to keys of the study, not to keys of the specs in the study."""
+    """Apply --set arguments to a raw study, and return the raw study. The paths in the --set arguments refer to keys of the study, not to
+    keys of the specs in the study."""
     arguments = parse_set_arguments(sets)
     keys = StudySpec.model_fields
     overrides: dict[KeyPath, Any] = {(variable,): value for variable, value in arguments.variables.items()}
@@ -119,9 +123,11 @@ def _apply_set_arguments(body: Any, sets: Sequence[str], report: Report) -> Any:
 
 
 def _set_argument_path(body: dict[str, Any], key: KeyPath) -> KeyPath:
-    """Return the path in a raw study that a --set argument changes: ("set", "env", "max_frame") becomes ("set", "env.max_frame").
+    """Return the path in a raw study that a --set argument changes. The path of a --set argument ("set", "env", "max_frame") becomes
+    ("set", "env.max_frame").
 
-    The object at a key `set` is flattened to dotted paths in place, and the changed path is removed so that the new value comes last.
+    This function flattens the object at a key `set` to dotted paths in place, and removes the changed path from the object so that the new
+    value comes last.
     """
     depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
     given = value_at(body, key[:depth])
@@ -146,7 +152,7 @@ def _validate_study(body: Any, report: Report) -> StudySpec | None:
 
 
 def _check_study(spec: StudySpec, report: Report) -> None:
-    """Add a problem for each contradiction between the keys of a study."""
+    """Add a problem to `report` for each contradiction between the keys of a study."""
     labels = [entry.title for entry in spec.entries]
     names = [env.title for env in spec.envs]
     for index, name in enumerate(names):
@@ -177,7 +183,8 @@ def _check_study(spec: StudySpec, report: Report) -> None:
 
 
 def _check_entries(spec: StudySpec, labels: list[str], report: Report) -> None:
-    """Add a problem for each key of an entry that contradicts the key `envs` of the study, and for each repeated label."""
+    """Add a problem to `report` for each key of a study's entry that contradicts the key `envs` of the study, and for each label that
+    several entries have."""
     for index, entry in enumerate(spec.entries):
         if entry.env is not None and spec.envs:
             report.add_problem(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
@@ -194,12 +201,12 @@ def _add_label_problem(index: int, label: str, other: int, report: Report) -> No
 
 
 class _RunPlanner:
-    """Expands a study to its training runs, and adds problems to `report`.
+    """Planner that expands a study to its training runs, and adds problems to `report`.
 
     Attributes:
-        notes: notes from loading the specs.
-        scores: (label of an entry, label of an env) → published score.
-        entries: (label of an entry, label of an env) → index of the entry in the study.
+        notes: notices that loading the specs has produced.
+        scores: maps (label of an entry, label of an env) to the published score.
+        entries: maps (label of an entry, label of an env) to the index of the entry in the study.
     """
 
     def __init__(self, study: StudySpec, source: str, report: Report) -> None:
@@ -208,7 +215,7 @@ class _RunPlanner:
         self.scores: dict[tuple[str, str], float] = {}
         self.entries: dict[tuple[str, str], int] = {}
         self._trained: dict[str, tuple[str, str]] = {}
-        """Digest of a run's settings → (label of the entry, label of the env) of the run."""
+        """Maps the digest of a run's settings to (label of the entry, label of the env) of the run."""
 
     def runs(self) -> Iterator[StudyRun]:
         """Yield the runs of the study, one for each combination of env, entry and seed."""
@@ -241,7 +248,7 @@ class _RunPlanner:
             yield run.with_seed(seed)
 
     def check_pairs(self, runs: Sequence[StudyRun]) -> None:
-        """Add a problem for each entry that shares no random_seed with the baseline in the same env."""
+        """Add a problem for each entry that has no random_seed in common with the baseline in the same env."""
         seeds: dict[tuple[str, str], set[int]] = {}
         for run in runs:
             seeds.setdefault((run.entry, run.env), set()).add(run.random_seed)
@@ -251,7 +258,7 @@ class _RunPlanner:
                 self.report.add_problem(("entries", self.entries[entry, env], "random_seed"), message)
 
     def _load_spec(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
-        """Load the spec of an entry in an env. If the spec is invalid, add its problems to the report and return None."""
+        """Return the spec of a study's entry in an env. If the spec is invalid, add the problems to the report and return None."""
         location: KeyPath = ("entries", index)
         file, _, name = entry.spec.rpartition(":")
         try:
@@ -281,9 +288,9 @@ class _RunPlanner:
         return found.specs[0]
 
     def _find_raw_spec(self, file: str, name: str) -> tuple[Path, Any]:
-        """Return (path of the spec file, raw spec) of an entry. Raises SpecError if the file or the spec cannot be used.
+        """Return the path of the spec file and the raw spec of a study's entry. Raises SpecError if the file or the spec cannot be used.
 
-        The file is searched in the folder of the study's file, and then by `find_spec_file`.
+        The spec file is searched in the folder of the study's file, and then by `find_spec_file`.
         """
         if not file and name.endswith((".json", ".yaml", ".yml")):
             message = f"'{name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole"
@@ -299,9 +306,9 @@ class _RunPlanner:
         return path, raw
 
     def _collect_set_values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
-        """Return {path or variable: value} from the keys `set` of the study, an env and an entry.
+        """Return a dict from paths and variables to their values, which the keys `set` of the study, an env and an entry give.
 
-        If one of these keys is invalid, add a problem to the report and return None.
+        If a key `set` is invalid, add a problem to the report and return None.
         """
         values: dict[str, Any] = {}
         before = len(self.report.problems)
@@ -314,12 +321,12 @@ class _RunPlanner:
                     self.report.add_problem((*at, key), "is the study's own random_seed; set that")
                 if env is not None and key in ("env", "env.name"):
                     self.report.add_problem((*at, key), f"is the name of an env, {env.name}, which envs gives")
-                values.pop(key, None)  # the last value counts, even after a value of an enclosing section
+                values.pop(key, None)  # the last value is used, even after a value of an enclosing section
                 values[key] = value
         return None if len(self.report.problems) > before else values
 
     def _unusable_reason(self, specs: Sequence[Spec]) -> str | None:
-        """Return the reason why the specs of an entry cannot be run in the study, or None if they can be run."""
+        """Return the reason why the study cannot run the specs of an entry, or None if the study can run the specs."""
         if len(specs) != 1:
             return f"expands to {len(specs)} specs (spec_params); name one of {', '.join(one.name for one in specs)}"
         if specs[0].search is not None:
@@ -330,7 +337,8 @@ class _RunPlanner:
 
 
 def _flatten_set_values(given: Mapping[str, Any], location: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted path or variable, value) for each value in the object of a key `set`. Objects at agent, env and meta may be nested."""
+    """Yield a tuple (dotted path or variable, value) for each value in the object of a study's key `set`. The objects at the keys agent,
+    env and meta may be nested."""
     for key, value in given.items():
         if key in ("agent", "env", "meta") and isinstance(value, dict):
             yield from flatten_leaves(value, f"{key}.")

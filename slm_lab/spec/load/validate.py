@@ -1,6 +1,6 @@
 """Validate a raw spec with the pydantic model Spec, and describe each problem.
 
-A problem names the path of the key, the given value, the allowed values, and the most similar valid key.
+A problem contains the path of the key, the given value, the allowed values, and the most similar valid key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint, show
 
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
-    """Return the Spec of a raw spec in the current format. If the raw spec is invalid, add its problems to `report` and return None."""
+    """Return the Spec of a raw spec in the current format. If the raw spec is invalid, add the problems to `report` and return None."""
     try:
         return Spec.model_validate(raw)
     except ValidationError as error:
@@ -31,7 +31,7 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
 
 
 def add_validation_problems(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
-    """Add a problem to `report` for each error in a pydantic ValidationError. Args: root: the model that has validated `raw`."""
+    """Add a problem to `report` for each error in a pydantic ValidationError. Args: root: the pydantic model that has validated `raw`."""
     found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _relevant_errors(error)}
     for path, (kind, message) in found.items():
         # If both a list and one of its items are invalid, report only the item.
@@ -54,10 +54,10 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
-    """Return {path: likely name} for each unknown name of a component (such as a net) at the paths `wrong`.
+    """Return a dict from the path of each unknown name of a component (such as a net) among the paths `wrong` to a likely name.
 
-    With a likely name, the other keys of the component can be checked. A name "package.module:Class" that cannot be imported gets no likely
-    name, because the keys of the class are unknown.
+    With a likely name, the other keys of the component can be checked. For a name "package.module:Class" that cannot be imported, the dict
+    contains no likely name, because the keys of the class are unknown.
     """
     likely = {}
     for path in wrong:
@@ -73,7 +73,8 @@ def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str
 
 
 def _likely_name(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
-    """Return the model name most similar to the name in `section` or, if no name is similar, the name of the model whose keys fit best."""
+    """Return the name of that model in `models` whose name is most similar to the name in `section` or, if no name is similar, whose keys
+    fit the section best."""
     near = difflib.get_close_matches(str(section.get("name"))[:80], component_names(models), n=1)
 
     def fit(model: type[BaseModel]) -> int:
@@ -84,7 +85,7 @@ def _likely_name(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
 
 
 def _error_path(item: Any, raw: Any, root: type[BaseModel] = Spec) -> KeyPath:
-    """Return the path in `raw` of a pydantic error, which is the error's `loc` without the names of union members."""
+    """Return the path of a pydantic error's key in `raw`, which is the error's `loc` without the names of union members."""
     return tuple(_path_without_tags(item["loc"], item["type"], raw, root))
 
 
@@ -106,7 +107,7 @@ def _path_without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel])
 
 
 def _add_validation_problem(path: KeyPath, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
-    """Add a problem with the key at `path`. Args: kind, message: type and message of the pydantic error."""
+    """Add a problem with the key at `path` to `report`. Args: kind, message: type and message of the pydantic error."""
     parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
@@ -126,7 +127,7 @@ def _add_validation_problem(path: KeyPath, kind: str, message: str, raw: Any, re
 
 
 def _allowed_strings(path: KeyPath, parents: list[Any]) -> list[str]:
-    """Return the strings that the models `parents` allow at `path`."""
+    """Return the strings that the pydantic models `parents` allow as values of the key at `path`."""
     annotations = [inner for parent in parents for inner in annotations_below(parent, path[-1])] if path else []
     return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
 
@@ -134,8 +135,8 @@ def _allowed_strings(path: KeyPath, parents: list[Any]) -> list[str]:
 def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
     """Return a hint for an unknown key of a section.
 
-    The hint is the name in this package of a key of another library, else the most similar key of the section, else the section to which
-    the key belongs.
+    If the key belongs to another library, the hint is the name of the key in this package. Otherwise, the hint is the most similar key of
+    the section or, if no key is similar, the section to which the key belongs.
     """
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
@@ -145,12 +146,12 @@ def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]
 
 
 def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
-    """Return a description of the values that are allowed at `path`."""
+    """Return a description of the values that the key at `path` may have."""
     parents = models_at(path[:-1], raw, root)
     if path and path[-1] == "name" and len(names := component_names(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")
     end = next((n for n in range(len(path), 0, -1) if isinstance(path[n - 1], str)), 0)
-    """Length of the path up to its last key. (List indices may follow this key.)"""
+    """Length of the path up to the path's last key, which list indices may follow."""
     key = path[end - 1] if end else ""
     models = models_at(path[: end - 1], raw, root) if end else []
     schema: dict[str, Any] = next((_schema(model)[key] for model in models if key in model.model_fields), {})
@@ -161,7 +162,7 @@ def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
 
 @cache
 def _schema(model: type[BaseModel]) -> dict[str | int, Any]:
-    """Return {key: JSON Schema of the value} for a pydantic model."""
+    """Return a dict from the keys of a pydantic model to the JSON Schemas of their values."""
     try:
         return dict(model.model_json_schema()["properties"])
     except PydanticInvalidForJsonSchema:  # a user's model can have types without JSON Schema

@@ -1,4 +1,4 @@
-"""Check rules that concern several sections of a spec, and report contradictions between keys and names that do not exist."""
+"""Check the rules that concern several sections of a spec, and report contradictions between keys, and names that do not exist."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ from slm_lab.spec.rules.torch_check import check_torch_names
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
-    """Add a problem for each contradiction between keys of a spec whose keys are valid on their own.
+    """Add a problem to `report` for each contradiction between keys of a spec. Each key must be valid on its own.
 
-    Args: algorithm_known: False if the name of the algorithm was guessed, so that rules that depend on the algorithm are skipped.
+    Args: algorithm_known: whether the name of the algorithm is valid. If the name was guessed, rules that depend on the algorithm are
+    skipped.
     """
     if algorithm_known:
         _check_algorithm(spec, report)
@@ -131,7 +132,7 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
     if isinstance(algorithm, SoftActorCriticSpec) and "initial_alpha" in algorithm.model_fields_set and algorithm.fixed_alpha is None:
-        least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # no overflow
+        least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # exp must not overflow
         if not least <= algorithm.initial_alpha <= most:
             allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"
             report.add_problem((*ALGORITHM, "initial_alpha"), f"must be {allowed}, not {algorithm.initial_alpha:g}")
@@ -177,7 +178,8 @@ def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
 
 
 def _check_meta(spec: Spec, report: Report) -> None:
-    """Reject keys of meta that have no effect, or that cannot be combined with the algorithm or with other keys of meta."""
+    """Add a problem for each key of the section meta that has no effect, or that cannot be combined with the algorithm or with other keys
+    of meta."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     if meta.distributed and getattr(algorithm, "reset_frequency", None) is not None:
         report.add_problem(
@@ -197,7 +199,8 @@ def _check_meta(spec: Spec, report: Report) -> None:
 
 
 def _reject_ineffective_keys(spec: Spec, report: Report) -> None:
-    """Add a problem for each key without effect that a --set argument gives. In a spec file such keys are ignored, as in SLM Lab."""
+    """Add a problem for each key without effect that a --set argument gives. In a spec file, keys without effect are ignored, as in SLM
+    Lab."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     groups: list[tuple[KeyPath, Iterable[str], bool, str]] = [
         (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
@@ -230,7 +233,7 @@ def spec_value_at(spec: Spec, path: KeyPath) -> Any:
 
 
 def check_updates(spec: Spec, report: Report) -> None:
-    """Add a problem if a Session (one training run) ends before its first update."""
+    """Add a problem if a Session (one training run) would end before the agent's first update."""
     algorithm, frames = spec.agent.algorithm, spec.session_frames
     if not algorithm.learns:
         return
@@ -244,12 +247,13 @@ def check_updates(spec: Spec, report: Report) -> None:
 
 
 def _find_late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
-    """Return (path of a key, reason) if the value of this key makes the first rollout longer than `steps` vector steps, else None."""
+    """Return a tuple (path of a key, reason) if the value of the key makes the first rollout longer than `steps` vector steps, else
+    None."""
     algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
     path = (*ALGORITHM, keys[0] if keys else "training_frequency")
     if spec.lacks_net and isinstance(algorithm, EPOCHS) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
-        return None  # the recommended time_horizon will be short enough
+        return None  # complete_short_spec sets a time_horizon that is short enough
     if spec.agent.memory.episodes:
         late = rows > spec.session_frames
         return (path, f"trains after {rows} episodes, each of at least one frame") if late else None
@@ -260,7 +264,8 @@ def _find_late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
 
 
 def _find_late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None:
-    """Return (path of a key, reason) if the value of this key delays the first replay batch beyond `steps` vector steps, else None."""
+    """Return a tuple (path of a key, reason) if the value of the key delays the first batch from the replay memory beyond `steps` vector
+    steps, else None."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
     every = getattr(algorithm, "training_frequency", 1)
@@ -285,7 +290,8 @@ def _find_late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] |
 
 
 def _check_schedules(section: SpecModel, location: KeyPath, report: Report) -> None:
-    """Check that the schedules in a section of a spec do not end before they start, and that their values are in the allowed range."""
+    """Check that the schedules in a section of a spec do not end before they start, and that the schedules' values are in the allowed
+    range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
         if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
@@ -331,7 +337,8 @@ def _check_memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) ->
 
 
 def _check_sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report: Report) -> None:
-    """Reject the keys for sequences of a replay memory if the net is not recurrent and learns from single transitions."""
+    """Add a problem for each replay key that concerns sequences if the net is not recurrent, because such a net learns from single
+    transitions."""
     if net.recurrent:
         return
     for key, default in (("burn_in", None), ("eta", PriorityKeys.model_fields["eta"].default)):
@@ -345,7 +352,7 @@ def _check_env(spec: Spec, report: Report) -> None:
         with_critic = ", ".join(name for name, model in ALGORITHMS.items() if model.has_critic)
         report.add_problem(("env", "critic_keys"), f"{algorithm.name} has no critic that reads these entries; allowed: {with_critic}")
     env = spec.env
-    if not is_extension(env.backend) and (message := env_ids.unavailable_reason(env.name)):  # a user's backend knows its own ids
+    if not is_extension(env.backend) and (message := env_ids.unavailable_reason(env.name)):  # a user's backend checks its own env ids
         report.add_problem(("env", "name"), message)
     if env.backend == "ale" and not env.name.startswith("ALE/"):
         report.add_problem(("env", "backend"), f"'ale' supports ALE/… envs only, not {env.name}")
@@ -362,7 +369,8 @@ def _check_env(spec: Spec, report: Report) -> None:
 
 
 def _check_goals(spec: Spec, report: Report) -> None:
-    """Reject keys that cannot be combined with HindsightReplay, which computes the rewards of stored transitions again for other goals.
+    """Add a problem for each key that cannot be combined with HindsightReplay, which computes the rewards of stored transitions again for
+    other goals.
 
     The rejected keys are num_step_returns above 1, and keys of the env that change observations or rewards over time.
     """
@@ -386,7 +394,8 @@ def _require_one_step_returns(spec: Spec, what: str, report: Report) -> None:
 
 
 def _check_demonstrations(spec: Spec, report: Report) -> None:
-    """Check that the algorithm can learn from meta.demonstrations if the key is given, and that offline algorithms have demonstrations."""
+    """Check that the algorithm can learn from demonstrations if the spec gives meta.demonstrations, and that the spec of an offline
+    algorithm gives this key."""
     algorithm, location = spec.agent.algorithm, ("meta", "demonstrations")
     memory = spec.agent.memory
     if spec.meta.demonstrations is None:
@@ -412,7 +421,8 @@ def _check_demonstrations(spec: Spec, report: Report) -> None:
 
 
 def _check_mixed_batches(spec: Spec, report: Report) -> None:
-    """Check that batches can contain both demonstrations and transitions that the agent has collected."""
+    """Check that the algorithm and the memory support batches that contain both demonstrations and transitions that the agent has
+    collected."""
     memory, net = spec.agent.memory, spec.agent.net
     _require_one_step_returns(spec, "meta.demonstrations, whose transitions are single", report)
     if not isinstance(memory, ReplaySpec):

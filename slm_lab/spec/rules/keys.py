@@ -13,7 +13,7 @@ SAMPLER: KeyPath = ("meta", "sampler")
 
 
 def reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
-    """Add a problem for each of `keys` whose value is not the default, because these keys have no effect.
+    """Add a problem to `report` for each of `keys` whose value is not the default value, because these keys have no effect.
 
     Args: why: reason why the keys have no effect.
     """

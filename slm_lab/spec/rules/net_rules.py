@@ -22,7 +22,7 @@ from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS
 
 
 def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
-    """Check that a net fits the algorithm and memory of its agent. Args: location: path of the net."""
+    """Check that a net fits the algorithm and the memory of an agent. Args: location: path of the net in the spec."""
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
         _check_arcs(agent, net, location, report)
@@ -70,7 +70,7 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
 
 
 def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:
-    """Reject keys that would change the norm of the weights of a SimbaV2Net, which is 1."""
+    """Add a problem for each key that would change the norm of a SimbaV2Net's weights, which must be 1."""
     if getattr(agent.algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
         report.add_problem((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
     why = "the weights of each output have norm 1"
@@ -87,7 +87,8 @@ def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> 
 
 
 def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
-    """Reject noisy layers if the algorithm does not support noisy layers, and the key noisy_sigma if the net has no noisy layers."""
+    """Add a problem if the net has noisy layers but the algorithm does not support noisy layers, or if the spec gives noisy_sigma for a net
+    without noisy layers."""
     if not net.noisy:
         report.add_problem((*location, "noisy_sigma"), "has no effect: noisy is false")
     elif algorithm.learns and not algorithm.noisy:
@@ -96,7 +97,8 @@ def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, r
 
 
 def check_global_nets(agent: AgentSpec, report: Report) -> None:
-    """Reject Lookahead optimizers, with which several Sessions (parallel training processes) cannot train a shared net."""
+    """Add a problem for each Lookahead optimizer, because several Sessions (parallel training processes) cannot train a shared net with
+    Lookahead."""
     for location, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
             if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
@@ -105,7 +107,8 @@ def check_global_nets(agent: AgentSpec, report: Report) -> None:
 
 
 def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that `hid_layers` of a HydraMLPNet is [units of each head, units of the body, units of each tail]: [[[32], [32]], [64], []]."""
+    """Check that `hid_layers` of a HydraMLPNet has the form [units of each head, units of the body, units of each tail], such as [[[32],
+    [32]], [64], []]."""
 
     def is_unit_list(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
@@ -124,7 +127,8 @@ def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> Non
 
 
 def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that a TorchArcNet has either the architecture `arc`, or separate architectures `actor_arc` and `critic_arc`."""
+    """Check that the spec of a TorchArcNet gives either the architecture `arc`, or the separate architectures `actor_arc` and
+    `critic_arc`."""
     if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
         return
     if location[-1] == "critic_net":

@@ -1,6 +1,7 @@
-"""Resolve a valid spec: correct values that cannot be used as given, reset keys that have no effect, and fill in absent values.
+"""Resolve a valid spec to the values that a run uses: correct values that a run cannot use, reset keys that have no effect, and fill in
+absent values.
 
-A change to a value that the user has given is usually reported with a note.
+If a function changes a value that the user has given, it usually reports the change with a note.
 """
 
 from __future__ import annotations
@@ -41,33 +42,33 @@ from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation_class
 
 _NAME: KeyPath = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
-"""Specs of the separate optimizers of actor and critic."""
+"""Keys of agent.net that describe the separate optimizers and learning rate schedulers of actor and critic."""
 DECIDES_OPTIMIZERS: tuple[KeyPath, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
-"""Keys that determine which of the specs in SEPARATE have an effect."""
+"""Paths of the keys that determine which of the keys in SEPARATE have an effect."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
-"""Keys of target nets."""
+"""Keys of agent.net that describe the updates of target nets."""
 CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc", "dropout")
-"""Keys of agent.net for critics, which have no effect if there is an agent.critic_net."""
+"""Keys of agent.net for critics, which have no effect if the spec has an agent.critic_net."""
 ACTOR_KEYS = (
     "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",
     "out_layer_activation", "gpu", "cuda_id", "tf32", "seq_len",
 )  # fmt: skip
-"""Keys that have no effect in agent.critic_net."""
+"""Keys of nets that have no effect in agent.critic_net."""
 TUNED_ALPHA = ("initial_alpha", "alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")
-"""Keys of the automatically tuned temperature."""
+"""Keys of agent.algorithm that concern the automatically tuned temperature of soft actor-critic."""
 
 
 class _SpecDraft:
-    """A spec to which `resolve_spec` applies its changes. Each change replaces one value, and can add a note to the report."""
+    """A spec to which `resolve_spec` applies its changes. Each change replaces one value of the spec, and can add a note to the report."""
 
     def __init__(self, spec: Spec, report: Report) -> None:
         self.spec, self.report = spec, report
 
     def set(self, path: KeyPath, value: Any, note: str = "", by: Sequence[KeyPath] = ()) -> None:
-        """Replace the value at `path`, and add `note` to the report if it is not empty.
+        """Replace the value at `path`, and add the note `note` to the report if the text is not empty.
 
-        Args: by: paths of the keys that the new value depends on. If a hyperparameter search varies one of these keys, the value is not
-            replaced here, but in the spec of each trial.
+        Args: by: paths of the keys that the new value depends on. If a hyperparameter search varies a key in `by`, the value is not
+        replaced in this spec, but in the spec of each trial.
         """
         if self._is_left_to_trials(by):
             return
@@ -82,20 +83,20 @@ class _SpecDraft:
     def reset_keys(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
         """Reset each of `keys` to its default value. For each key whose value is not the default, add a note with the reason `why`.
 
-        Args: by: as in `set`.
+        Args: by: paths of the keys on which the reset depends (see `set`).
         """
         model = spec_value_at(self.spec, location)
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default and not self._is_left_to_trials(by):
                 self.set((*location, key), field.default, f"has no effect: {why}; ignored")
-                spec_value_at(self.spec, location).model_fields_set.discard(key)  # a set of a copied section
+                spec_value_at(self.spec, location).model_fields_set.discard(key)  # model_fields_set belongs to a copy of the section
 
     def _is_left_to_trials(self, by: Sequence[KeyPath]) -> bool:
         return bool(by) and _is_searched(self.spec, *by)
 
 
 def resolve_spec(spec: Spec, report: Report) -> Spec:
-    """Return the spec with the values that a run will use, and add notes on the changes to `report`."""
+    """Return a copy of the spec with the values that a run will use, and add notes on the changes to `report`."""
     agent, draft = spec.agent, _SpecDraft(spec, report)
     _resolve_algorithm(draft)
     for key, net in agent.nets.items():
@@ -113,7 +114,8 @@ def resolve_spec(spec: Spec, report: Report) -> Spec:
 
 
 def _resolve_meta(draft: _SpecDraft) -> None:
-    """Resolve meta.track_info, meta.sampler and env.num_envs, and add notes on the keys of distributed training."""
+    """Set meta.track_info, meta.sampler and env.num_envs to the values that a run will use, and add notes on the keys of distributed
+    training."""
     agent, meta = draft.spec.agent, draft.spec.meta
     if "track_info" not in meta.model_fields_set and (success := success_entry(draft.spec.env.name)):
         draft.set(("meta", "track_info"), [success], by=[("env", "name"), ("meta", "track_info")])
@@ -130,7 +132,8 @@ def _resolve_meta(draft: _SpecDraft) -> None:
 
 
 def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
-    """Add a note for each Global optimizer without distributed training, and for each other optimizer in distributed training.
+    """Add a note for each Global optimizer (such as GlobalAdam) without distributed training, and for each other optimizer with distributed
+    training.
 
     In distributed training, all Sessions (training processes) share the statistics of a Global optimizer.
     """
@@ -157,7 +160,8 @@ def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
 
 
 def _redirect_search(search: dict[str, Any], net: NetSpec, draft: _SpecDraft) -> dict[str, Any]:
-    """Return the search section, in which search keys of a replaced optimizer spec refer to the optimizer spec that replaces it."""
+    """Return the search section. If another optimizer spec replaces an optimizer spec, search keys of the replaced optimizer spec are
+    changed to search keys of the other optimizer spec."""
     resolved = draft.spec.agent.net
     moved: dict[KeyPath, KeyPath | None] = {}
     for key in SEPARATE:
@@ -206,7 +210,7 @@ def _resolve_algorithm(draft: _SpecDraft) -> None:
 
 
 def _resolve_minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _SpecDraft) -> None:
-    """Reduce minibatch_size to the number of transitions of a rollout if minibatch_size is larger."""
+    """Reduce minibatch_size to the number of transitions of a rollout if minibatch_size is larger than this number."""
     spec, steps, rollout = draft.spec, algorithm.time_horizon, algorithm.time_horizon * draft.spec.env.num_envs
     sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
     is_open = spec.lacks_net and "time_horizon" not in algorithm.model_fields_set  # `complete_short_spec` sets time_horizon later
@@ -227,7 +231,7 @@ def _note_vtrace(algorithm: VTraceSpec, draft: _SpecDraft) -> None:
 
 
 def _resolve_memory(draft: _SpecDraft) -> None:
-    """Fill in absent keys of prioritised replay, and remove those replay keys of an on-policy memory that have no effect.
+    """Set absent keys of prioritised replay in agent.memory, and remove those replay keys of an on-policy memory that have no effect.
 
     The replay keys of an on-policy memory have an effect only if the algorithm uses self-imitation learning.
     """
@@ -256,7 +260,7 @@ def _resolve_memory(draft: _SpecDraft) -> None:
 def _ignore_polyak_coef(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
     """Reset the key polyak_coef of a net with update_type="replace".
 
-    Add a note if polyak_coef is not the default value, or if the user has given polyak_coef without update_type.
+    Add a note if polyak_coef does not have its default value, or if the user has given polyak_coef without update_type.
     """
     by_default = "update_type" not in net.model_fields_set  # never in a saved spec, which contains the default values of all keys
     why = "update_type is 'replace'" + (" by default; set it to 'polyak'" if by_default else "")
@@ -276,7 +280,7 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
     if not algorithm.uses_loss_spec:
         note = f"has no effect: {algorithm.name} learns distributions by their own loss; ignored" if algorithm.has_critic else ""
         note = note if net.loss_spec != LossSpec() else ""
-        draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss
+        draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the name in the spec may not be a regression loss
     if algorithm.value_distribution() is not None:
         draft.reset_keys(location, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
     if algorithm.learns and not algorithm.has_target:
@@ -299,10 +303,10 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:
-            draft.set((*location, key), activation_class(word))  # torch has no underscores: leaky_relu is LeakyReLU
+            draft.set((*location, key), activation_class(word))  # names in torch have no underscores, such as LeakyReLU for leaky_relu
     rollout = agent.rollout_len
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
-        draft.set((*location, "seq_len"), rollout)  # only the default can be longer: a longer given value is an error
+        draft.set((*location, "seq_len"), rollout)  # only a default value can be longer, because a longer value in the spec is an error
 
 
 def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
@@ -312,9 +316,9 @@ def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
 
 
 def _resolve_optimizers(net: NetSpec, draft: _SpecDraft) -> None:
-    """Resolve the specs of separate optimizers of actor and critic.
+    """Set the keys for separate optimizers of actor and critic to the values that a run will use.
 
-    These specs have an effect only if actor and critic are separate nets and use_same_optim is false.
+    The keys for separate optimizers have an effect only if actor and critic are separate nets and use_same_optim is false.
     """
     algorithm = draft.spec.agent.algorithm
     separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.own_critics
@@ -335,7 +339,7 @@ def _resolve_optimizers(net: NetSpec, draft: _SpecDraft) -> None:
         common = key.removeprefix("actor_")
         given = common in net.model_fields_set
         replaces = algorithm.has_critic or not (given or draft.report.for_slm_lab)
-        if common != key and replaces:  # as in SLM Lab, where the actor's spec replaces the common one, and has no effect without a critic
+        if common != key and replaces:  # as in SLM Lab, the actor's spec replaces the common spec and needs a critic
             draft.set((*NET, common), getattr(net, key))
             draft.set((*NET, key), None, "" if draft.report.for_slm_lab and not given else f"used as '{common}': {reason}")
         else:
@@ -344,10 +348,11 @@ def _resolve_optimizers(net: NetSpec, draft: _SpecDraft) -> None:
 
 
 def derive_dataset_sizes(spec: Spec) -> Spec:
-    """Return a spec of PPO or PQN with rollout workers in which minibatch_size and num_batches_per_epoch fit the number of envs.
+    """For PPO or PQN with rollout workers, return a spec in which minibatch_size and num_batches_per_epoch fit the number of envs.
 
-    Only absent keys are filled in. With the new values, the dataset of an update consists of one rollout of each env, and is divided into
-    minibatches of the given size or, if no size is given, of the size nearest to the default. Any other spec is returned unchanged.
+    Only those of the two keys that the spec does not give are changed. With the new values, the dataset of an update consists of one
+    rollout of each env. If the spec does not give minibatch_size, the minibatch size is the divisor of the dataset's size that is nearest
+    to the default. Specs of other algorithms and specs without rollout workers are returned unchanged.
     """
     algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
     if sampler is None or not isinstance(algorithm, EPOCHS):
@@ -362,14 +367,14 @@ def derive_dataset_sizes(spec: Spec) -> Spec:
     elif not given[0]:
         minibatch = min((n for n in range(1, min(dataset, 4 * minibatch) + 1) if dataset % n == 0), key=lambda n: abs(n - minibatch))
     if minibatch == 0 or dataset % minibatch or (given[1] and dataset % batches):
-        return spec  # check_rules reports the nearest sizes that fit
+        return spec  # check_rules reports the nearest valid sizes
     agent = spec.agent.model_copy(update={"algorithm": algorithm.model_copy(update={"minibatch_size": minibatch})})
     meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update={"num_batches_per_epoch": dataset // minibatch})})
     return spec.model_copy(update={"agent": agent, "meta": meta})
 
 
 def _resolve_sampler(sampler: SamplerSpec, draft: _SpecDraft) -> None:
-    """Resolve conflicts between keys of meta.sampler, and set env.num_envs to the number of envs of all rollout workers."""
+    """Resolve conflicts between keys of meta.sampler, and set env.num_envs to the total number of envs of all rollout workers."""
     spec, report = draft.spec, draft.report
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
@@ -395,13 +400,14 @@ def _resolve_sampler(sampler: SamplerSpec, draft: _SpecDraft) -> None:
 
 
 _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
-"""Weight initialisation and gradient clipping for policy-gradient algorithms (Engstrom et al. 2020, arXiv:2005.12729)."""
+"""Recommended weight initialisation and gradient clipping for policy-gradient algorithms (Engstrom et al. 2020, arXiv:2005.12729)."""
 
 
 def complete_short_spec(spec: Spec, images: bool, action_kind: str) -> Spec:
-    """Add a recommended net, and recommended values of absent keys of agent.algorithm, to a spec without agent.net.
+    """Return a copy of a spec without agent.net, to which a recommended net and recommended values of absent keys of agent.algorithm are
+    added.
 
-    A spec that has agent.net, or whose algorithm does not learn, is returned unchanged.
+    If the spec has agent.net, or if its algorithm does not learn, return the spec unchanged.
 
     Args:
         images: whether the observations of the env are images or contain images.
@@ -418,7 +424,7 @@ def complete_short_spec(spec: Spec, images: bool, action_kind: str) -> Spec:
 
 
 def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
-    """Return {key: recommended value} for keys of agent.algorithm."""
+    """Return a dict from keys of agent.algorithm to recommended values."""
     algorithm, frames = spec.agent.algorithm, spec.session_frames
     if isinstance(algorithm, PPOSpec):
         keys: dict[str, Any] = {
@@ -470,7 +476,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         if algorithm.values:
             net |= {"clip_grad_val": 10.0} | ({} if algorithm.value_distribution() else {"loss_spec": {"name": "SmoothL1Loss"}})
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
-            # a slowly moving target net is more stable than one that is replaced
+            # a slowly moving target net is more stable than a target net that is replaced
             net |= {"update_type": "replace", "update_frequency": 1_000} if images else _polyak_keys(0.01, spec.env.num_envs)
         if isinstance(algorithm, EpsilonGreedySpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
@@ -497,7 +503,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
 
 
 def _polyak_keys(coef: float, times: int = 1) -> dict[str, Any]:
-    """Return keys of a net for Polyak updates of its target net.
+    """Return the keys of a net for Polyak updates of the target net.
 
     One update with the returned polyak_coef moves the target net as far as `times` updates with the coefficient `coef`.
     """

@@ -1,4 +1,4 @@
-"""Rules for meta.sampler (rollout workers): supported algorithms, and sizes of datasets and minibatches that must fit each other."""
+"""Rules for meta.sampler (rollout workers), which concern the supported algorithms and the sizes of datasets and minibatches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from slm_lab.spec.rules.keys import SAMPLER
 
 
 def check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Add a problem for each key that meta.sampler does not support, and for each contradiction between keys of meta.sampler."""
+    """Add a problem to `report` for each key of the spec that cannot be combined with meta.sampler, and for each contradiction between keys
+    of meta.sampler."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     if spec.meta.distributed:
         report.add_problem(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
@@ -67,7 +68,7 @@ def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def _check_dataset_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Check that a dataset consists of complete rollouts and, in synchronous mode, of equally many rollouts of each env."""
+    """Check that the dataset of an update consists of complete rollouts and, in synchronous mode, of equally many rollouts of each env."""
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
         why = "ActorCritic takes one gradient step on the rollouts of all workers together"
@@ -97,6 +98,6 @@ def _check_dataset_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> No
 def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
     """Return the number of transitions that must divide the size of a dataset of PPO or PQN.
 
-    The number is the length of a rollout or, in synchronous mode, the length of a rollout multiplied by the number of envs.
+    The returned number is the length of a rollout or, in synchronous mode, the length of a rollout multiplied by the number of envs.
     """
     return spec.worker_rollout_len * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

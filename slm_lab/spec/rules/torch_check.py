@@ -1,4 +1,4 @@
-"""Check names and arguments of optimizers, schedulers, losses, activations and layers without importing torch."""
+"""Check the names and arguments of torch's optimizers, schedulers, losses, activations and layers in a spec, without importing torch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
-"""Name of an optimizer → names of its arguments. Lookahead, which wraps another optimizer, is not included."""
+"""Maps names of optimizers to the names of their arguments. Lookahead, which wraps another optimizer, is not included."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
-"""Arguments of Lookahead (arXiv:1907.08610): name of the inner optimizer, steps, step size. Other arguments are for the inner optimizer."""
+"""Arguments of Lookahead (arXiv:1907.08610): name of the wrapped optimizer, number of steps, step size. All other arguments are passed to
+the wrapped optimizer."""
 SCHEDULERS = NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
 _RENORM = "eps momentum r_max d_max warmup_steps"
 LAYERS = NAMES["_layers"] | {
@@ -23,7 +24,7 @@ LAYERS = NAMES["_layers"] | {
     "NormalTanh": "",
 }
 INIT_FUNCTIONS = {name: args for name, args in NAMES["_init_functions"].items() if "!" not in args}
-"""Functions of torch.nn.init without required arguments."""
+"""Functions of torch.nn.init that have no required arguments besides the tensor."""
 GAINS = ("Identity", "Sigmoid", "Tanh", "ReLU", "LeakyReLU", "SELU")
 """Activations for which torch.nn.init.calculate_gain returns a gain (torch.nn.init calls Identity "linear")."""
 
@@ -40,13 +41,14 @@ _NOT_ALLOWED = {
     "sparse_": "needs an argument",
 }
 OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
-"""Keys of a net that name an optimizer."""
+"""Keys of a net's spec that name an optimizer."""
 
 
 def activation_class(name: str) -> str | None:
     """Return the name of the torch.nn class of an activation, or None if the activation is unknown.
 
-    The names leaky_relu, leakyrelu and LeakyReLU are equivalent.
+    The names of an activation with and without underscores and capital letters, such as leaky_relu, leakyrelu and LeakyReLU, are
+    equivalent.
     """
     plain = {known.lower(): known for known in ACTIVATIONS}
     return plain.get(name.lower().replace("_", "").replace("-", ""))
@@ -55,7 +57,8 @@ def activation_class(name: str) -> str | None:
 def check_torch_names(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
     """Add a problem for each name or argument of the net at `location` that does not exist in torch.
 
-    Args: has_loss: whether the algorithm uses loss_spec of the net. If False, an unknown loss causes a note instead of a problem.
+    Args: has_loss: whether the algorithm uses the key loss_spec of the net. If `has_loss` is False, an unknown loss causes a note instead
+    of a problem.
     """
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
@@ -100,7 +103,7 @@ def _check_name(name: str, known: Mapping[str, str], what: str, location: KeyPat
 
 
 def _check_class(given: TorchClassSpec, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
-    """Check that torch has a class of the given name, and that the class has the given arguments."""
+    """Check that torch has the class that `given` names, and that the class has the arguments in `given`."""
     if _check_name(given.name, known, what, location, report):
         _check_arguments(given.kwargs, known[given.name], given.name, location, report)
 
@@ -118,7 +121,7 @@ def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> Non
 
 
 def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
-    """Check that the class `name` has all given arguments, and that no required argument is missing."""
+    """Check that the torch class `name` has all arguments in `given`, and that `given` contains all required arguments."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
@@ -134,7 +137,8 @@ def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: 
 
 
 def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Check a TorchArcNet architecture: `{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
+    """Check the architecture of a TorchArcNet, which has the form `{modules: {name: layer}, graph: {input, modules: {name: [inputs]},
+    output}}`."""
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):
@@ -147,7 +151,7 @@ def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
     for name, layer in modules.items():
         _check_layer(layer, (*location, "modules", name), report)
     if graph is None and len(modules) == 1:
-        return  # a single module needs no graph
+        return  # an architecture with a single module needs no graph
     if not isinstance(graph, dict):
         report.add_problem((*location, "graph"), f"must be an object with input, modules and output, not {format_json(graph)}")
     else:
@@ -155,7 +159,8 @@ def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
 
 
 def _check_layer(layer: Any, location: KeyPath, report: Report) -> None:
-    """Check a layer, which has the form "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
+    """Check a layer of an architecture. A layer has the form "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential:
+    [layers]}."""
     if isinstance(layer, str):
         layer = {layer: None}
     name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)

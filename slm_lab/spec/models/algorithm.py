@@ -38,18 +38,19 @@ ActionPdtype = Literal[
 ]
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 Exploration = Literal["gaussian", "random"]
-"""Action policies of deterministic actors."""
+"""Names of the action policies of deterministic actors."""
 
 
 StandardizeAdvantages = Literal["standardize"] | Flag
 ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
 REPLAY_MEMORIES = ("Replay", "PrioritizedReplay", "HindsightReplay")
 ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary", "hybrid")
-"""Kinds of action spaces (lib.records.ActionKind)."""
+"""All kinds of action spaces (lib.records.ActionKind)."""
 
 
 class AlgorithmSpec(Component):
-    """Keys of every algorithm, and class attributes that describe the capabilities of the algorithm."""
+    """Base class of the models of algorithms: the keys of every algorithm, and class attributes that describe the capabilities of the
+    algorithm."""
 
     on_policy: ClassVar[bool] = True
     """Whether the algorithm learns from each transition once, in the order of collection, and not from a replay buffer."""
@@ -63,7 +64,7 @@ class AlgorithmSpec(Component):
     has_target: ClassVar[bool] = False
     """Whether the algorithm has target networks."""
     values: ClassVar[bool] = False
-    """Whether the policy acts on action values (a Q-network)."""
+    """Whether the policy chooses actions by action values, which a Q-network computes."""
     own_critics: ClassVar[bool] = False
     """Whether actor and critics have separate networks (agent.net, agent.critic_net)."""
     soft: ClassVar[bool] = False
@@ -79,39 +80,40 @@ class AlgorithmSpec(Component):
     bounded_only: ClassVar[bool] = False
     """Whether continuous actions must have finite bounds."""
     memories: ClassVar[tuple[str, ...]] = ROLLOUT_MEMORIES
-    """Names of the built-in memories that the algorithm can learn from. The first name is the default."""
+    """Names of the built-in memories from which the algorithm can learn. The first name is the default memory."""
     batch_size: ClassVar[int | None] = None
     """Number of transitions per batch of a replay buffer if the spec has no section agent.memory."""
     samplers: ClassVar[tuple[str, ...]] = ()
-    """Modes of meta.sampler (rollout workers) that the algorithm supports: "sync", "async"."""
+    """Modes of meta.sampler (rollout workers), "sync" and "async", that the algorithm supports."""
 
     action_pdtype: ActionPdtype = "default"
-    """Probability distribution of actions. The default depends on the action space: Categorical, MultiCategorical, Bernoulli or Normal.
-    NormalTanh is a Normal distribution whose samples pass through tanh, and the policy learns from the samples before tanh."""
+    """Probability distribution of actions. The default distribution depends on the action space: Categorical, MultiCategorical, Bernoulli
+    or Normal. NormalTanh is a Normal distribution whose samples pass through tanh, and the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
     """How to choose an action from the distribution. "default": the action is sampled."""
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
-    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
+    """Schedule over frames of the exploration variable: ε for action_policy epsilon_greedy, τ for boltzmann."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
-        """Return (name, arguments) of the action distribution if the actor supports only one for the given kind of action space.
+        """Return a tuple (name, arguments) if the actor supports only one action distribution for the action space kind `kind`, else None.
 
-        The names are keys of ops.distributions.ACTOR_DISTRIBUTIONS. If the return value is None, action_pdtype names the distribution.
+        The name of the action distribution is a key of ops.distributions.ACTOR_DISTRIBUTIONS. If the return value is None, the spec key
+        action_pdtype names the distribution.
         """
         return None
 
     def value_distribution(self) -> tuple[str, dict[str, Any]] | None:
-        """Return (kind, arguments) of the distributions of returns that the net outputs, or None if the net outputs action values.
+        """Return a tuple (kind, arguments) if the net outputs distributions of returns, or None if the net outputs action values.
 
-        The kinds are keys of net.distributional.HEADS.
+        The kind of the distributions is a key of net.distributional.HEADS.
         """
         return None
 
     @property
     def explores(self) -> bool:
-        """Return whether actions depend on the exploration variable that explore_var_spec schedules."""
+        """Return whether actions depend on the exploration variable, whose schedule is explore_var_spec."""
         return self.action_policy in ("epsilon_greedy", "boltzmann", "gaussian")
 
     @property
@@ -125,12 +127,13 @@ class AlgorithmSpec(Component):
         return False
 
     def rollout_len(self, default: int) -> int:
-        """Return the number of vector steps (or episodes) between two trainings, or `default` if the spec does not give a number."""
+        """Return the number of vector steps (or episodes) between two trainings of the agent, or `default` if the spec does not give this
+        number."""
         return getattr(self, "training_frequency", None) or default
 
 
 class RandomSpec(AlgorithmSpec):
-    """Uniformly random actions without learning, the baseline for the metrics of other algorithms."""
+    """Uniformly random actions without learning, as the baseline for the metrics of other algorithms."""
 
     class_path = "slm_lab.agent.algorithm.base:Random"
     learns = False
@@ -143,7 +146,7 @@ class OnPolicySpec(AlgorithmSpec):
     """Keys of the policy-gradient algorithms."""
 
     entropy_coef_spec: Schedule = constant_schedule(0.0)
-    """Schedule of the weight of the entropy bonus over frames."""
+    """Schedule over frames of the weight of the entropy bonus."""
 
 
 class ReinforceSpec(OnPolicySpec):
@@ -154,9 +157,9 @@ class ReinforceSpec(OnPolicySpec):
 
     name: Literal["Reinforce"]
     center_return: Flag = False
-    """Subtract the batch mean from the returns."""
+    """Whether to subtract the batch mean from the returns."""
     normalize_advantages: StandardizeAdvantages = "standardize"
-    """standardize (or true): returns get zero mean and unit standard deviation over the batch; false: returns are not changed."""
+    """With standardize (or true), returns get zero mean and unit standard deviation over the batch. With false, returns are not changed."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
@@ -167,12 +170,13 @@ class VTraceSpec(OnPolicySpec):
     """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts by an older policy."""
 
     with_vtrace: Flag = False
-    """Correct values and advantages by V-trace, with λ = lam (default: 1), for rollouts that an older policy has collected."""
+    """Whether V-trace corrects values and advantages of rollouts that an older policy has collected. λ of V-trace is the key lam, by
+    default 1."""
     rho_bar: PositiveReal = 1.0
     """ρ̄ of V-trace: maximum importance weight of a temporal difference. With a higher ρ̄, the learned values are closer to the values of
     the current policy, with more variance."""
     c_bar: PositiveReal = 1.0
-    """c̄ of V-trace: maximum trace coefficient. It affects how fast values are learned, but not their fixed point."""
+    """c̄ of V-trace: maximum trace coefficient. c̄ affects how fast values are learned, but not the fixed point of the values."""
 
     @property
     def needs_logp(self) -> bool:
@@ -190,11 +194,12 @@ class ActorCriticSpec(VTraceSpec):
     lam: Fraction | None = None
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     num_step_returns: Positive | None = None
-    """n of n-step returns. If num_step_returns is given without lam, it also replaces training_frequency. With lam, num_step_returns has no
-    effect. If neither key is given, returns extend to the end of the episode, and the critic's value is added where the end of the rollout
-    or a time limit cuts the episode."""
+    """n of n-step returns. If the spec gives num_step_returns without lam, num_step_returns also replaces training_frequency. With lam,
+    num_step_returns has no effect. If the spec gives neither num_step_returns nor lam, returns extend to the end of the episode, and the
+    critic's value is added where the end of the rollout or a time limit cuts the episode."""
     normalize_advantages: StandardizeAdvantages = "standardize"
-    """standardize (or true): zero mean and unit standard deviation over the batch; false: no normalisation."""
+    """With standardize (or true), advantages get zero mean and unit standard deviation over the batch. With false, advantages are not
+    normalised."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     val_loss_coef: NonNegative = 1.0
@@ -212,7 +217,7 @@ class AdaptiveLR(SpecModel):
     """Adaptive learning rate that depends on the KL divergence of the policies before and after an update, as in rl_games and rsl_rl."""
 
     kl_target: PositiveReal = 0.01
-    """Target of the divergence KL(π_old, π) per update: after each rollout, the learning rate is divided by `factor` if approx_kl of the
+    """Target of the divergence KL(π_old, π) per update. After each rollout, the learning rate is divided by `factor` if approx_kl of the
     last epoch is above 2 · kl_target, and multiplied by `factor` if approx_kl is below kl_target / 2."""
     factor: Annotated[float, Strict(), Field(gt=1)] = 1.5
     """Factor by which one adaptation changes the learning rate."""
@@ -238,28 +243,30 @@ class PPOSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
-    """Also clip the change of value predictions to ±ε. The value loss is then half the mean of the larger of the squared errors with and
-    without clipping, and the keys loss_spec and normalize_v_targets have no effect."""
+    """Whether to clip the change of value predictions to ±ε. With clip_vloss, the value loss is half the mean of the larger of two squared
+    errors (with and without clipping), and the keys loss_spec and normalize_v_targets have no effect."""
     dual_clip: Annotated[float, Strict(), Field(gt=1)] | None = None
-    """c of the dual clip (arXiv:1912.09729). Where the advantage is negative, the clipped objective is at least c times the advantage,
-    so that a ratio π/π_old above c has no gradient. Default: no dual clip."""
+    """c of the dual clip (arXiv:1912.09729). Where the advantage is negative, the clipped objective is at least c times the advantage, so
+    that a ratio π/π_old above c has no gradient. By default, the dual clip is not used."""
     bounds_loss_coef: NonNegative = 0.0
     """Weight of the loss Σ (|μ| − 1.1)₊², averaged over the batch, where μ are the means of the action distribution and actions are scaled
-    to [−1, 1]. This loss keeps the means near the bounds of the actions (as in rl_games). It is available only for the distribution Normal
-    with bounded actions."""
+    to [−1, 1]. This loss keeps the means μ within or near the bounds of the actions (as in rl_games). bounds_loss_coef is available only
+    for the distribution Normal with bounded actions."""
     target_kl: PositiveReal | None = None
     """Stop the epochs of a rollout as soon as approx_kl of the next minibatch is above 1.5 · target_kl (as in Stable-Baselines3). The first
-    gradient step is always taken. Default: no early stopping."""
+    gradient step of a rollout is always taken. By default, epochs do not stop early."""
     adaptive_lr: AdaptiveLR | None = None
-    """{kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}: after each rollout, divide the learning rate by factor if approx_kl
-    of the last epoch is above 2 · kl_target, and multiply the learning rate by factor if approx_kl is below kl_target / 2. The learning
-    rate begins with the learning rate of optim_spec, and stays between min_lr and max_lr. The learning rate of a separate critic optimizer
-    is scaled in the same way. adaptive_lr replaces lr_scheduler_spec. Default: no adaptation."""
+    """Adaptive learning rate, given as {kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}. After each rollout, the learning
+    rate is divided by factor if approx_kl of the last epoch is above 2 · kl_target, and multiplied by factor if approx_kl is below
+    kl_target / 2. The learning rate begins with the learning rate of optim_spec, and stays between min_lr and max_lr. The learning rate of
+    a separate critic optimizer is scaled by the same factors. adaptive_lr replaces lr_scheduler_spec. By default, the learning rate is not
+    adapted."""
     recompute_advantages: Flag = False
-    """Compute values and advantages again with the current critic before each epoch after the first (arXiv:2006.05990, section 3.5)."""
+    """Whether values and advantages are computed again, with the current critic, before each epoch after the first epoch (arXiv:2006.05990,
+    section 3.5)."""
     normalize_values: Flag = False
-    """Let the critic learn normalised returns: the critic's output is the value minus the running mean of the returns, divided by the
-    running standard deviation of the returns (`normalize_value` of rl_games)."""
+    """Whether the critic learns normalised returns, as with `normalize_value` of rl_games. The critic's output is then the value minus the
+    running mean of the returns, divided by the running standard deviation of the returns."""
     minibatch_size: Positive = 64
     """Number of transitions per gradient step, at most time_horizon × num_envs."""
     time_horizon: Positive = 128
@@ -267,14 +274,14 @@ class PPOSpec(VTraceSpec):
     training_epoch: Positive = 4
     """Number of epochs over each rollout."""
     training_frequency: Positive | None = None
-    """Ignored, because PPO trains every time_horizon steps."""
+    """Key without effect, because PPO trains every time_horizon steps."""
     symlog: Flag = False
     """In the value loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the values
     themselves."""
     normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
-    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: zero mean and unit standard deviation over
-    the complete rollout; percentile: divide advantages by max(1, moving average of the range from the 5th to the 95th percentile of a
-    minibatch) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
+    """With standardize (or true), advantages get zero mean and unit standard deviation over each minibatch, and with rollout over the
+    complete rollout. With percentile, advantages are divided by max(1, moving average of the range from the 5th to the 95th percentile of a
+    minibatch) (after arXiv:2301.04104, eq. 11). With false, advantages are not normalised."""
     normalize_v_targets: Flag = False
     """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
 
@@ -287,7 +294,7 @@ class PPOSpec(VTraceSpec):
 
 
 class SILKeys(SpecModel):
-    """Keys of self-imitation learning (arXiv:1806.05635)."""
+    """Keys of the algorithms with self-imitation learning (arXiv:1806.05635)."""
 
     sil_policy_loss_coef: NonNegative = 1.0
     """Weight of the self-imitation policy loss."""
@@ -296,7 +303,7 @@ class SILKeys(SpecModel):
     training_batch_iter: Positive = 1
     """Number of self-imitation gradient steps per batch."""
     training_iter: Positive = 4
-    """Number of self-imitation batches after each on-policy training."""
+    """Number of self-imitation batches after each training on an on-policy rollout."""
 
 
 class SILSpec(ActorCriticSpec, SILKeys):
@@ -326,12 +333,13 @@ class EpsilonGreedySpec(AlgorithmSpec):
     noisy = True
 
     action_pdtype: ActionPdtype = "Argmax"
-    """Probability distribution of actions over the action values. Default: Argmax or, with action_policy boltzmann, Categorical."""
+    """Probability distribution of actions, which is computed from the action values. The default distribution is Argmax or, with
+    action_policy boltzmann, Categorical."""
     action_policy: ActionPolicy = "epsilon_greedy"
     """How to choose an action from the distribution. "default": the action is sampled."""
     explore_var_spec: Schedule | None = None
-    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames. Default with epsilon_greedy: from 1 to 0.05 over the first tenth of
-    env.max_frame or, with a noisy net, constantly 0."""
+    """Schedule of ε (for epsilon_greedy) or τ (for boltzmann) over frames. The default schedule of ε decreases from 1 to 0.05 over the
+    first tenth of env.max_frame or, with a noisy net, is constantly 0."""
 
 
 class PQNSpec(EpsilonGreedySpec):
@@ -344,7 +352,8 @@ class PQNSpec(EpsilonGreedySpec):
 
     name: Literal["PQN"]
     lam: Fraction = 0.65
-    """λ of the returns. λ = 0 is one-step Q-learning, and λ = 1 uses the rewards up to the end of the episode or rollout."""
+    """λ of the returns from which PQN learns. λ = 0 is one-step Q-learning, and λ = 1 uses the rewards up to the end of the episode or
+    rollout."""
     minibatch_size: Positive = 64
     """Number of transitions per gradient step, at most time_horizon × num_envs."""
     time_horizon: Positive = 32
@@ -376,17 +385,18 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     memories = REPLAY_MEMORIES
     samplers = ("async",)
     min_start: ClassVar[int] = 0
-    """Minimum number of transitions before the first training if training_start_step is absent."""
+    """Minimum number of transitions before the first training if the spec does not give training_start_step."""
     random_start: ClassVar[bool] = False
     """Whether the agent acts uniformly at random before training_start_step."""
 
     training_frequency: Positive = 1
     """Number of transitions between updates. At most one update is made per vector step."""
     training_start_step: Count | None = None
-    """Number of transitions to collect before the first update. Default: memory.batch_size, but at least 1,000 for algorithms with an actor
-    and separate critics (SoftActorCritic, TD3, …). If training_start_step is smaller than memory.batch_size, the first batches contain some
-    transitions more than once. With a RecurrentNet, updates also wait until the memory has a batch of sequences. Algorithms with an actor
-    and separate critics choose actions uniformly at random during the first training_start_step frames of the Session."""
+    """Number of transitions to collect before the first update. The default number is memory.batch_size, but at least 1,000 for algorithms
+    with an actor and separate critics (SoftActorCritic, TD3, …). If training_start_step is smaller than memory.batch_size, the first
+    batches contain some transitions more than once. With a RecurrentNet, the first update also waits until the memory contains a batch of
+    sequences. Algorithms with an actor and separate critics choose actions uniformly at random during the first training_start_step frames
+    of the Session."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -397,8 +407,8 @@ class ResetKeys(SpecModel):
 
     reset_frequency: Positive | None = None
     """Number of gradient steps between resets (arXiv:2205.07802). A reset gives new random weights to all nets, copies these weights to the
-    target nets, and returns optimizers and temperature to their initial state. The replay buffer is kept. Default: no resets. Resets are
-    not supported with meta.distributed."""
+    target nets, and returns optimizers and temperature to their initial state. A reset does not change the replay buffer. By default, nets
+    are not reset. Resets are not supported with meta.distributed."""
 
 
 class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
@@ -414,10 +424,10 @@ class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
     training_batch_iter: Positive = 1
     """Number of gradient steps per batch."""
     num_step_returns: Positive = 1
-    """n of n-step returns. Targets use the rewards of n steps, or of fewer steps at the end of an episode or of the collected data. After a
-    truncation, targets bootstrap from the last observation of the episode. With a RecurrentNet, returns also end at the end of a sequence.
-    As in Rainbow (arXiv:1710.02298), there is no off-policy correction: stored rewards are used even if the current policy would choose
-    other actions."""
+    """n of n-step returns. The targets of action values use the rewards of n steps, or of fewer steps at the end of an episode or of the
+    collected data. After a truncation, targets bootstrap from the last observation of the episode. With a RecurrentNet, returns also end at
+    the end of a sequence. As in Rainbow (arXiv:1710.02298), n-step returns have no off-policy correction: stored rewards are used even if
+    the current policy would choose other actions."""
 
 
 class VanillaDQNSpec(QLearningSpec):
@@ -449,8 +459,8 @@ class DistributionalSpec(QLearningSpec):
     action_kinds = ("discrete",)
 
     double_q: Flag = False
-    """true: the network selects the next action, and the target network evaluates this action (double Q-learning, arXiv:1509.06461); false:
-    the target network selects and evaluates the next action."""
+    """Whether to use double Q-learning (arXiv:1509.06461), in which the network selects the next action and the target network evaluates
+    this action. With false, the target network selects and evaluates the next action."""
 
 
 class QRDQNSpec(DistributionalSpec):
@@ -459,7 +469,7 @@ class QRDQNSpec(DistributionalSpec):
     class_path = "slm_lab.agent.algorithm.distributional_dqn:QRDQN"
     name: Literal["QRDQN"]
     num_quantiles: Positive = 50
-    """Number of quantiles of each action's return. The paper uses 200 for Atari."""
+    """Number of quantiles of each action's return. The paper (arXiv:1710.10044) uses 200 quantiles for Atari."""
 
     def value_distribution(self) -> tuple[str, dict[str, Any]]:
         return "quantiles", {"number": self.num_quantiles}
@@ -473,10 +483,10 @@ class C51Spec(DistributionalSpec):
     num_atoms: Positive = 51
     """Number of atoms, at least 2."""
     v_min: Real = -10.0
-    """Least atom. Discounted returns below v_min count as v_min."""
+    """Least return of the atoms. Discounted returns below v_min count as v_min."""
     v_max: Real = 10.0
-    """Greatest atom, above v_min. Discounted returns above v_max count as v_max. The default value is suitable for rewards that are clipped
-    to ±1, as in Atari."""
+    """Greatest return of the atoms, above v_min. Discounted returns above v_max count as v_max. The default value of v_max is suitable for
+    rewards that are clipped to ±1, as in Atari."""
 
     def value_distribution(self) -> tuple[str, dict[str, Any]]:
         return "categorical", {"number": self.num_atoms, "low": self.v_min, "high": self.v_max}
@@ -513,22 +523,23 @@ class IQLSpec(OfflineSpec):
 
     name: Literal["IQL"]
     expectile: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.7
-    """τ: V is the τ-expectile of the values of the recorded actions. τ = 0.5 gives the mean of these values (the value of the recorded
-    policy), and a τ near 1 gives their maximum. A greater τ (0.9 in the paper) is needed if a good episode must be combined from parts of
-    several recorded episodes."""
+    """τ of implicit Q-learning, in which V is the τ-expectile of the values of the recorded actions. τ = 0.5 gives the mean of the recorded
+    actions' values (the value of the recorded policy), and a τ near 1 gives the maximum of these values. A greater τ (0.9 in the paper) is
+    needed if a good episode must be combined from parts of several recorded episodes."""
     beta: NonNegative = 3.0
-    """β: recorded actions are weighted by exp(β A), where A is the advantage of the action. β = 0 is behaviour cloning."""
+    """β of implicit Q-learning: the policy learns recorded actions with the weight exp(β A), where A is the advantage of the action. β = 0
+    is behaviour cloning."""
 
 
 class EntropyAnneal(SpecModel):
-    """Linear annealing of the automatic target entropy over discrete actions."""
+    """Linear annealing of the automatic target entropy of a policy over discrete actions."""
 
     start_ratio: Fraction | None = None
-    """Target entropy at the first frame, as a fraction of ln|A|. Default: target_entropy_ratio."""
+    """Target entropy at the first frame, as a fraction of ln|A|, by default target_entropy_ratio."""
     end_ratio: Fraction | None = None
-    """Target entropy after `frames` frames, as a fraction of ln|A|. Default: start_ratio."""
+    """Target entropy after `frames` frames, as a fraction of ln|A|, by default start_ratio."""
     frames: Count = 0
-    """Number of frames (of all workers together) over which the target entropy changes. 0: the target entropy stays at start_ratio."""
+    """Number of frames (of all workers together) over which the target entropy changes. With 0, the target entropy stays at start_ratio."""
 
 
 class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
@@ -543,16 +554,16 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     min_start = 1000
     random_start = True
     critics: ClassVar[int] = 2
-    """Number of critics."""
+    """Number of critics of the algorithm."""
 
     training_iter: Positive | None = None
-    """Number of batches per training, with one gradient step for each batch. Default: num_envs."""
+    """Number of batches per training, with one gradient step for each batch. The default number is env.num_envs."""
     policy_delay: Positive = 1
     """Number of critic updates per update of the actor (and, in soft actor-critic, of the temperature)."""
 
 
 class SoftActorCriticSpec(ReplayActorCriticSpec):
-    """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
+    """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905, for discrete actions arXiv:1910.07207)."""
 
     class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     soft = True
@@ -561,17 +572,18 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     name: Literal["SoftActorCritic"]
     critic_reduction: Literal["min", "mean"] | None = None
     """How to combine the values of the two critics. "min" (arXiv:1802.09477, eq. 10) underestimates rare actions, and "mean" (double
-    average Q-learning, arXiv:2209.10081, without its clip) does not. Default: "mean" for discrete actions, "min" for continuous actions."""
+    average Q-learning, arXiv:2209.10081, without its clip) does not. The default is "mean" for discrete actions and "min" for continuous
+    actions."""
     target_entropy: Real | Literal["auto"] = "auto"
-    """Target entropy (in nats) for the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for
-    discrete actions."""
+    """Target entropy (in nats) for the automatic temperature. "auto" stands for −dim(A) with continuous actions, and for
+    target_entropy_ratio · ln|A| with discrete actions."""
     target_entropy_ratio: Fraction = 0.6
-    """For discrete actions with target_entropy "auto": the target entropy as a fraction of the maximum entropy, which is ln|A| or, with
+    """For discrete actions with target_entropy "auto", the target entropy as a fraction of the maximum entropy, which is ln|A| or, with
     action masks, the mean of ln(number of valid actions)."""
     entropy_anneal: EntropyAnneal | Flag | Real = False
-    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions; a number: anneal the target entropy
-    linearly to this number (in nats) until env.max_frame; true: anneal the target entropy linearly to 0 for discrete actions and to
-    −2 dim(A) for continuous actions."""
+    """Annealing of the target entropy. An object {start_ratio, end_ratio, frames} anneals the automatic target entropy of discrete actions.
+    A number anneals the target entropy linearly to this number (in nats) until env.max_frame. With true, the target entropy is annealed
+    linearly to 0 for discrete actions and to −2 dim(A) for continuous actions."""
     entropy_penalty_coef: NonNegative = 0.0
     """Weight β of the penalty ½ (H̄ − H)² for discrete actions (after arXiv:2209.10081, eq. 11), where H is the entropy of the policy and
     H̄ is the moving average of H (decay 0.99 per gradient step of the policy)."""
@@ -585,15 +597,15 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     initial_alpha: PositiveReal = 1.0
     """Initial value of the temperature α if α is tuned automatically."""
     alpha_lr: PositiveReal | None = None
-    """Initial learning rate of the temperature. Default: the actor's learning rate. The temperature has the same optimizer and learning
+    """Initial learning rate of the temperature, by default the actor's learning rate. The temperature has the same optimizer and learning
     rate schedule as the actor (but Adam if the actor has Muon or Adafactor)."""
     fixed_alpha: PositiveReal | None = None
-    """Fixed temperature α. Default: α is tuned automatically, so that the entropy of the policy approaches target_entropy."""
+    """Fixed temperature α. By default, α is tuned automatically, so that the entropy of the policy approaches target_entropy."""
     alpha_anneal_frames: Count | None = None
-    """Number of frames over which fixed_alpha is annealed linearly to 0. Absent or 0: fixed_alpha is constant."""
+    """Number of frames over which fixed_alpha is annealed linearly to 0. By default and with 0, fixed_alpha is constant."""
     spectral_norm: Flag = False
-    """Apply spectral normalisation (arXiv:1802.05957) to the last fully connected hidden layer of the critics and of their target networks
-    (arXiv:2105.05246)."""
+    """Whether to apply spectral normalisation (arXiv:1802.05957) to the last fully connected hidden layer of the critics and of their
+    target networks (arXiv:2105.05246)."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]]:
         return ("Categorical" if kind == "discrete" else "SquashedNormal"), {}
@@ -623,8 +635,8 @@ class TQCSpec(SoftActorCriticSpec):
     num_quantiles: Positive = 25
     """Number of quantiles M of each critic."""
     dropped_quantiles: Count = 2
-    """Number of quantiles per critic that targets leave out. The greatest of the quantiles of all critics together are left out. A higher
-    number reduces overestimation further."""
+    """Number of quantiles per critic that targets leave out. Targets leave out the greatest quantiles of all critics together. A higher
+    number of dropped quantiles reduces overestimation further."""
 
     @property
     def uses_loss_spec(self) -> bool:
@@ -645,10 +657,10 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     num_atoms: Positive = 101
     """Number of atoms, at least 2."""
     v_min: Real = -5.0
-    """Least atom. Soft discounted returns below v_min count as v_min."""
+    """Least return of the atoms. Soft discounted returns below v_min count as v_min."""
     v_max: Real = 5.0
-    """Greatest atom, above v_min. Soft discounted returns above v_max count as v_max. The default value is suitable for rewards that are
-    scaled by env.normalize_reward or env.reward_scale."""
+    """Greatest return of the atoms, above v_min. Soft discounted returns above v_max count as v_max. The default value of v_max is suitable
+    for rewards that are scaled by env.normalize_reward or env.reward_scale."""
 
     @property
     def uses_loss_spec(self) -> bool:
@@ -663,17 +675,18 @@ class TD3Spec(ReplayActorCriticSpec):
 
     name: Literal["TD3"]
     action_pdtype: Literal["default"] = "default"
-    """default: the output of the actor is the action."""
+    """Distribution of actions. The only value, "default", means that the output of the actor is the action."""
     action_policy: Exploration = "gaussian"  # type: ignore[assignment]  # the actor has no distribution to sample
-    """gaussian: the actor's action plus Gaussian noise, clipped to the bounds; random: uniformly random actions."""
+    """How to explore. With gaussian, an action is the actor's action plus Gaussian noise, clipped to the bounds. With random, actions are
+    uniformly random."""
     explore_var_spec: Schedule | None = constant_schedule(0.1)
-    """Schedule of the standard deviation of the exploration noise over frames. The standard deviation refers to actions scaled to [−1, 1],
-    regardless of the bounds of actions in the environment."""
+    """Schedule of the standard deviation of the exploration noise over frames. The standard deviation of the noise refers to actions scaled
+    to [−1, 1], regardless of the bounds of actions in the environment."""
     policy_delay: Positive = 2
     """Number of critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.2
-    """Standard deviation of the noise that is added to the target actor's actions, which range from −1 to 1 (target policy smoothing). 0:
-    no noise."""
+    """Standard deviation of the noise that is added to the target actor's actions, which range from −1 to 1 (target policy smoothing). With
+    0, no noise is added."""
     target_noise_clip: NonNegative = 0.5
     """Maximum absolute value of the noise of the target actor's actions."""
 
@@ -692,7 +705,7 @@ class DDPGSpec(TD3Spec):
     """Number of critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.0
     """Standard deviation of the noise that is added to the target actor's actions, which range from −1 to 1 (target policy smoothing of
-    TD3). 0: no noise."""
+    TD3). With 0, no noise is added."""
 
 
 Algorithm = Annotated[
@@ -721,6 +734,6 @@ Algorithm = Annotated[
     Extensible(AlgorithmSpec),
 ]
 EPOCHS = (PPOSpec, PQNSpec)
-"""Models of the algorithms that learn in epochs of minibatches from rollouts of time_horizon steps."""
+"""Models of those algorithms that learn from rollouts of time_horizon steps, in epochs of minibatches."""
 ALGORITHMS: dict[str, type[AlgorithmSpec]] = models_by_name(Algorithm)
-"""Name of an algorithm → its model."""
+"""Maps the names of algorithms to their models."""

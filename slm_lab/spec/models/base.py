@@ -1,9 +1,9 @@
-"""Types and base classes that the sections of a spec share: numbers, components, the user's own components, and schedules.
+"""Types and base classes that several sections of a spec use: numbers, components, the user's own components, and schedules.
 
-A spec can name a user's own algorithm, net or memory by `name: "package.module:Class"`. The class is a pydantic model, a subclass of
-AlgorithmSpec, NetSpec or MemorySpec. The fields of this model are the keys of the section of the spec, the ClassVars of the model declare
-the properties that rules need, and the classmethod `implementation()` of the model returns the class to build. The module that defines the
-model is imported when a spec is checked, and should therefore import torch only inside `implementation()`.
+A spec can name a user's own algorithm, net or memory by `name: "package.module:Class"`. The named class is a pydantic model, a subclass of
+AlgorithmSpec, NetSpec or MemorySpec. The fields of a user's model are the keys of the section of the spec, the ClassVars of the model
+declare the properties that rules need, and the classmethod `implementation()` of the model returns the class to build. The module that
+defines a user's model is imported when a spec is checked. Therefore, the module should import torch only inside `implementation()`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slm_lab.spec.report import nearest_hint
 
 
 def to_integer(value: Any) -> Any:
-    """Convert a float without a fraction, such as 1e6, to an integer. Any other value is returned unchanged."""
+    """Return a float without a fraction, such as 1e6, as an integer, and any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -38,22 +38,25 @@ PositiveReal = Annotated[float, Strict(), Field(gt=0)]
 
 
 class SpecModel(BaseModel):
-    """A frozen section of a spec. Unknown keys are errors. Editors show the docstring below a key as the description of the key."""
+    """Base class of the frozen sections of a spec. Unknown keys of a section are errors. Editors show the docstring below a key as the
+    description of the key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Component(SpecModel):
-    """A section of a spec whose key `name` selects a built-in model or, by "package.module:Class", a user's own model."""
+    """Base class of the sections of a spec whose key `name` selects a built-in model or, as "package.module:Class", a user's own model."""
 
     class_path: ClassVar[str]
-    """Import path "package.module:Class" of the class that a built-in model configures. A subclass of the model must set its own path."""
+    """Import path "package.module:Class" of the class that a built-in model configures. A subclass of a built-in model must set its own
+    path."""
 
     name: str
 
     @classmethod
     def implementation(cls) -> Any:
-        """Return the class to build. A user's model must define this method, and should import torch only inside this method."""
+        """Return the class that implements the component. A user's model must define this method, and should import torch only inside this
+        method."""
         if "class_path" in vars(cls):
             module, _, name = cls.class_path.partition(":")
             return getattr(importlib.import_module(module), name)
@@ -61,7 +64,7 @@ class Component(SpecModel):
 
 
 def models_by_name(union: Any) -> dict[str, Any]:
-    """Return {name: model} for an annotated union of the models of built-in components."""
+    """Return a dict from names to models for an annotated union of the models of built-in components."""
     return {get_args(model.model_fields["name"].annotation)[0]: model for model in get_args(get_args(union)[0])}
 
 
@@ -72,7 +75,7 @@ ERROR = "extension"
 
 
 class ExtensionError(ValueError):
-    """Raised if "package.module:Class" does not name a usable spec model. The message of the error gives the reason."""
+    """Raised if "package.module:Class" does not name a usable spec model. The message of the error says why the model is not usable."""
 
 
 def is_extension(name: Any) -> bool:
@@ -90,7 +93,7 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
 
     Args: expected: end of the error message for an object that is not a valid class.
 
-    Raises ExtensionError if there is no such class, or if the class is not a subclass of `base` or of a class in `also`.
+    Raises ExtensionError if the class does not exist, or if the class is not a subclass of `base` or of a class in `also`.
     """
     path, _, attribute = name.partition(":")
     try:
@@ -130,7 +133,8 @@ def import_model(name: str, kind: type[Component]) -> type[Component]:
 
 @dataclass(frozen=True)
 class Extensible:
-    """Annotation of a union of built-in models. If `name` is "package.module:Class", the model of this name validates the section."""
+    """Annotation of a union of built-in models. If the key `name` of a section is "package.module:Class", the model of this name validates
+    the section."""
 
     kind: type[Component]
 
@@ -160,7 +164,7 @@ class NoDecay(SpecModel):
 
     name: Literal["no_decay"]
     start_val: Real
-    """Value of the schedule."""
+    """Constant value of the schedule."""
     end_val: Real | None = None
     """Not used."""
     start_step: NonNegative = 0
@@ -221,13 +225,13 @@ class RateDecay(_Decay):
 
     name: Literal["rate_decay"]
     decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9
-    """Factor of each decay."""
+    """Factor r of each decay."""
     frequency: PositiveReal = 20.0
-    """Number of decays between start_step and end_step."""
+    """Number f of decays between start_step and end_step."""
 
     def _value_between(self, fraction: float, frame: int) -> float:
         exponent = math.log(self.decay_rate) * self.frequency
-        # expm1 keeps the quotient exact for few or weak decays, which are nearly linear
+        # with few or weak decays, which are nearly linear, expm1 keeps the quotient exact
         return self.end_val + (self.start_val - self.end_val) * (1.0 - math.expm1(exponent * fraction) / math.expm1(exponent))
 
 
@@ -236,7 +240,7 @@ class PeriodicDecay(_Decay):
 
     name: Literal["periodic_decay"]
     frequency: PositiveReal = 60.0
-    """Number of periods between start_step and end_step."""
+    """Number of periods of the cosine wave between start_step and end_step."""
 
     def _value_between(self, fraction: float, frame: int) -> float:
         amplitude = (self.start_val - self.end_val) * (1.0 - fraction)

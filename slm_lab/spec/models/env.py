@@ -13,11 +13,12 @@ Backend = Literal["auto", "ale", "native", "pettingzoo", "envpool", "sync", "asy
 
 
 class WrapperSpec(SpecModel):
-    """A wrapper of each env. Keys other than `name` are passed to the constructor of the wrapper."""
+    """A wrapper that is applied to each env. Keys other than `name` are passed to the constructor of the wrapper."""
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Name of a class of gymnasium.wrappers (RescaleAction), or "package.module:Class" for another gymnasium.Wrapper."""
+    """Name of the wrapper, which is a class of gymnasium.wrappers (such as RescaleAction), or "package.module:Class" for another
+    gymnasium.Wrapper."""
 
     @model_validator(mode="before")
     @classmethod
@@ -31,7 +32,7 @@ class WrapperSpec(SpecModel):
 
 
 def _allow_wrapper_names(schema: dict[str, Any]) -> None:
-    """Let the JSON Schema of a list of wrappers also accept names of wrappers as items."""
+    """Change the JSON Schema of a list of wrappers in place, so that names of wrappers are also valid items."""
     schema["items"] = {"anyOf": [{"type": "string"}, schema["items"]]}
 
 
@@ -45,51 +46,55 @@ class EnvSpec(SpecModel):
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None
-    """Number of steps after which an episode is truncated. Default: the env's own limit."""
+    """Number of steps after which an episode is truncated, by default the env's own limit."""
     max_frame: Positive
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""
     normalize_obs: Flag = False
-    """Normalise observations by their running mean and standard deviation."""
+    """Whether to normalise observations by their running mean and standard deviation."""
     normalize_reward: Flag = False
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Whether to divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None
-    """Clip observations, after normalisation, to ± this value. Default: ±10 if observations are normalised, otherwise no clipping."""
+    """Absolute value to which observations are clipped, after normalisation. The default is 10 if observations are normalised. Otherwise,
+    observations are not clipped by default."""
     clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
-    """Clip training rewards to ± this value, or to [lo, hi]; true: replace training rewards by their signs; false: no clipping. Default:
-    ±10 if rewards are normalised, true in Atari, otherwise false."""
+    """Absolute value, or range [lo, hi], to which training rewards are clipped. With true, training rewards are replaced by their signs,
+    and with false, they are not clipped. The default is 10 if rewards are normalised, true in Atari, and otherwise false."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
-    """Factor by which training rewards are multiplied; "sign": rewards are replaced by their sign."""
+    """Factor by which training rewards are multiplied, or "sign" to replace rewards by their signs."""
     backend: Backend = "auto"
     """Implementation of the vector env: ale (ALE's C++ vector env), native (the vector env that Gymnasium registers for the id),
     pettingzoo, envpool, sync (Gymnasium's SyncVectorEnv), async (each env in its own process, whose random generators are seeded), or
-    "package.module:Class" (a user's own class). auto: the first implementation that supports the env."""
+    "package.module:Class" (a user's own class). auto selects the first of these implementations that supports the env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_wrapper_names)] = []
-    """Wrappers of each env, applied in the given order. A wrapper is a name, or {"name": …, arguments}. The name is a class of
-    gymnasium.wrappers ("RescaleAction"), or "package.module:Class" for another wrapper. Rewards and returns are measured on the wrapped
-    env, and max_t counts steps of the env without wrappers. Each env has its own wrapper state, which is not shared with evaluation or
-    checkpoints (instead of NormalizeObservation, use normalize_obs)."""
+    """Wrappers of each env, applied in the given order. A wrapper is given by its name, or as {"name": …, arguments}. The name of a wrapper
+    is a class of gymnasium.wrappers ("RescaleAction"), or "package.module:Class" for another wrapper. Rewards and returns are measured on
+    the wrapped env, and max_t counts steps of the env without wrappers. Each env has its own wrapper state, which is not shared with
+    evaluation or checkpoints (instead of NormalizeObservation, use normalize_obs)."""
     channels: Literal["first", "last"] | None = None
-    """Axis of the channels of an image. Default: the first or last axis, whichever has size 1, 3 or 4. If both axes or neither axis has
-    such a size, the default is the axis whose removal leaves the squarer image."""
+    """Axis of the channels of an image. By default, the channels are the first or the last axis, whichever has size 1, 3 or 4. If both axes
+    or neither axis have size 1, 3 or 4, the default is the axis whose removal makes height and width more similar."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Entries of a Dict observation (of a Tuple observation: "0", "1", …) to keep, after the wrappers are applied. A single entry becomes
-    the observation itself. An action mask is always kept, unless `action_mask` is false. Default: all entries."""
+    the observation itself. An action mask is always kept, unless `action_mask` is false. By default, all entries are kept."""
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
-    """Entry of the Dict observation, or otherwise of the env's info, that contains the mask of valid actions. Invalid actions are never
-    taken. false: no mask is used. Default: action_mask or legal_action_mask, if the observation has such an entry."""
+    """Entry of the Dict observation, or otherwise of the env's info, that contains the mask of valid actions. The agent never takes an
+    action that the mask marks as invalid. With false, no action mask is used. By default, the entry action_mask or legal_action_mask of the
+    observation is used, if the observation has one of these entries."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Entries of a Dict observation that only the critic reads, such as privileged_state. In PettingZoo's envs, "state" adds the state of
-    the env to the observation or, if the env has no state, the observations of all agents (a central critic). Default: no entries."""
+    the env to the observation or, if the env has no state, the observations of all agents (a central critic). By default, the critic reads
+    the same entries as the actor."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
     """A curriculum: {name: rule} for arguments of the env's constructor (the env is rebuilt after each change) or attributes of the env,
     which change when an episode ends. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
-    "linear_decay", …}, or {"by": "return", "start": value, "steps": [[return, value], …], "episodes": 20}. A rule by return switches to
-    the value of the next step when the mean return of the last episodes with the current value reaches the return of the next step. Frames
-    are the frames of all workers together. Evaluation and enjoy use the last values. Default: no changes."""
+    "linear_decay", …}, or {"by": "return", "start": value, "steps": [[return, value], …], "episodes": 20}. A rule by return switches to the
+    value of the next step when the mean return of the last episodes with the current value reaches the return of the next step. The frames
+    of a rule are the frames of all workers together. Evaluation and enjoy use the last value of each rule. By default, arguments and
+    attributes do not change."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

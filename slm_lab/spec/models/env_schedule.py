@@ -23,17 +23,17 @@ class StepRule(NamedTuple):
 
     by: Literal["frame", "return"]
     bounds: tuple[float, ...]
-    """Frames or returns from which the values hold. The first value holds from the start."""
+    """Frames or returns from which the values are used. The first value is used from the start of training."""
     values: tuple[Any, ...]
     episodes: int = EPISODES
-    """Number of episodes whose mean return is compared with the bounds if by="return"."""
+    """If by="return", the number of episodes whose mean return is compared with the bounds."""
 
     def at(self, frame: int) -> Any:
         """Return the value at a frame or, if by="return", the first value."""
         return self.values[max(0, bisect_right(self.bounds, frame) - 1)] if self.by == "frame" else self.values[0]
 
     def to_number(self, value: Any) -> float:
-        """Convert a value to a number for the log. A value that is not a number is converted to its index in `values`."""
+        """Return a value of the rule as a number for the log. For a value that is not a number, return its index in `values`."""
         return float(value) if isinstance(value, bool | int | float) else float(self.values.index(value))
 
 
@@ -44,7 +44,7 @@ class ScheduleRule(NamedTuple):
 
     @property
     def values(self) -> tuple[float, float]:
-        """The first and the last value of the schedule."""
+        """The first and the last value that the schedule has during training."""
         return self.schedule.value(0), self.schedule.last
 
     def at(self, frame: int) -> float:
@@ -138,4 +138,4 @@ _JSON_SCHEMA = {
     ]
 }
 Scheduled = Annotated[Any, AfterValidator(_check_rule), WithJsonSchema(_JSON_SCHEMA)]
-"""Type of an entry of env.schedule in the form of the spec file (see `parse_rule`)."""
+"""Type of an entry of env.schedule, as the entry is written in a spec file (see `parse_rule`)."""

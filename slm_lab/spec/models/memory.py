@@ -22,7 +22,7 @@ from slm_lab.spec.models.base import (
 
 
 class MemorySpec(Component):
-    """Keys of every memory, and class attributes that describe the kind of memory."""
+    """Base class of the models of memories: the keys of every memory, and class attributes that describe the kind of memory."""
 
     on_policy: ClassVar[bool] = False
     """Whether the algorithm learns from each transition once, and not from repeatedly sampled transitions."""
@@ -38,8 +38,8 @@ class SequenceLayout(NamedTuple):
     window: int
     """Total number of steps of a sequence, including burn_in."""
     stride: int
-    """Number of steps of an env from the start of one sequence to the start of the next. As in R2D2, consecutive sequences share half of
-    the steps from which the net learns."""
+    """Number of steps of an env from the start of one sequence to the start of the next sequence. As in R2D2, consecutive sequences have
+    half of the steps from which the net learns in common."""
 
     def count_sequences(self, steps: int) -> int:
         """Return the number of complete sequences in `steps` consecutive transitions of one env."""
@@ -47,26 +47,26 @@ class SequenceLayout(NamedTuple):
 
 
 class ReplayKeys(SpecModel):
-    """Keys of every replay buffer."""
+    """Keys of every replay buffer in agent.memory."""
 
     batch_size: Positive = 32
     """Number of transitions per batch or, with a RecurrentNet, number of sequences (of seq_len transitions) per batch."""
     max_size: Positive = 100_000
-    """Maximum number of transitions. When the buffer is full, new transitions overwrite the oldest ones. Memory is allocated for at most as
-    many transitions as the Session has frames."""
+    """Maximum number of transitions. When the replay buffer is full, new transitions overwrite the oldest transitions. Memory is allocated
+    for at most as many transitions as the Session has frames."""
     use_cer: Flag = False
-    """Combined experience replay (arXiv:1712.01275): each batch ends with the transitions that were added since the previous batch, oldest
-    first and at most batch_size of them. The priorities of these transitions are not updated. With a RecurrentNet, the last item of a batch
-    is the newest sequence."""
+    """Whether to use combined experience replay (arXiv:1712.01275): each batch ends with the transitions that were added since the previous
+    batch, oldest first and at most batch_size of them. The priorities of these added transitions are not updated. With a RecurrentNet, the
+    last item of a batch is the newest sequence."""
     burn_in: Count | None = None
-    """RecurrentNet: number of steps before each sequence over which the net only updates the stored hidden state with its current weights.
-    The net does not learn from these steps (R2D2, Kapturowski et al. 2019). Default: half of seq_len."""
+    """With a RecurrentNet, the number of steps before each sequence over which the net only updates the stored hidden state with its
+    current weights. The net does not learn from these steps (R2D2, Kapturowski et al. 2019). The default number is half of seq_len."""
     on_device: Flag = False
-    """Keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. `true` is an error if the
-    agent uses the CPU."""
+    """Whether to keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. on_device=true
+    is an error if the agent uses the CPU."""
 
     def sequence_layout(self, seq_len: int) -> SequenceLayout:
-        """Return length and overlap of the sequences of transitions from which a recurrent net learns."""
+        """Return the length and the overlap of the sequences of transitions from which a recurrent net learns."""
         burn_in = seq_len // 2 if self.burn_in is None else self.burn_in
         return SequenceLayout(burn_in, burn_in + seq_len, max(1, seq_len // 2))
 
@@ -75,29 +75,29 @@ class PriorityKeys(SpecModel):
     """Keys of prioritised replay (arXiv:1511.05952)."""
 
     alpha: NonNegative = 0.6
-    """Exponent of priorities. 0: uniform sampling."""
+    """Exponent of priorities. With 0, transitions are sampled uniformly."""
     epsilon: NonNegative = 1e-4
-    """Number that is added to each error, so that no priority is 0. With epsilon 0, a transition with error 0 is hardly ever sampled
-    again."""
+    """Number that is added to each temporal-difference error, so that no priority is 0. With epsilon 0, a transition with error 0 is hardly
+    ever sampled again."""
     beta: Fraction | Schedule | None = None
-    """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Default: 0.4 with a
-    RecurrentNet, otherwise no weights."""
+    """Exponent of importance-sampling weights (1 is the full correction), as a number or a schedule over frames. By default, the exponent
+    is 0.4 with a RecurrentNet, and importance-sampling weights are not used with other nets."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
-    """Error that determines the priority of a new transition until the transition is first sampled. "greatest": new transitions get the
-    greatest priority so far, as in the paper. Default: "greatest" with a RecurrentNet, otherwise 100,000."""
+    """Error that determines the priority of a new transition until the transition is first sampled. With "greatest", new transitions get
+    the greatest priority so far, as in the paper. The default is "greatest" with a RecurrentNet, and 100,000 with other nets."""
     eta: Fraction = 0.9
-    """RecurrentNet: weight η of the maximum in the priority of a sequence, which is η max |error| + (1 − η) mean |error| over the
-    transitions of the sequence (Kapturowski et al. 2019)."""
+    """With a RecurrentNet, the weight η of the maximum error in the priority of a sequence. The priority is η max |error| + (1 − η) mean
+    |error| over the transitions of the sequence (Kapturowski et al. 2019)."""
 
 
 class SILReplayKeys(SpecModel):
-    """Keys of the replay buffer that SIL and PPOSIL use in addition to their on-policy memory.
+    """Keys of the replay buffer that the algorithms SIL and PPOSIL use in addition to their on-policy memory.
 
-    Default values are those of Replay and PrioritizedReplay.
+    The default values of these keys are the default values of the memories Replay and PrioritizedReplay.
     """
 
     sil_replay_name: Literal["Replay", "PrioritizedReplay", "SILReplay", "SILPrioritizedReplay"] | None = None
-    """SIL, PPOSIL: replay buffer of past episodes, with sampling that is uniform or prioritised by the clipped advantage. Default:
+    """SIL, PPOSIL: replay buffer of past episodes, with sampling that is uniform or prioritised by the clipped advantage. The default is
     PrioritizedReplay."""
     batch_size: Positive | None = None
     """SIL, PPOSIL: number of transitions per batch or, with a RecurrentNet, number of sequences (of seq_len transitions) per batch."""
@@ -120,7 +120,7 @@ class SILReplayKeys(SpecModel):
 
     @property
     def sil_replay(self) -> ReplaySpec | PrioritizedReplaySpec:
-        """Return the spec of the replay buffer of past episodes."""
+        """Return the spec of the replay buffer of past episodes that SIL and PPOSIL use."""
         given = {key: value for key in SILReplayKeys.model_fields if (value := getattr(self, key)) is not None}
         if given.pop("sil_replay_name", "PrioritizedReplay").endswith("PrioritizedReplay"):
             return PrioritizedReplaySpec(name="PrioritizedReplay", **given)
@@ -128,13 +128,13 @@ class SILReplayKeys(SpecModel):
 
 
 class RolloutMemorySpec(MemorySpec, SILReplayKeys):
-    """Keys of the on-policy memories."""
+    """Base class of the models of on-policy memories."""
 
     on_policy = True
 
 
 class OnPolicyReplaySpec(RolloutMemorySpec):
-    """On-policy memory of complete episodes, each used once. The key training_frequency counts episodes."""
+    """On-policy memory of complete episodes, each of which is used once. With this memory, the key training_frequency counts episodes."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyReplay"
     episodes = True
@@ -143,22 +143,24 @@ class OnPolicyReplaySpec(RolloutMemorySpec):
 
 
 class OnPolicyBatchReplaySpec(RolloutMemorySpec):
-    """On-policy memory of rollouts with a fixed number of vector steps, each used once. The key training_frequency counts vector steps."""
+    """On-policy memory of rollouts with a fixed number of vector steps, each of which is used once. With this memory, the key
+    training_frequency counts vector steps."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyBatchReplay"
     name: Literal["OnPolicyBatchReplay"]
 
 
 class OnPolicyCrossEntropySpec(RolloutMemorySpec):
-    """On-policy memory of complete episodes that keeps only the best episodes, each used once (cross-entropy method, Rubinstein 1999)."""
+    """On-policy memory of complete episodes that keeps only the best episodes, each of which is used once (cross-entropy method, Rubinstein
+    1999)."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyCrossEntropy"
     episodes = True
 
     name: Literal["OnPolicyCrossEntropy"]
     cross_entropy: Fraction = 1.0
-    """Keep the episodes whose total training reward is at or above this quantile of all episodes (linear interpolation). 0.8: the best
-    fifth of the episodes is kept; 0 or 1: all episodes are kept."""
+    """Quantile of the total training reward of all episodes (with linear interpolation) at or above which an episode is kept. With 0.8, the
+    best fifth of the episodes is kept. With 0 or 1, all episodes are kept."""
 
 
 class ReplaySpec(MemorySpec, ReplayKeys):
@@ -167,8 +169,8 @@ class ReplaySpec(MemorySpec, ReplayKeys):
     class_path = "slm_lab.agent.replay.replay:Replay"
     name: Literal["Replay"]
     demonstration_fraction: Fraction | None = None
-    """With meta.demonstrations: fraction of each batch that is drawn from the recorded episodes, above 0 and below 1 (RLPD,
-    arXiv:2302.02948). Default: 0.5."""
+    """With meta.demonstrations, the fraction of each batch that is drawn from the recorded episodes, above 0 and below 1 (RLPD,
+    arXiv:2302.02948). The default fraction is 0.5."""
 
 
 class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
@@ -184,13 +186,13 @@ class HindsightReplaySpec(MemorySpec, ReplayKeys):
     class_path = "slm_lab.agent.replay.hindsight:HindsightReplay"
     name: Literal["HindsightReplay"]
     goal_strategy: Literal["future", "final", "episode"] = "future"
-    """The goal that replaces the real goal of a replayed transition: a goal achieved later in the same episode (future), at the end of the
-    episode (final), or at any time in the episode (episode)."""
+    """Which goal replaces the real goal of a replayed transition: a goal that was achieved later in the same episode (future), at the end
+    of the episode (final), or at any time in the episode (episode)."""
     goals: Positive = 4
-    """k: average number of replayed transitions with a replaced goal for each replayed transition with the real goal."""
+    """Average number k of replayed transitions with a replaced goal for each replayed transition with the real goal."""
     goal_threshold: PositiveReal | None = None
     """Distance up to which a goal counts as reached. With goal_threshold, each replayed reward is 0 if the goal is reached and −1
-    otherwise, regardless of the env's own rewards. Default: the env's method compute_reward computes rewards (and its method
+    otherwise, regardless of the env's own rewards. By default, the env's method compute_reward computes rewards (and the env's method
     compute_terminated, if it exists, computes terminations)."""
 
 
@@ -200,6 +202,6 @@ Memory = Annotated[
     Extensible(MemorySpec),
 ]
 MEMORIES: dict[str, type[MemorySpec]] = models_by_name(Memory)
-"""Name of a memory → its model."""
+"""Maps the names of memories to their models."""
 SEQUENCE_MEMORIES = ("Replay", "PrioritizedReplay")
-"""Replay buffers that can sample sequences."""
+"""Names of the replay buffers that can sample sequences of transitions."""

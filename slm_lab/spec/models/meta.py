@@ -13,9 +13,9 @@ class SearchResources(SpecModel):
     """Resources of one trial of a hyperparameter search."""
 
     cpu: PositiveReal = 1
-    """Number of CPU cores."""
+    """Number of CPU cores of one trial."""
     gpu: NonNegative = 0
-    """Number of GPUs, which may be a fraction."""
+    """Number of GPUs of one trial, which may be a fraction."""
 
 
 class SearchScheduler(SpecModel):
@@ -24,14 +24,14 @@ class SearchScheduler(SpecModel):
     grace_period: Positive = 1
     """Minimum number of frames of a trial before the trial can be stopped."""
     reduction_factor: Annotated[float, Strict(), Field(gt=1)] = 3
-    """At each comparison of trials, one out of this many trials continues."""
+    """Reduction factor f of the number of trials: at each comparison of trials, one out of f trials continues."""
 
 
 SearchMetric = Literal[
     "current_return", "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency",
     "training_efficiency", "stability", "consistency",
 ]  # fmt: skip
-"""Metrics of a trial. Higher values are better for all of them."""
+"""Metrics by which a search compares trials. For all of these metrics, higher values are better."""
 
 
 StartMethod = Literal["auto", "forkserver", "spawn"]
@@ -41,69 +41,72 @@ class MetaSpec(SpecModel):
     """Keys that determine how a training or search runs: Sessions, processes, logging, evaluation and checkpoints."""
 
     distributed: Literal[False, "shared", "synced"] = False
-    """Train one global net with all Sessions (Hogwild!), each for env.max_frame / max_session frames. "shared": Sessions always use the
-    latest weights (async SAC); "synced": a Session copies the weights after each of its own updates, so that its policy is constant within
-    a rollout (A3C); false: each Session trains its own net."""
+    """Whether all Sessions train one global net (Hogwild!), each for env.max_frame / max_session frames. With "shared", Sessions always use
+    the latest weights (async SAC). With "synced", a Session copies the weights after each of its own updates, so that the Session's policy
+    is constant within a rollout (A3C). With false, each Session trains its own net."""
     hogwild_lock: Flag = False
-    """Lock the global net during updates, so that only one Session updates it at a time."""
+    """Whether to lock the global net during updates, so that only one Session at a time updates the net."""
     max_restart: Count = 1
     """Maximum number of restarts of a process that was killed or hangs. On one machine, the Sessions of a global net and rollout workers
-    are restarted. On a cluster, every Session (also if its node is lost) and the parameter server are restarted."""
+    are restarted. On a cluster, every Session (including Sessions whose node is lost) and the parameter server are restarted."""
     sampler: SamplerSpec | None = None
-    """Collect transitions with rollout workers while a learner trains, synchronously or asynchronously. Default: each Session steps its own
-    envs."""
+    """Settings of rollout workers, which collect transitions while a learner trains, synchronously or asynchronously. By default, each
+    Session steps its own envs."""
     self_play: SelfPlaySpec | None = None
-    """Self-play in a game of several agents. Default: the current policies play each other, without snapshots."""
+    """Settings of self-play in a game of several agents. By default, the current policies play each other, without snapshots."""
     max_session: Positive = 1
     """Number of Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
     """Number of trials of a search, which mode train does not use. A search whose keys are all grid_search has one trial for each
     combination of the values, and a max_trial above 1 limits the number of trials."""
     log_frequency: Positive = 10_000
-    """Number of frames between the rows of a Session's log. Default: 10,000 or, if the Session has fewer than 500,000 frames, a fiftieth of
-    the frames."""
+    """Number of frames between the rows of a Session's log. The default number is 10,000 or, if the Session has fewer than 500,000 frames,
+    a fiftieth of the Session's frames."""
     eval_episodes: Count | Literal["auto"] = "auto"
-    """Number of episodes in each evaluation of the deterministic policy. Each episode has its own env. Eight evaluations are evenly spaced
-    over a Session. 0: no evaluations. "auto": 3 to 5 episodes, as many as take at most 3 % of the run's time, but no evaluations if 3
-    episodes would take more time, if the length of an episode is not limited, in a search, or if rigorous_eval is given."""
+    """Number of episodes in each evaluation of the deterministic policy. Each evaluation episode has its own env. Eight evaluations are
+    evenly spaced over a Session. With 0, policies are not evaluated. With "auto", an evaluation has 3 to 5 episodes, as many as take at
+    most 3 % of the run's time. With "auto", policies are not evaluated if 3 episodes would take more time, if the length of an episode is
+    not limited, in a search, or if the spec gives rigorous_eval."""
     eval_frequency: Positive = 10_000
-    """Number of frames between evaluations, if rigorous_eval is set. With distributed, each worker counts its own frames, and the workers
-    evaluate the net in turn."""
+    """Number of frames between evaluations, if rigorous_eval is above 0. With meta.distributed, each worker counts its own frames, and the
+    workers evaluate the net in turn."""
     rigorous_eval: Count = 0
-    """Number of evaluation envs, each of which plays one episode per evaluation. All metrics are computed from these evaluation episodes.
-    0: metrics are computed from training episodes."""
+    """Number of evaluation envs, each of which plays one episode per evaluation. If rigorous_eval is above 0, all metrics are computed from
+    the evaluation episodes. With 0, metrics are computed from training episodes."""
     eval_deterministic: Flag = False
-    """Evaluate with the mode of the action distribution instead of a sample."""
+    """Whether evaluations use the mode of the action distribution instead of a sample."""
     track_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The logged value is the value in the last step of an
     episode or, in EnvPool with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), the maximum, minimum, sum or mean over all
-    steps of the episode. The mean over the last 100 episodes is logged in the column info_{key}, and plotted on the page of the run. If
-    track_info is absent, success is logged for envs of EnvPool that report success, and nothing for other envs."""
+    steps of the episode. The mean of an entry over the last 100 episodes is logged in the column info_{key}, and plotted on the page of the
+    run. If the spec does not give track_info, success is logged for envs of EnvPool that report success, and no entry is logged for other
+    envs."""
     max_seconds: PositiveReal | None = None
-    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. Default: no limit."""
+    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. By default, training time is not
+    limited."""
     random_seed: Seed = 0
     """Random seed of the first Session. The seed of each further Session, trial and restart is derived from this seed."""
     save_interval: NonNegative = 10.0
     """Minimum number of seconds between checkpoints."""
     save_replay: Flag = False
-    """Also save the replay buffer in checkpoints (about 7 GB for 1 M Atari frames). If the replay buffer is not saved, a resumed run
-    collects training_start_step transitions again before it trains."""
+    """Whether checkpoints also contain the replay buffer (about 7 GB for 1 M Atari frames). If the replay buffer is not saved, a resumed
+    run collects training_start_step transitions again before it trains."""
     checkpoint_frequency: Positive | None = None
-    """Number of frames between numbered checkpoints of the weights, all of which are kept. Default: no numbered checkpoints. The best and
-    the last weights are always kept."""
+    """Number of frames between numbered checkpoints of the weights, all of which are kept. By default, a run saves no numbered checkpoints.
+    The best and the last weights are always kept."""
     init_from: str | None = None
-    """Folder of a run, search or study, checkpoint file, or name of a model or pretrained agent, with whose best weights and observation
-    statistics training starts, where names and shapes match. With agent.policies, each policy starts from the policy of the same name.
-    Default: random weights."""
+    """Source of the initial weights: the folder of a run, search or study, a checkpoint file, or the name of a model or pretrained agent.
+    Training starts with the best weights and observation statistics of the source, where names and shapes match. With agent.policies, each
+    policy starts from the policy of the same name. By default, training starts with random weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
     format. BC and IQL learn only from the recorded episodes. Off-policy algorithms learn from their replay buffer and the recorded episodes
-    (memory.demonstration_fraction). Default: no demonstrations."""
+    (memory.demonstration_fraction). By default, no recorded episodes are used."""
     stall_notice: PositiveReal = 30.0
-    """Print a notice if a Session or worker makes no progress for this many seconds."""
+    """Seconds without progress of a Session or worker after which a notice is printed."""
     stall_limit: PositiveReal | None = None
-    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error. Default: 300 for
-    rollout workers, no limit for Sessions."""
+    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error. The default limit is
+    300 for rollout workers. By default, Sessions have no limit."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User-defined observers, as "package.module:Class". Each class is a subclass of slm_lab.Observer, whose methods are called for steps,
     updates and rows of the log."""
@@ -112,33 +115,35 @@ class MetaSpec(SpecModel):
     extra of slm-lab that has the name of the tracker, such as `pip install slm-lab[wandb]`. A tracker that fails or blocks is switched off
     with a notice, and never affects the run."""
     start_method: StartMethod = "auto"
-    """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
-    "spawn": each process loads torch and slm_lab itself, in 2 s; "auto": "forkserver" if the system supports it. The start method does not
-    affect results. meta.run records the start method."""
+    """How child processes start. With "forkserver" (on Linux), child processes are copies of one process that has loaded torch and slm_lab,
+    and each copy takes about 0.02 s. With "spawn", each child process loads torch and slm_lab itself, which takes 2 s. With "auto",
+    "forkserver" is used if the system supports it. The start method does not affect results. meta.run records the start method."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
-    """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
-    inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for smaller products; "mkl": MKL for all products; "auto":
-    "onednn" on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), otherwise torch's default library. Results with different
-    libraries differ by rounding. meta.run records the library."""
+    """Library that computes the float32 matrix products of fully connected layers on the CPU. With "onednn", oneDNN computes products of at
+    least 128 rows, inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), and MKL computes smaller products. With "mkl", MKL
+    computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), otherwise
+    torch's default library. Results with different libraries differ by rounding. meta.run records the library."""
     threads: Positive | Literal["auto"] = "auto"
-    """Number of threads of an update on the CPU. Acting always uses one thread. "auto": for nets with convolutions, the number of cores per
-    concurrent Session, at most 8; for other nets, and if other processes learn or act at the same time (distributed, an asynchronous
-    sampler) or may do so (--jobs, a search, a study), one thread. Results with the same number of threads are equal, and results with
-    different numbers of threads differ by rounding. meta.run records the number of threads."""
+    """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update of a net with convolutions uses as
+    many threads as there are cores per concurrent Session, at most 8. With "auto", one thread is used for other nets, and also if other
+    processes learn or act at the same time (distributed, an asynchronous sampler) or may do so (--jobs, a search, a study). Results with
+    the same number of threads are equal, and results with different numbers of threads differ by rounding. meta.run records the number of
+    threads."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search, which mode train does not use."""
     search_scheduler: SearchScheduler | None = None
-    """Early stopping of the trials of a search, which mode train does not use. Default: no early stopping."""
+    """Early stopping of the trials of a search, which mode train does not use. By default, trials do not stop early."""
     search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
-    """How a search proposes values, which mode train does not use. "optuna": by a tree-structured Parzen estimator (TPE) from the results
-    so far, after 10 random trials; "random": independently at random; "grid": all combinations of the values of grid_search keys, with
-    random values of other keys; "pbt": population-based training. If all keys of a search are grid_search, "optuna" and "random" try all
-    combinations too."""
+    """How a search proposes values, which mode train does not use. With "optuna", a tree-structured Parzen estimator (TPE) proposes values
+    from the results so far, after 10 random trials. With "random", values are drawn independently at random. With "grid", a search tries
+    all combinations of the values of grid_search keys, with random values of other keys. "pbt" is population-based training. If all keys of
+    a search are grid_search, "optuna" and "random" also try all combinations."""
     search_metric: SearchMetric | None = None
-    """Metric of a trial (the mean over its Sessions) that a search maximises, which mode train does not use. Default: current_return."""
+    """Metric of a trial (the mean over its Sessions) that a search maximises, which mode train does not use. The default metric is
+    current_return."""
     search_keep: Count | Literal["all"] = 10
-    """Number of best trials of a search whose checkpoints are kept, in addition to the trials of --confirm; "all": checkpoints of all
-    trials are kept. Mode train does not use this key."""
+    """Number of best trials of a search whose checkpoints are kept, in addition to the trials of --confirm. With "all", checkpoints of all
+    trials are kept. Mode train does not use search_keep."""
     run: list[dict[str, Any]] | None = None
     """Record that slm_lab writes, with one entry for each start or continuation of the run: time, command, versions, host, backend,
     changes. The record is ignored when the spec is loaded."""
@@ -147,7 +152,7 @@ class MetaSpec(SpecModel):
     def evaluates_by_default(self) -> bool:
         """Return whether `eval_episodes="auto"` may lead to evaluations.
 
-        The value is False if eval_episodes is not given, but rigorous_eval or eval_frequency is given.
+        Return False if the spec does not give eval_episodes, but gives rigorous_eval or eval_frequency.
         """
         given = self.model_fields_set
         return self.eval_episodes == "auto" and ("eval_episodes" in given or not given & {"rigorous_eval", "eval_frequency"})
@@ -162,18 +167,20 @@ Factor = Annotated[float, Strict(), Field(gt=1)]
 
 
 class PBTSpec(SpecModel):
-    """Population-based training (arXiv:1711.09846): replace the worst policies by copies of the best, and perturb hyperparameters.
+    """Population-based training (arXiv:1711.09846), which replaces the worst policies by copies of the best policies, and perturbs
+    hyperparameters.
 
-    Learning rate, entropy coefficient and, with optimize_gamma, gamma are perturbed, but never for policy 0 and for the best policies.
+    The perturbed hyperparameters are the learning rate, the entropy coefficient and, with optimize_gamma, gamma. The hyperparameters of
+    policy 0 and of the best policies are never perturbed.
     """
 
     period: Positive = 5_000_000
     """Number of frames of a policy between two rounds of replacement and perturbation."""
     start: Count = 20_000_000
-    """Number of frames of a policy before its first round of replacement and perturbation."""
+    """Number of frames of a policy before the policy's first round of replacement and perturbation."""
     replace_fraction: Fraction = 0.3
-    """Fraction of the population that counts as the worst policies, which may be replaced by policies from a best fraction of the same
-    size."""
+    """Fraction f of the policies that may be replaced: the worst fraction f of the policies is replaced by policies from the best fraction
+    f."""
     mutation_rate: Fraction = 0.15
     """Probability that a hyperparameter is perturbed in a round."""
     reward_gap: NonNegative = 0.1
@@ -185,7 +192,7 @@ class PBTSpec(SpecModel):
     perturb_max: Factor = 1.5
     """Maximum factor by which a perturbed hyperparameter is multiplied or divided."""
     optimize_gamma: Flag = False
-    """Also perturb the discount factor gamma, as 1 − gamma."""
+    """Whether the discount factor gamma is also perturbed, as 1 − gamma."""
 
 
 class SelfPlaySpec(SpecModel):
@@ -194,17 +201,18 @@ class SelfPlaySpec(SpecModel):
     pool: Positive = 10
     """Number of newest snapshots that are kept as opponents."""
     snapshot_frequency: Positive | None = None
-    """Number of frames between snapshots of the weights. Default: a twentieth of env.max_frame."""
+    """Number of frames between snapshots of the weights, by default a twentieth of env.max_frame."""
     opponent: Literal["latest", "uniform", "prioritized"] = "uniform"
     """Opponents in a game: the policy itself ("latest"), a snapshot drawn uniformly ("uniform"), or a snapshot drawn in proportion to (1 −
-    p)², where p is the mean score of the policy against the snapshot ("prioritized"; arXiv:1912.06680, prioritised fictitious self-play of
-    AlphaStar)."""
+    p)², where p is the mean score of the policy against the snapshot ("prioritized", the prioritised fictitious self-play of AlphaStar,
+    arXiv:1912.06680)."""
     past_fraction: Fraction = 0.5
     """Fraction of the games that are played against snapshots. In all other games, and with opponent "latest", the policy plays for every
     agent and learns from the steps of all agents."""
     rating_games: Count = 32
     """Number of games of each snapshot against each of up to four opponents (uniformly random actions, and earlier snapshots), from which
-    the Elo rating of the snapshot is computed. Random actions have the rating 0. 0: no ratings are computed."""
+    the Elo rating of the snapshot is computed. Uniformly random actions have the rating 0. With rating_games = 0, ratings are not
+    computed."""
     fixed_opponents: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """Scripted players, as "package.module:Class", such as slm_lab.env.board_players:OnePlyConnectFour. Each snapshot also plays
     rating_games games against each scripted player. The mean scores are written to the columns score_CLASS in the table of snapshots."""
@@ -214,34 +222,34 @@ class SamplerSpec(SpecModel):
     """Training with rollout workers, which step envs while a learner trains, synchronously or asynchronously."""
 
     async_rl: Flag = True
-    """true: asynchronous (workers collect while the learner trains, with policy lag); false: synchronous (collecting and training
-    alternate, without lag)."""
+    """Whether rollout workers are asynchronous. Asynchronous workers collect while the learner trains, with policy lag. With false,
+    collecting and training alternate, without policy lag."""
     num_workers: Positive = 2
-    """Number of worker processes."""
+    """Number of rollout workers, each of which is a process."""
     num_envs_per_worker: Positive = 8
-    """Number of envs of each worker."""
+    """Number of envs of each rollout worker."""
     worker_num_splits: Positive = 2
-    """Number of groups into which the envs of each worker are divided with central inference. One group steps while another group waits for
-    its actions. The key has no effect with local inference."""
+    """With central inference, the number of groups into which the envs of each worker are divided. One group of envs steps while another
+    group waits for actions. worker_num_splits has no effect with local inference."""
     num_batches_per_epoch: Positive = 1
     """Number of minibatches per dataset. An epoch has minibatch_size × num_batches_per_epoch transitions. In envs with several agents, an
-    epoch has minibatch_size × num_batches_per_epoch env steps, each with the transitions of all agents."""
+    epoch has minibatch_size × num_batches_per_epoch env steps, each of which contains the transitions of all agents."""
     num_batches_to_accumulate: Positive = 2
     """Number of datasets that can wait for the learner before the collection of transitions pauses (only with async_rl)."""
     max_policy_lag: Positive = 1000
-    """Maximum policy lag of a transition in gradient steps. Transitions with a greater lag are discarded."""
+    """Maximum policy lag of a transition in gradient steps. Transitions with a greater policy lag are discarded."""
     serial_mode: Flag = False
-    """Run workers and learner synchronously in one process, for debugging and exact reproducibility."""
+    """Whether the workers and the learner run synchronously in one process, for debugging and exact reproducibility."""
     inference: Literal["auto", "local", "central"] = "auto"
-    """Where actions are computed: in each worker (local), or in batches in one process for all workers (central); auto: central for nets on
-    a GPU, otherwise local."""
+    """Where actions are computed: in each worker (local), or in batches in one process for all workers (central). With auto, actions are
+    computed centrally for nets on a GPU, otherwise locally."""
     num_policies: Positive = 1
     """Number of policies, each of which is trained for env.max_frame frames. In each episode, one policy, drawn at random, acts in an env
     (or, with several agents, for each agent)."""
     pbt: PBTSpec | None = None
-    """Population-based training of the policies. Default: policies learn independently."""
+    """Settings of population-based training of the policies. By default, policies learn independently."""
 
     @property
     def num_envs(self) -> int:
-        """Return the number of envs of all workers."""
+        """Return the total number of envs of all rollout workers."""
         return self.num_workers * self.num_envs_per_worker

@@ -22,7 +22,8 @@ from slm_lab.spec.models.base import (
 )
 
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
-"""Log standard deviation between −5 and 2, the values at which the Normal distribution clips it. (At these values the gradient is 0.)"""
+"""Log standard deviation between −5 and 2. The Normal distribution clips log standard deviations to these bounds, at which the gradient is
+0."""
 WHOLE = frozenset({
     "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
     "step_size_down", "milestones", "k",
@@ -59,29 +60,30 @@ class OptimSpec(TorchClassSpec):
     name: str = "Adam"
     """Name of the optimizer. All other keys are arguments of the optimizer."""
     lr: PositiveReal | None = None
-    """Learning rate. Default: torch's default for the optimizer (Adam 0.001, RMSprop 0.01, …)."""
+    """Learning rate, by default torch's default for the optimizer (Adam 0.001, RMSprop 0.01, …)."""
 
     @property
     def learning_rate(self) -> float:
-        """Return the learning rate: `lr` or, if it is absent, the default of the optimizer (for Lookahead, of the inner optimizer)."""
+        """Return the learning rate: `lr` or, if `lr` is None, the default of the optimizer (for Lookahead, of the optimizer that it
+        wraps)."""
         name = str(self.kwargs.get("optimizer", "Adam")) if self.name == "Lookahead" else self.name
         return LEARNING_RATES.get(name.removeprefix("Global"), 1e-3) if self.lr is None else self.lr
 
 
 SHAPED = ("Muon", "Adafactor")
-"""Optimizers that need each parameter tensor in its own shape. All other optimizers work on one flat vector of all parameters."""
+"""Optimizers to which each parameter tensor is passed in its own shape. All other optimizers receive one flat vector of all parameters."""
 
 
 class LRSchedulerSpec(TorchClassSpec):
     """A learning rate schedule: a scheduler of torch.optim.lr_scheduler, LinearToZero {frame}, or LinearToMin {frame, min_factor}.
 
-    By default, a scheduler of torch steps once per training call. A training call learns from one rollout, or takes training_iter ×
+    By default, a scheduler of torch makes one step per training call. A training call learns from one rollout, or makes training_iter ×
     training_batch_iter gradient steps on replayed batches.
     """
 
     unit: Literal["training_calls", "frames"] | None = None
-    """Unit of the arguments of the schedule. Default: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
-    meta.distributed, the frames or training calls of all Sessions are counted together."""
+    """Unit of the arguments of the schedule. The default unit is frames for LinearToZero and LinearToMin, and training calls for torch's
+    schedulers. With meta.distributed, the frames or training calls of all Sessions are counted together."""
 
     @property
     def counts_training_calls(self) -> bool:
@@ -97,7 +99,7 @@ class LossSpec(TorchClassSpec):
 
 
 class NetSpec(Component):
-    """Keys of every network, and class attributes that describe the kind of network."""
+    """Base class of the models of networks: the keys of every network, and class attributes that describe the kind of network."""
 
     recurrent: ClassVar[bool] = False
     """Whether the net has a hidden state that persists from step to step."""
@@ -108,17 +110,18 @@ class NetSpec(Component):
     """Whether the net has convolutions, so that observations that can be images are treated as images."""
 
     input: Literal["image", "vector"] | None = None
-    """How observations with two or more axes are encoded: as images or as flat vectors. Default: as images if the net has convolutions,
-    otherwise depending on the observation space (images are integers from 0 to 255, and bools and floats from 0 to 1, -1 to 1 or 0 to 255
-    with three axes)."""
+    """How observations with two or more axes are encoded: as images or as flat vectors. By default, nets with convolutions encode these
+    observations as images, and for other nets the observation space determines the encoding (images are integers from 0 to 255, and bools
+    and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes)."""
     shared: Flag = False
-    """Share the hidden layers (body) of the network between actor and critic."""
+    """Whether actor and critic share the hidden layers (body) of the network."""
     use_same_optim: Flag = True
-    """true: actor and critic have one optimizer, which is actor_optim_spec if it is given, otherwise optim_spec; false: actor and critic
-    have separate optimizers (actor_optim_spec, critic_optim_spec). A shared net always has one optimizer."""
+    """Whether actor and critic have one optimizer, which is actor_optim_spec if the spec gives this key, otherwise optim_spec. With false,
+    actor and critic have separate optimizers (actor_optim_spec, critic_optim_spec). A net that actor and critic share always has one
+    optimizer."""
     log_std_init: LogStd | None = None
     """Initial value (above -5, below 2) of the log standard deviation of Normal and NormalTanh, which is then a state-independent
-    parameter. Default: the log standard deviation is an output of the network."""
+    parameter. By default, the log standard deviation is an output of the network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
     critic_init_std: PositiveReal | None = None
@@ -135,57 +138,58 @@ class NetSpec(Component):
     critic_optim_spec: OptimSpec | None = None
     """Optimizer of the critic if use_same_optim and shared are false."""
     lr_scheduler_spec: LRSchedulerSpec | None = None
-    """Learning rate schedule over frames (LinearToZero, LinearToMin) or over training calls (torch's schedulers). Default: a constant
-    learning rate."""
+    """Learning rate schedule over frames (LinearToZero, LinearToMin) or over training calls (torch's schedulers). By default, the learning
+    rate is constant."""
     actor_lr_scheduler_spec: LRSchedulerSpec | None = None
     """Learning rate schedule of the actor or, with use_same_optim or a shared net, of actor and critic."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
     """Learning rate schedule of the critic if use_same_optim and shared are false."""
     update_type: Literal["replace", "polyak"] = "replace"
-    """How target networks are updated. "replace": the network is copied every update_frequency frames; "polyak": the target network moves
-    towards the network by polyak_coef, in SoftActorCritic, TD3 and DDPG after each gradient step that updates the policy, in the DQN family
-    after each vector step, and in IQL after each gradient step."""
+    """How target networks are updated. With "replace", the network is copied every update_frequency frames. With "polyak", the target
+    network moves towards the network by polyak_coef: in SoftActorCritic, TD3 and DDPG after each gradient step that updates the policy, in
+    the DQN family after each vector step, and in IQL after each gradient step."""
     update_frequency: Positive = 1
     """Number of frames between updates of target networks with update_type "replace". SoftActorCritic, TD3 and DDPG copy the network after
     the gradient steps of the next training."""
     polyak_coef: Fraction = 0.005
     """Weight of the network in each update of its target network with update_type "polyak"."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which the matrix products of hidden layers are computed, forward and backward. RecurrentNet supports only "float32".
-    "bfloat16": inputs, weights and products are rounded to bfloat16. Weights, gradients, norms, losses, optimizers, output layers and the
-    tails above a shared HydraMLPNet remain float32. Activations remain float32 too, except inside nets with several heads, TorchArc graphs
-    that branch, encoders of the images of a Dict observation, and user-defined nets. With "bfloat16", small nets learn and act with torch
-    instead of numpy. An agent that is loaded from a run (enjoy, export) acts in float32. On a processor without bfloat16 instructions
-    (AVX-512 BF16 or AMX), training with "bfloat16" takes about ten times as long as with "float32"."""
+    """Type in which the matrix products of hidden layers are computed, forward and backward. RecurrentNet supports only "float32". With
+    "bfloat16", inputs, weights and products are rounded to bfloat16 in the matrix products. The stored weights, gradients, norms, losses,
+    optimizers, output layers and the tails above a shared HydraMLPNet remain float32. Activations also remain float32, except inside nets
+    with several heads, TorchArc graphs that branch, encoders of the images of a Dict observation, and user-defined nets. With "bfloat16",
+    small nets learn and act with torch instead of numpy. An agent that is loaded from a run (enjoy, export) acts in float32. On a processor
+    without bfloat16 instructions (AVX-512 BF16 or AMX), training with "bfloat16" takes about ten times as long as with "float32"."""
     gpu: Flag | Literal["auto"] = "auto"
-    """Whether to compute on a CUDA device. "auto": a CUDA device is used if the machine has one; true: if the machine has no CUDA device,
-    the CPU is used, with a notice."""
+    """Whether to compute on a CUDA device. With "auto", a CUDA device is used if the machine has one. With true, if the machine has no CUDA
+    device, the CPU is used, with a notice."""
     cuda_id: Count | None = None
-    """Index of the CUDA device. Default: Sessions are spread over all devices."""
+    """Index of the CUDA device. By default, Sessions are distributed over all CUDA devices."""
     tf32: Flag = False
-    """true: round the inputs of matrix products and convolutions on a CUDA device to 10 bits of mantissa (TensorFloat-32), which is faster
-    on Ampere and later GPUs; false: full float32 precision, also in convolutions. true is an error if the device is the CPU."""
+    """Whether to round the inputs of matrix products and convolutions on a CUDA device to 10 bits of mantissa (TensorFloat-32), which is
+    faster on Ampere and later GPUs. With false, matrix products and convolutions have full float32 precision. tf32=true is an error if the
+    device is the CPU."""
 
 
 class LayersSpec(NetSpec):
-    """Keys of networks with hidden layers."""
+    """Base class of the models of networks with hidden layers."""
 
     hid_layers_activation: str = "relu"
     """Activation of hidden layers, the name of a class of torch.nn in upper or lower case (relu, tanh, selu, SiLU, …)."""
     out_layer_activation: str | None = None
-    """Activation of the output layer. Default: no activation."""
+    """Activation of the output layer. By default, the output layer has no activation."""
     init_fn: str | None = None
     """Function of torch.nn.init (orthogonal_, xavier_uniform_, …) that initialises the weights of all layers, including output layers and
-    GRUs, with torch's gain for hid_layers_activation (1 if torch has no gain for it). Biases are initialised to 0. Default: torch's default
-    initialisation, which LSTM and RNN layers always use."""
+    GRUs, with torch's gain for hid_layers_activation (or 1 if torch has no gain for this activation). With init_fn, biases are initialised
+    to 0. By default, layers have torch's default initialisation, which LSTM and RNN layers always have."""
     layer_norm: Flag = False
-    """Apply LayerNorm before each hidden activation."""
+    """Whether to apply LayerNorm before each hidden activation."""
     batch_norm: Flag = False
-    """Apply BatchNorm before each hidden activation."""
+    """Whether to apply BatchNorm before each hidden activation."""
     noisy: Flag = False
-    """For the DQN family and PQN: add noise with a learned scale to the weights of all linear layers (arXiv:1706.10295). New noise is drawn
-    for each vector step and each gradient step. With noisy, the default of explore_var_spec is ε = 0. Evaluation, enjoy and export act
-    without noise."""
+    """Whether to add noise with a learned scale to the weights of all linear layers (arXiv:1706.10295), for the DQN family and PQN. New
+    noise is drawn for each vector step and each gradient step. With noisy=true, the default of explore_var_spec is ε = 0. Evaluation, enjoy
+    and export act without noise."""
     noisy_sigma: PositiveReal = 0.5
     """Initial scale σ₀ of the noise of a noisy net. The noise of each weight has the standard deviation σ₀ / √(number of inputs)."""
 
@@ -195,7 +199,8 @@ class MLPNetSpec(LayersSpec):
 
     name: Literal["MLPNet"]
     hid_layers: list[Positive] = [64, 64]
-    """Number of units of each hidden layer. Default: two layers of 64 units, with tanh unless hid_layers_activation is given."""
+    """Number of units of each hidden layer. By default, the net has two layers of 64 units, with tanh unless the spec gives
+    hid_layers_activation."""
     dropout: Annotated[float, Strict(), Field(ge=0, lt=1)] = 0.0
     """Fraction of the units of each hidden layer that are set to 0 at random, before layer_norm, in the critics of SoftActorCritic and
     CrossQ and in their target nets (DroQ, arXiv:2110.02034: 0.01 with layer_norm)."""
@@ -203,7 +208,7 @@ class MLPNetSpec(LayersSpec):
     @model_validator(mode="before")
     @classmethod
     def _set_default_activation(cls, keys: Any) -> Any:
-        """Set the activation of a net without hid_layers and hid_layers_activation to tanh."""
+        """Set the activation to tanh for a net whose spec gives neither hid_layers nor hid_layers_activation."""
         if isinstance(keys, dict) and keys.get("hid_layers") is None and keys.get("hid_layers_activation") is None:
             return {**keys, "hid_layers_activation": "tanh"}
         return keys
@@ -222,7 +227,7 @@ class SimbaNetSpec(NetSpec):
 
     name: Literal["SimbaNet"]
     width: Positive = 128
-    """Number of units of the residual stream. The hidden layer of each residual block has four times as many units."""
+    """Number of units of the residual stream. The hidden layer of each residual block has four times this number of units."""
     blocks: Positive = 1
     """Number of residual blocks."""
     actor_init_std: PositiveReal | None = 1.0
@@ -236,7 +241,7 @@ class SimbaV2NetSpec(NetSpec):
 
     name: Literal["SimbaV2Net"]
     width: Positive = 128
-    """Number of units of the residual stream. The hidden layer of each residual block has four times as many units."""
+    """Number of units of the residual stream. The hidden layer of each residual block has four times this number of units."""
     blocks: Positive = 1
     """Number of residual blocks."""
 
@@ -259,17 +264,17 @@ class ConvNetSpec(LayersSpec):
     conv_hid_layers: (
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
     ) = None
-    """List of layers [out_channels, kernel, stride, padding, dilation]. Stride, padding and dilation are optional. Default: the layers of
-    Mnih et al. 2015, [[32, 8, 4], [64, 4, 2], [64, 3, 1]] or, for images below 36 pixels, which are too small for these layers, [[32, 3, 2,
-    1], [64, 3, 2, 1], [64, 3, 1, 1]]. Each image of a Dict or Tuple has its own convolutional layers. The outputs of all convolutional
-    layers and all other entries of the observation enter the fully connected layers."""
+    """List of convolutional layers [out_channels, kernel, stride, padding, dilation]. Stride, padding and dilation are optional. The
+    default layers are those of Mnih et al. 2015, [[32, 8, 4], [64, 4, 2], [64, 3, 1]] or, for images below 36 pixels, which are too small
+    for these layers, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]. Each image of a Dict or Tuple has its own convolutional layers. The
+    outputs of all convolutional layers and all other entries of the observation enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
     """Number of units of each fully connected hidden layer."""
     normalize: Flag = False
-    """Divide images by the upper bound of their space (255 for most)."""
+    """Whether to divide images by the upper bound of their space, which usually is 255."""
     batch_norm: Flag | Literal["before"] = True  # type: ignore[assignment]  # wider than in other nets
-    """true: apply BatchNorm after the activation of each convolution except the first, and not in fully connected layers; "before": apply
-    BatchNorm before the activation of every hidden layer."""
+    """Where to apply BatchNorm. With true, BatchNorm follows the activation of each convolution except the first convolution, and is not
+    applied in fully connected layers. With "before", BatchNorm precedes the activation of every hidden layer."""
 
 
 class DuelingConvNetSpec(ConvNetSpec):
@@ -279,7 +284,8 @@ class DuelingConvNetSpec(ConvNetSpec):
 
     name: Literal["DuelingConvNet"]  # type: ignore[assignment]  # narrower: the tag of the union
     batch_norm: Flag | Literal["before"] = False
-    """BatchNorm as in ConvNet (false, true or "before"). In ConvNet, the default is true."""
+    """Where to apply BatchNorm, as in ConvNet (false, true or "before"). In DuelingConvNet the default is false, and in ConvNet it is
+    true."""
 
 
 class RecurrentNetSpec(LayersSpec):
@@ -297,10 +303,10 @@ class RecurrentNetSpec(LayersSpec):
     rnn_num_layers: Positive = 1
     """Number of recurrent layers."""
     bidirectional: Literal[False] = False
-    """Must be false, because future observations are unknown when the agent acts."""
+    """Key of torch's recurrent layers that must be false, because future observations are unknown when the agent acts."""
     seq_len: Positive = 16
-    """Number of steps of truncated backpropagation through time. Rollouts are split into sequences of this length with stored hidden
-    states."""
+    """Number of steps of truncated backpropagation through time. Rollouts are split into sequences of seq_len steps, whose initial hidden
+    states are stored."""
 
 
 class TorchArcNetSpec(NetSpec):
@@ -308,26 +314,27 @@ class TorchArcNetSpec(NetSpec):
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None
-    """Architecture {modules, graph} of the body of the net, to which output layers are added. Modules are the layers of torch.nn, including
-    lazy layers, and BatchRenorm1d and LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear, LazyWeightNormLinear
-    and NormalTanh."""
+    """Architecture {modules, graph} of the body of the net, to which output layers are added. The modules of an architecture are the layers
+    of torch.nn, including lazy layers, and BatchRenorm1d and LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps},
+    WeightNormLinear, LazyWeightNormLinear and NormalTanh."""
     arc_file: str | None = None
-    """Path of a YAML or JSON file with the value of `arc`, relative to the spec file or to the working directory. The saved spec contains
-    the content of the file."""
+    """Path of a YAML or JSON file with the value of `arc`, relative to the spec file or to the working directory. The spec that a run saves
+    contains the content of the file."""
     actor_arc: dict[str, Any] | None = None
     """Architecture of the actor's body if the critic's body has another architecture."""
     critic_arc: dict[str, Any] | None = None
     """Architecture of the critic's body if the actor's body has another architecture."""
     init_fn: str | None = None
     """Function of torch.nn.init that initialises the weights of Linear, Conv and GRU layers and of output layers, with torch's gain for
-    hid_layers_activation. Biases are initialised to 0. Default: torch's default initialisation, which all other layers always use."""
+    hid_layers_activation. With init_fn, biases are initialised to 0. By default, layers have torch's default initialisation, which layers
+    of other types always have."""
     hid_layers_activation: str = "relu"
     """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). `arc` contains the
     activations of the net, which hid_layers_activation does not change."""
     out_layer_activation: str | None = None
-    """Activation of the actor's output layer. Default: no activation."""
+    """Activation of the actor's output layer. By default, the output layer has no activation."""
     normalize: Flag = False
-    """Divide images by the upper bound of their space (255 for most)."""
+    """Whether to divide images by the upper bound of their space, which usually is 255."""
 
 
 Net = Annotated[
@@ -344,11 +351,12 @@ Net = Annotated[
     Extensible(NetSpec),
 ]
 NETS: dict[str, type[NetSpec]] = models_by_name(Net)
-"""Name of a net → its model."""
+"""Maps the names of nets to their models."""
 
 
 _FILE: dict[str, Any] = json.loads(Path(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
 NAMES: dict[str, dict[str, str]] = {table: entries for table, entries in _FILE.items() if table != "_learning_rates"}
-"""Kind of class (such as "_optimizers") → name in torch → arguments in one string, in which required arguments end with `!`."""
+"""Maps each kind of torch class (such as "_optimizers") to a dict from names of classes to their arguments. The arguments are in one
+string, in which required arguments end with `!`."""
 LEARNING_RATES: dict[str, float] = _FILE["_learning_rates"]
-"""Name of an optimizer → its default learning rate."""
+"""Maps the names of optimizers to their default learning rates."""

@@ -1,6 +1,8 @@
-"""The section `search` of a spec, with keys of the form `"key__distribution": [arguments]`, nested like the spec or with a dotted path.
+"""The section `search` of a spec. Its keys have the form `"key__distribution": [arguments]`, and are nested like the keys of the spec or
+contain a dotted path.
 
-If a value of choice or grid_search is an object, the object may contain search keys too, which are searched only if this value is used.
+An option of choice or grid_search may be an object that contains search keys. These inner search keys are searched only if the option is
+chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from slm_lab.spec.models.spec import Spec, ineffective_keys
 from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
-"""Keys of specs that no longer exist, but that the search sections of published specs contain."""
+"""Keys that specs no longer have, but that the search sections of published specs contain."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class _ArgumentForm:
     """Number and kind of the arguments of a distribution."""
 
     words: str
-    """Description of the arguments, for messages."""
+    """Description of the distribution's arguments, for messages."""
     least: int
     most: int
     whole: bool = False
@@ -51,8 +53,8 @@ DISTRIBUTIONS = {
     "lograndint": _ArgumentForm("[low, high]", 2, 3, whole=True, log=True),
     "qlograndint": _ArgumentForm("[low, high, step]", 3, 4, whole=True, log=True),
 }
-"""Name of a distribution → form of its arguments. A trial uses one of the values of choice, and a search tries all values of
-grid_search."""
+"""Maps the names of distributions to the forms of their arguments. A trial uses one of the values of choice, and a search tries all values
+of grid_search."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,15 @@ class SearchKey:
     """One key of a spec that a search varies."""
 
     path: KeyPath
-    """Path of the key in the spec: ("agent", "algorithm", "gamma")."""
+    """Path of the key in the spec, such as ("agent", "algorithm", "gamma")."""
     distribution: str
     """Name of the distribution, a key of DISTRIBUTIONS."""
     args: tuple[Any, ...]
-    """Arguments of the distribution. The values of choice and grid_search are given without the search keys inside these values."""
+    """Arguments of the distribution. For choice and grid_search, `args` contains the options without the search keys inside the options."""
     nested: tuple[tuple[SearchKey, ...], ...] = ()
-    """Search keys inside each value in `args`, for choice and grid_search, or () if no value contains search keys."""
+    """For choice and grid_search, the search keys inside each option in `args`, or () if no option contains search keys."""
     where: KeyPath = field(default=(), compare=False)
-    """Unique path of the key in the search section: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
+    """Unique path of the search key in the search section, such as ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
 
     @property
     def text(self) -> str:
@@ -92,20 +94,21 @@ class SearchKey:
 
     @property
     def is_normal(self) -> bool:
-        """Return whether values have a normal distribution, without bounds."""
+        """Return whether the values of the search key have a normal distribution, without bounds."""
         form = DISTRIBUTIONS[self.distribution]
         return not form.ordered and not form.options
 
     @property
     def step(self) -> float | None:
-        """Return the step of which all possible values are multiples, or None if there is no step."""
+        """Return the step of which all possible values are multiples, or None if the distribution has no step."""
         return self.args[2] if self.distribution.startswith("q") else 1 if self.is_whole else None
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the lowest and the highest possible value of a range, which are multiples of the step if there is a step.
+        """Return the lowest and the highest possible value of a range. If the distribution has a step, these two values are multiples of
+        the step.
 
-        The upper bound in `args` is a possible value, except for randint and lograndint.
+        The upper bound in `args` is itself a possible value, except for the distributions randint and lograndint.
         """
         low, high, step = self.args[0], self.args[1], self.step
         if not step:
@@ -115,9 +118,9 @@ class SearchKey:
         return self.multiple_of_step(math.ceil(low / step - _SLACK)), self.multiple_of_step(math.floor(high / step + _SLACK))
 
     def multiple_of_step(self, count: float) -> float:
-        """Return the product of `count`, rounded to an integer, and the step. The product has no rounding error.
+        """Return the product, without rounding error, of the step and of `count` rounded to an integer.
 
-        The return type is int if all values of the distribution are integers.
+        The product has the type int if all values of the distribution are integers.
         """
         product = round(count) * (self.step or 1)
         return int(product) if self.is_whole else float(f"{product:.12g}")
@@ -125,35 +128,37 @@ class SearchKey:
     def values_to_check(self) -> tuple[Any, ...]:
         """Return a sample of the possible values, which is validated in place of all values.
 
-        The sample contains the indices of all options, both ends of a range and possibly a value between them, or the mean of a normal
-        distribution.
+        For choice and grid_search, the sample contains the indices of all options. For a range, it contains both ends and possibly a value
+        between the ends, and for a normal distribution the mean.
         """
         if self.has_options:
             return tuple(range(len(self.args)))
         if self.is_normal:
             return (self.args[0] if self.step is None else self.multiple_of_step(self.args[0] / self.step),)
         low, high = self.bounds
-        inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # a fraction is invalid for an integer key
+        inner = () if self.step else (float(f"{low + (high - low) * 0.414:.5g}"),)  # fractions are invalid for integer keys
         return tuple(dict.fromkeys((low, high, *inner)))
 
 
 _SLACK = 1e-9
-"""Tolerance, in steps, for a bound that is not an exact multiple of the step because of rounding: 0.3 / 0.1 is 2.9999999999999996."""
+"""Tolerance, in steps, for a bound that is not an exact multiple of the step because of rounding. For example, 0.3 / 0.1 is
+2.9999999999999996."""
 
 
 def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
     """Return the search keys of the search section of a valid spec, in the order of the file.
 
-    Search keys inside the values of another key are in the attribute `nested` of the other key.
+    The attribute `nested` of a search key contains the search keys inside its options.
     """
     return [key for key, _ in search_entries(search or {}, Report())]
 
 
 def active_values(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield (search key, value) for each active search key, and yield a section of the spec before the keys in this section.
+    """Yield a tuple (search key, value) for each active search key. Search keys of a section of the spec precede search keys inside this
+    section.
 
-    A search key that is nested in a value of another key is active only if this value is chosen.
-    Args: choose: function that returns the value of a search key or, for choice and grid_search, the index of the value.
+    A search key that is nested in an option of another search key is active only if this option is chosen. Args: choose: function that
+    returns the value of a search key or, for choice and grid_search, the index of the value.
     """
     for key in sorted(keys, key=lambda key: len(key.path)):
         chosen = choose(key)
@@ -165,9 +170,11 @@ def active_values(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any])
 def walk_search_keys(
     keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None
 ) -> Iterator[tuple[SearchKey, dict[KeyPath, int]]]:
-    """Yield (search key, conditions) for all search keys, with nested keys after their outer key.
+    """Yield a tuple (search key, conditions) for each search key. Nested search keys follow the search key in whose options they are
+    nested.
 
-    The conditions for a key to be active are {`where` of an outer key: index of the value that must be chosen}.
+    The conditions under which a search key is active are a dict from the attribute `where` of each outer search key to the index of the
+    option that must be chosen.
     """
     for key in keys:
         yield key, dict(above or {})
@@ -176,7 +183,7 @@ def walk_search_keys(
 
 
 _META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search_") or key == "max_trial")
-"""Keys of meta that only a search uses."""
+"""Keys of the section meta that only a search uses."""
 
 
 def is_for_search(path: KeyPath) -> bool:
@@ -185,7 +192,7 @@ def is_for_search(path: KeyPath) -> bool:
 
 
 def changed_search_keys(spec: Spec) -> list[str]:
-    """Return the dotted paths of the keys of a spec that only a search uses and whose values are not the defaults."""
+    """Return the dotted paths of those keys of a spec that only a search uses and whose values differ from the defaults."""
     found = [key for key, field in MetaSpec.model_fields.items() if key in _META and getattr(spec.meta, key) != field.default]
     return ["search"] * (spec.search is not None) + [f"meta.{key}" for key in found]
 
@@ -193,7 +200,8 @@ def changed_search_keys(spec: Spec) -> list[str]:
 def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None], report: Report) -> dict[str, Any]:
     """Return a valid search section in which search keys are moved to other paths of the spec.
 
-    Args: moved: {old path: new path, or None to remove the search key}. If any key is moved, all keys get dotted paths.
+    Args: moved: dict from old paths to new paths, or to None to remove the search key. If any search key is moved, all search keys get
+    dotted paths.
     """
     found = [
         (key, args, next((old for old in moved if key.path[: len(old)] == old), None)) for key, args in search_entries(search, Report())
@@ -212,7 +220,8 @@ def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None]
 
 
 def prune_search(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove keys that no longer exist and keys without effect from the search section of a raw spec, and add a note for each."""
+    """Remove keys that no longer exist and keys without effect from the search section of a raw spec, and add a note to `report` for each
+    removed key."""
     search = raw.get("search")
     if isinstance(search, dict):
         _prune_section(search, (), ("search",), raw, report)
@@ -236,13 +245,14 @@ def _prune_section(node: dict[str, Any], path: KeyPath, where: KeyPath, raw: dic
 
 
 def _misspelt_key(text: str, args: Any) -> str:
-    """Return the key if `text` is "key_distribution" (with one underscore instead of two), else ""."""
+    """Return the part "key" of `text` if `text` is "key_distribution" (with one underscore instead of two), else ""."""
     distribution = next((word for word in DISTRIBUTIONS if text.endswith(f"_{word}")), "")
     return text.removesuffix(f"_{distribution}") if distribution and "__" not in text and isinstance(args, list) else ""
 
 
 def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath = ()) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield (search key, arguments as given in the file) for the well-formed keys of `node`, and add a problem for each malformed key.
+    """Yield a tuple (search key, arguments in the form of the file) for each well-formed key of `node`, and add a problem to `report` for
+    each malformed key.
 
     Args:
         node: the search section or a part of the search section.
@@ -256,7 +266,7 @@ def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath
             inner = (text,) if isinstance(text, int) else to_path(text)
             yield from search_entries(value, report, (*path, *inner), here)
         elif isinstance(node, list) and value is None:
-            continue  # null stands for an item of a list in the spec that is not searched
+            continue  # null stands for a list item of the spec that is not searched
         elif not name or not to_path(name):
             meant = _misspelt_key(str(text), value)
             hint = f"; did you mean '{meant}__{str(text)[len(meant) + 1 :]}'?" if meant else ""
@@ -279,7 +289,7 @@ def _search_key(path: KeyPath, distribution: str, args: list[Any], where: KeyPat
 
 
 def _split_option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[Any, list[SearchKey]]:
-    """Split a value of choice or grid_search into (value without search keys, list of the search keys in the value)."""
+    """Return a tuple of an option of choice or grid_search without the search keys in it, and a list of these search keys."""
     if not isinstance(value, (dict, list)):
         return value, []
     rest: Any = copy.copy(value)

@@ -1,4 +1,5 @@
-"""The model of a complete spec, quantities that depend on several sections, and the models and keys that each section can have."""
+"""The model of a complete spec, properties of a spec that depend on several sections, and functions that return the models and keys that
+each section can have."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from slm_lab.lib.records import InputKind
 
 REPLAY_ROWS = 16
-"""Number of vector steps of the rollouts that a worker collects for a replay buffer. The number is small, because workers update their
-policy after each rollout."""
+"""Number of vector steps of the rollouts that a worker collects for a replay buffer. This number is small, because rollout workers update
+their policy after each rollout."""
 
 
 def default_memory(algorithm: AlgorithmSpec | None) -> Any:
@@ -46,7 +47,8 @@ def default_memory(algorithm: AlgorithmSpec | None) -> Any:
 
 
 SPEC_VERSION = 3
-"""Version of the format of the specs that runs save, stored as spec_version in meta.run. Saved specs of other versions are refused."""
+"""Version of the format of the specs that runs save, which is stored as spec_version in meta.run. A saved spec with another version raises
+SpecError."""
 
 
 class AgentSpec(SpecModel):
@@ -57,22 +59,22 @@ class AgentSpec(SpecModel):
     algorithm: Algorithm
     """Algorithm and its hyperparameters."""
     memory: Memory = Field(default_factory=lambda data: default_memory(data.get("algorithm")))
-    """Memory from which the algorithm learns. Default: the memory that is recommended for the algorithm."""
+    """Memory from which the algorithm learns, by default the memory that is recommended for the algorithm."""
     net: Net | None = None
-    """Networks, optimizers and learning rates. Default: a net that is recommended for the algorithm and the spaces of the env (Random needs
-    no net)."""
+    """Networks, optimizers and learning rates. The default is a net that is recommended for the algorithm and the spaces of the env. (The
+    algorithm Random needs no net.)"""
     critic_net: Net | None = None
     """Network of the critics if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, DistributionalSAC, TD3,
-    DDPG, IQL). Default: a network with the same keys as `net`."""
+    DDPG, IQL). By default, the critics have the same keys as agent.net."""
 
     policies: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
-    """For envs with several agents: {name of a policy: names of the agents for which the policy acts}, such as {"good": ["agent_0"],
-    "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and logs. All agents of a policy have equal spaces.
-    Default: one policy acts for all agents."""
+    """For envs with several agents, an object from the names of policies to the names of the agents for which each policy acts, such as
+    {"good": ["agent_0"], "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and logs. All agents of a policy
+    must have equal spaces. By default, one policy acts for all agents."""
 
     @property
     def nets(self) -> dict[str, NetSpec]:
-        """Return {key: net} for the keys `net` and `critic_net`, without absent nets."""
+        """Return a dict from the keys "net" and "critic_net" to the specs of these nets. Keys that the spec does not give are left out."""
         return {key: net for key, net in (("net", self.net), ("critic_net", self.critic_net)) if net is not None}
 
     @property
@@ -100,27 +102,28 @@ class AgentSpec(SpecModel):
 
 
 class Spec(SpecModel):
-    """A spec: the complete description of a training or search, with the sections agent, env, meta and search."""
+    """A spec: the complete description of a training run or search, with the sections agent, env, meta and search."""
 
     name: str
     """Name of the spec in its file."""
     agent: AgentSpec
-    """Algorithm, memory and networks."""
+    """Settings of the agent: algorithm, memory and networks."""
     env: EnvSpec
-    """Environment."""
+    """Settings of the environment."""
     meta: MetaSpec = MetaSpec()
-    """Sessions, logging, checkpoints, distribution."""
+    """Settings of Sessions, logging, checkpoints and distributed training."""
     search: dict[str, Any] | None = None
     """Search space, with keys of the form "key__distribution": [arguments], nested like the spec (items of a list by position) or with
-    dotted paths. The arguments of choice and grid_search are the values to try. If a value is an object, it may contain search keys too,
-    which are searched only if this value is used. The arguments of uniform and loguniform are [low, high], the arguments of randint and
-    lograndint are [low, high) in integers, and the arguments of randn and normal are [mean, deviation]. If the name of the distribution
-    begins with q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a step, values are multiples of the step, and
-    high is included. Mode train does not use the search space."""
+    dotted paths. The arguments of choice and grid_search are the values to try. If one of these values is an object, the object may also
+    contain search keys, which are searched only if the value is used. The arguments of uniform and loguniform are [low, high], the
+    arguments of randint and lograndint are [low, high) in integers, and the arguments of randn and normal are [mean, deviation]. If the
+    name of the distribution begins with q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a step, values are
+    multiples of the step, and the bound high is a possible value. Mode train does not use the search space."""
 
     @model_validator(mode="after")
     def _set_default_exploration(self) -> Spec:
-        """Set the default exploration of algorithms that act on action values. This default depends on agent.net and env.max_frame."""
+        """Set the default value of explore_var_spec for algorithms that act on action values. The default value depends on agent.net and
+        env.max_frame."""
         algorithm = self.agent.algorithm
         if isinstance(algorithm, EpsilonGreedySpec):
             change: dict[str, Any] = {}
@@ -140,21 +143,22 @@ class Spec(SpecModel):
 
     @property
     def lacks_net(self) -> bool:
-        """Return whether agent.net is absent although the algorithm learns, so that rules.resolve.complete has to add a net."""
+        """Return whether agent.net is absent although the algorithm learns, so that rules.resolve.complete_short_spec has to add a net."""
         return self.agent.net is None and self.agent.algorithm.learns
 
     @property
     def session_frames(self) -> int:
-        """Return the number of training frames of each Session and policy: env.max_frame or, with meta.distributed, the Session's share."""
+        """Return the number of training frames of each Session and policy, which is env.max_frame or, with meta.distributed, the Session's
+        share of env.max_frame."""
         if not self.meta.distributed:
             return self.env.max_frame
         return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
 
     @property
     def trial_frames(self) -> int:
-        """Return the number of frames of each independent training.
+        """Return the number of frames of each independent training run of a trial.
 
-        The number is session_frames or, with meta.distributed (all Sessions train one net), the sum of the frames of all Sessions.
+        The returned number is session_frames or, with meta.distributed (all Sessions train one net), the sum of the frames of all Sessions.
         """
         return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
 
@@ -165,7 +169,8 @@ class Spec(SpecModel):
 
     @property
     def rollouts_per_dataset(self) -> int:
-        """Return the number of single-env rollouts in a dataset, the data that rollout workers (meta.sampler) collect for an update."""
+        """Return the number of rollouts, each of one env, in a dataset. A dataset is the data that rollout workers (meta.sampler) collect
+        for an update."""
         algorithm, sampler = self.agent.algorithm, self.meta.sampler
         assert sampler is not None
         if isinstance(algorithm, EPOCHS):
@@ -181,12 +186,13 @@ class Spec(SpecModel):
 
     @property
     def policy_names(self) -> list[str]:
-        """Return the names of the policies that a Session trains: the keys of agent.policies or, if it is absent, "0", "1", …."""
+        """Return the names of the policies that a Session trains, which are the keys of agent.policies or, if the spec does not give
+        agent.policies, "0", "1", …."""
         return [*map(str, range(self.policies))] if self.agent.policies is None else [*self.agent.policies]
 
 
 _LATER = frozenset({"device"})
-"""Keys of env in published specs that this version does not support."""
+"""Keys of the section env in published specs that this version of the package does not support."""
 
 
 def union_members(annotation: Any) -> list[Any]:
@@ -204,7 +210,8 @@ def union_members(annotation: Any) -> list[Any]:
 
 
 def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
-    """Return the pydantic models that are allowed at `path` of a raw spec, or only one model if the raw spec names this model."""
+    """Return the pydantic models that may describe the section at `path` of a raw spec, or only one model if the raw spec names this
+    model."""
     annotations: list[Any] = [root]
     for key in (None, *path):
         if key is not None:
@@ -215,7 +222,7 @@ def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[typ
 
 
 def chosen_models(annotations: list[Any], raw: Any) -> list[Any]:
-    """Return the one model that the key `name` of `raw` selects, or all `annotations` if `raw` selects none."""
+    """Return a list of the one model that the key `name` of `raw` selects, or all `annotations` if `raw` does not select a model."""
     name = raw.get("name") if isinstance(raw, dict) else None
     kinds = [component_base(a) for a in annotations if is_model(a) and issubclass(a, Component)] if is_extension(name) else []
     if kinds:
@@ -253,11 +260,11 @@ SECTION_KEYS = {
     location: frozenset[str](name for model in union_members(section) for name in model.model_fields)
     for location, section in _SECTIONS.items()
 }
-"""Path of a section → keys of all components that the section can have."""
+"""Maps the path of each section to the keys of all components that the section can have."""
 
 
 def ineffective_keys(location: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
-    """Return the keys of a section that have no effect with the component (such as an algorithm) that the raw spec names."""
+    """Return those keys of a section that have no effect with the component (such as an algorithm) that the raw spec names."""
     models = models_at(location, raw)
     known = SECTION_KEYS.get(location, frozenset()) | (_LATER if location == ("env",) else frozenset())
     return known - models[0].model_fields.keys() if len(models) == 1 else frozenset()

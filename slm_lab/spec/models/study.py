@@ -22,18 +22,19 @@ class StudyEntry(SpecModel):
     """A spec that a study compares with other specs."""
 
     spec: str
-    """FILE:NAME, or the NAME of a spec in the study's own file."""
+    """Spec of the entry: FILE:NAME, or the NAME of a spec in the study's own file."""
     label: str | None = None
-    """Name of the entry in tables and figures. Default: NAME."""
+    """Name of the entry in tables and figures, by default the NAME of the spec."""
     set: dict[str, Any] = {}
-    """Values of keys by path, and of variables by name, as in `--set` arguments: {"env.max_frame": 1e5}, or nested objects."""
+    """Values of keys and variables for the runs of the entry, such as {"env.max_frame": 1e5}. As in `--set` arguments, the paths of keys
+    and the names of variables select what is set, but objects may also be nested."""
     env: str | None = None
-    """Name of the entry's env in tables and figures, in a study without `envs`. Default: the id of the env. Entries in different envs can
+    """In a study without `envs`, the name of the entry's env in tables and figures, by default the env id. Entries in different envs can
     have the same label."""
     published: Real | None = None
-    """Published score with which the entry is compared, unless the env has a published score."""
+    """Published score with which the results of the entry are compared, unless the env has a published score."""
     random_seed: Annotated[list[Seed], Field(min_length=1)] | None = None
-    """Seeds of this entry in place of the study's random_seed, for example fewer seeds if the runs take long."""
+    """Seeds of the entry's runs in place of the study's random_seed, for example fewer seeds if the runs take long."""
 
     @property
     def title(self) -> str:
@@ -44,15 +45,16 @@ class StudyEnv(SpecModel):
     """An env in which all entries of a study are run."""
 
     name: str
-    """Id of the env. The id is the value of the variable ${env} of a spec, or replaces env.name in a spec without this variable."""
+    """Env id. This id is the value of the variable ${env} in a spec, or replaces env.name in a spec without this variable."""
     label: str | None = None
-    """Name of the env in tables and figures. Default: a short form of the id."""
+    """Name of the env in tables and figures, by default a short form of the env id."""
     set: dict[str, Any] = {}
     """Values of keys and variables for the runs in this env."""
     solve: Real | None = None
-    """Return at or above which this env counts as solved. Default: `solve` of the study."""
+    """Score at or above which this env counts as solved, by default the key `solve` of the study."""
     published: Real | dict[str, Real] | None = None
-    """Published score with which entries are compared in this env: one score for all entries, or {label of an entry: score}."""
+    """Published score with which entries are compared in this env: one score for all entries, or an object from labels of entries to
+    scores."""
 
     @property
     def title(self) -> str:
@@ -63,39 +65,41 @@ class StudySpec(SpecModel):
     """A study: specs that are run in several envs with several seeds, and keys that determine how the results are compared."""
 
     entries: Annotated[list[StudyEntry], Field(min_length=1)]
-    """The specs that are compared."""
+    """The specs that the study compares."""
     envs: list[StudyEnv] = []
-    """The envs in which each entry is run. Default: each entry is run in the env of its spec."""
+    """The envs in which each entry is run. By default, each entry is run in the env of its spec."""
     random_seed: Annotated[list[Seed], Field(min_length=1)]
-    """Seeds with which each entry is run in each env, unless the entry has its own seeds. A run has meta.max_session Sessions."""
+    """Seeds with which each entry is run in each env, unless the entry has its own seeds. A run with one seed has meta.max_session
+    Sessions."""
     set: dict[str, Any] = {}
-    """Values of keys and variables for all runs. Values in `set` of an env override these values, and values in `set` of an entry override
-    both."""
+    """Values of keys and variables for all runs. Values in the key `set` of an env take precedence over these values, and values in the key
+    `set` of an entry take precedence over all others."""
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
-    """Horizontal axes of the figures. With wall_t (seconds), one run is trained at a time."""
+    """Quantities on the horizontal axes of the figures. With wall_t (seconds), the study trains one run at a time."""
     metric: Metric | None = None
-    """Score of a run: the last value of this column of the log, or the last evaluation. Default: total_reward_ma if there are published
-    scores (which are values of total_reward_ma), otherwise current_return."""
+    """Column of a run's log whose last value is the score of the run, or "evaluation" to use the score of the last evaluation. The default
+    is total_reward_ma if the study has published scores (which are values of total_reward_ma), otherwise current_return."""
     solve: Real | None = None
     """Value of `metric` at or above which an env counts as solved."""
     baseline: str | None = None
-    """Label of the entry with which the other entries are compared."""
+    """Label of the entry with which all other entries are compared."""
     paired: Flag = False
-    """Compute differences from the baseline seed by seed, with the interval and the p-value of the paired t-test instead of Welch's t-test.
-    Paired differences are useful if runs with the same random_seed are correlated."""
+    """Whether differences from the baseline are computed seed by seed, with the interval and the p-value of the paired t-test instead of
+    Welch's t-test. Paired differences are useful if runs with the same random_seed are correlated."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study: a training of a spec, with the values that the study sets, in one env with one seed."""
+    """One run of a study: the training of one spec, with the values that the study sets, in one env with one seed."""
 
     entry: str
-    """Label of the entry."""
+    """Label of the run's entry in the study."""
     env: str
-    """Label of the env."""
+    """Label of the run's env."""
     spec: Spec
     settings: Mapping[str, Any]
-    """{dotted path: value} of all keys except the seed that determine the results (see `study_file.result_settings`)."""
+    """Maps the dotted paths of all keys that determine the results of the run, except the seed, to their values (see
+    `study_file.result_settings`)."""
 
     @property
     def random_seed(self) -> int:
@@ -109,7 +113,7 @@ class StudyRun:
 
     @property
     def digest(self) -> str:
-        """Hash of the settings, which is equal for runs that differ only in their seeds."""
+        """Hash of the run's settings, which is equal for runs that differ only in their seeds."""
         return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -134,10 +138,10 @@ class StudyPlan:
     """Path of the file that contains the study."""
     spec: StudySpec
     raw: Mapping[str, Any]
-    """The study's entry in the file, with --set arguments applied."""
+    """The raw study from the file, with --set arguments applied."""
     runs: tuple[PlannedRun | StudyRun, ...]
     scores: Mapping[tuple[str, str], float]
-    """(label of an entry, label of an env) → published score."""
+    """Maps (label of an entry, label of an env) to the published score."""
     sets: tuple[str, ...] = ()
     """`--set` arguments with which the study was loaded."""
 
@@ -147,21 +151,21 @@ class StudyPlan:
 
     @property
     def entries(self) -> list[str]:
-        """Labels of the entries."""
+        """Labels of the study's entries."""
         return list(dict.fromkeys(run.entry for run in self.runs))
 
     @property
     def envs(self) -> list[str]:
-        """Labels of the envs."""
+        """Labels of the study's envs."""
         return list(dict.fromkeys(run.env for run in self.runs))
 
     def solve_score(self, env: str) -> float | None:
-        """Return the score at or above which an env counts as solved, or None if no such score is given."""
+        """Return the score at or above which an env counts as solved, or None if the study does not give this score."""
         own = next((one.solve for one in self.spec.envs if one.title == env), None)
         return self.spec.solve if own is None else own
 
     def published_score(self, entry: str, env: str) -> float | None:
-        """Return the published score with which an entry is compared in an env, or None if no such score is given."""
+        """Return the published score with which an entry is compared in an env, or None if the study does not give this score."""
         return self.scores.get((entry, env))
 
 
@@ -172,7 +176,7 @@ class Study(StudyPlan):
     runs: tuple[StudyRun, ...]
 
     def with_additional_seed(self, keys: Collection[tuple[str, str]]) -> Study:
-        """Return the study with one additional run for each (entry, env) in `keys`.
+        """Return a copy of the study with one additional run for each (entry, env) in `keys`.
 
         The random_seed of the additional runs is the smallest seed that no run of the study has.
         """
@@ -183,7 +187,7 @@ class Study(StudyPlan):
 
     @property
     def plan_json(self) -> dict[str, Any]:
-        """The planned runs and the published scores, as JSON values."""
+        """The planned runs and the published scores of the study, as JSON values."""
         return {
             "runs": [PlannedRun(run.entry, run.env, run.random_seed) for run in self.runs],
             "scores": [[*key, score] for key, score in self.scores.items()],

@@ -97,8 +97,8 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
-    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. To check these arguments, this function
-    imports the modules of the envs."""
+    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. This function imports the modules that
+    define the envs."""
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []

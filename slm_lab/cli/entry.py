@@ -39,8 +39,8 @@ def console() -> NoReturn:
 
 
 def _end_after(seconds: float, code: int) -> None:
-    """Wait `seconds` and then end the process. The process has usually ended before, except if Python still waits for non-daemon threads or
-    runs exit hooks."""
+    """End the process after `seconds` seconds if the process is still running, because Python waits for non-daemon threads or runs exit
+    hooks."""
     time.sleep(seconds)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if not left:

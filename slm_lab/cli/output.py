@@ -1,4 +1,4 @@
-"""Functions that write to stdout and stderr. These functions never raise an error if writing fails."""
+"""Functions that write to stdout and stderr, and that do not raise an error if writing fails."""
 
 from __future__ import annotations
 

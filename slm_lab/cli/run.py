@@ -58,8 +58,8 @@ def _check_options(mode: str, where: str, arguments: Namespace) -> None:
 
 
 def _set_seed(mode: str, arguments: Namespace) -> None:
-    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, the option --seed is not replaced, because it selects
-    one of several runs."""
+    """Replace the option --seed by the equivalent --set argument. In the mode enjoy, --seed is not replaced, because in this mode --seed
+    selects one of several runs."""
     if arguments.seed is None or mode == "enjoy":
         return
     from slm_lab.spec.load.loader import parse_set_arguments
@@ -185,8 +185,8 @@ def _study(request: Request, arguments: Namespace) -> None:
 
 
 def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
-    """Return the maximum number of seeds for the option --until-decided. By default, this is the maximum with which the study was last
-    started. Return None if the study adds no seeds."""
+    """Return the maximum number of seeds for the option --until-decided. The default is the maximum number of seeds with which the study
+    was last started. Return None if the study adds no seeds."""
     from slm_lab.experiment.report.decision import MAX_SEEDS
     from slm_lab.lib.log import notice
 

@@ -29,9 +29,10 @@ class AgentSpaces(NamedTuple):
     decode: Codec
     """Function that converts a batch of the agent's actions (see ActionSpace) to a batch of the env's actions."""
     space: spaces.Space[Any]
-    """The env's observation space. If it is a Dict, its entries are in the order of their columns in the agent's observations."""
+    """The env's observation space. If the observation space is a Dict, its entries are in the order of their columns in the agent's
+    observations."""
     uses: dict[str, Use]
-    """Use ("mask" or "critic") of each entry of a Dict observation that is not an input of all nets."""
+    """Maps the key of each entry of a Dict observation that is not an input of all nets to its use, "mask" or "critic"."""
     joint: bool
     """Whether the agent represents a multi-discrete action as one discrete choice among all combinations of its components, because the
     action mask has one number per combination."""

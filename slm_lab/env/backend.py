@@ -124,8 +124,8 @@ class SingleEnvBackend(Protocol):
     env: Any
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
-        """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended. Args: outcomes: an iterable
-        with this one result. Raises InvalidOutcome."""
+        """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended. Args: outcomes: iterable that
+        contains only the result. Raises InvalidOutcome."""
 
 
 class Backend(ABC):

@@ -24,8 +24,8 @@ class Player:
         self.info, self.rng = info, rng
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the actions for observations [N, *shape]. Observations and actions have the form that `Env` returns and that `Env.step`
-        accepts."""
+        """Return the actions for observations [N, *shape]. The observations have the form that `Env` returns, and the actions have the form
+        that `Env.step` accepts."""
         raise NotImplementedError
 
 

@@ -68,7 +68,7 @@ class Curriculum:
         return int(np.random.SeedSequence([self.seeds[row], self._rebuilt[row]]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def end_episode(self, row: int, total_reward: float) -> dict[str, float]:
-        """Record the return of an episode that has just ended in the env with index `row`. Call this method after this env has been reset.
+        """Record the return of an episode that has just ended in the env with index `row`. Call this method after the env has been reset.
 
         Returns the scheduled values with which the episode was played, as numbers, by their keys in `Episode.info`.
         """

@@ -109,8 +109,8 @@ def _unpickle_constructor(state: ProcessState, make: SingleEnvConstructor) -> _M
 class _EnvFns(list[_Maker]):
     """List of one constructor per env. AsyncVectorEnv iterates over this list and starts one process for each constructor.
 
-    From the iteration over this list until `starting` is closed, new processes start with blocked stop signals, with one numpy thread, and
-    without running the user's script.
+    From the iteration over this list until the ExitStack `starting` is closed, new processes start with blocked stop signals, with one
+    numpy thread, and without running the user's script.
     """
 
     def __init__(self, make: SingleEnvConstructor, count: int, starting: contextlib.ExitStack) -> None:
@@ -431,7 +431,7 @@ class Sync(_GymVectorBackend):
         return self._stack(obs_list)
 
     def step(self, action: np.ndarray) -> RawStep:
-        """Step all envs. SyncVectorEnv.step is not used, because its step of one CartPole takes 1.5 times as long."""
+        """Step all envs. SyncVectorEnv.step is not used, because with one CartPole env it takes 1.5 times as long as this method."""
         return self.gather(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
@@ -617,7 +617,7 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 class VectorBackend(Backend):
     """Base class of backends that use a gymnasium.vector.VectorEnv with any autoreset mode. The entry "autoreset_mode" of the vector env's
-    metadata is the mode.
+    metadata is the autoreset mode.
 
     NEXT_STEP: the vector env resets an env in the step after the end of its episode, so that the env's row of this step is not a
     transition. SAME_STEP: the vector env resets an env in the step that ends the episode, and returns the last observation in
@@ -762,7 +762,7 @@ class Native(VectorBackend):
         """Return true, except if the request is for one or two envs of classic control.
 
         A step of CartPoleVectorEnv takes the same time for one env as for eight envs. With one env, a step of the backend Sync takes 0.4
-        times as long as a step of CartPoleVectorEnv. With four envs, both steps take the same time.
+        times as long as a step of CartPoleVectorEnv. With four envs, steps of Sync and of CartPoleVectorEnv take the same time.
         """
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 

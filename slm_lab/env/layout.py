@@ -1,10 +1,10 @@
 """Conversion of Box observations to images or vectors for agents. Envs, nets, memories, exported files and `slm_lab check` use the same
 rules.
 
-- The channels of an image are its first or its last axis. The function `channels_axis` determines which axis.
+- The function `channels_axis` determines whether the channels of an image are its first or its last axis.
 - A Box with three axes, including the channels, is an image if it contains integers from 0 to 255, floats from 0 to 1, -1 to 1 or 0 to 255,
   or bools. A Box with two axes that contains integers from 0 to 255 is an image without channels. Every other Box is a vector.
-  `agent.net.input` in the spec (or a net with convolutions) overrides this classification.
+  `agent.net.input` in the spec (or a net with convolutions) overrides this classification of a Box as image or vector.
 - Nets divide an image by its upper bound. In a vector of integers whose bounds lie between 0 and 255, each number is divided by its own
 upper bound. Vectors of other numbers are not changed.
 - A wrapper that stacks the last observations adds a first axis to observations (see `mark_stack`). Stacked images are concatenated along

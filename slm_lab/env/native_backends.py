@@ -85,9 +85,9 @@ class EnvPool(Backend):
     """Backend that uses EnvPool (arXiv:2206.10558), a library of envs in C++: MuJoCo, Box2D, Atari, classic control and twelve other
     suites.
 
-    EnvPool reports an episode that terminates in the step of EnvPool's time limit as truncated. Therefore EnvPool receives a time limit
-    that is one step longer than the actual limit, and this class truncates and resets an env in the step of the actual limit. An env whose
-    episode terminated is reset by the next step, in which the env's row is not a transition. Suites whose envs count steps themselves
+    EnvPool receives a time limit that is one step longer than the actual limit, because EnvPool reports an episode that terminates in the
+    step of EnvPool's time limit as truncated. In the step of the actual limit, this class truncates the episode and resets the env. An env
+    whose episode terminated is reset by the next step, in which the env's row is not a transition. Suites whose envs count steps themselves
     (`OWN_LIMIT_SUITES`) keep their own time limit, and an episode that ends at this limit counts as truncated (see `TruncationReader`).
     """
 
@@ -245,9 +245,9 @@ class EnvPoolAgents(EnvPool):
     (highway).
 
     EnvPool returns envs with several agents in the order in which the envs finish their step. EnvPool returns a batch only when it contains
-    as many envs as requested, even if only some envs are reset. Therefore EnvPool's pool contains twice as many envs as requested, and the
-    spare envs fill the batches in which only some envs are reset. The saved state of a game consists of the seed of its env, the number of
-    resets since the env was seeded, and the moves so far. A saved game is restored by repeating the resets and moves.
+    as many envs as requested, even if only some envs are reset. EnvPool's pool contains twice as many envs as requested, so that spare envs
+    can fill the batches in which only some envs are reset. The saved state of a game consists of the seed of its env, the number of resets
+    since the env was seeded, and the moves so far. A saved game is restored by repeating the resets and moves.
     """
 
     def __init__(self, target: EnvRequest) -> None:

@@ -77,7 +77,7 @@ def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
 
 
 def assemble_action(space: spaces.Space[Any], leaves: Iterator[Any]) -> Any:
-    """Return an element of a Dict or Tuple space whose leaves have the given values, in order."""
+    """Return an element of a Dict or Tuple space whose leaves have the values `leaves`, in order."""
     match space:
         case spaces.Dict():
             return {key: assemble_action(inner, leaves) for key, inner in space.spaces.items()}

@@ -87,7 +87,7 @@ class RunningStats:
             self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
     def moments(self) -> Moments:
-        """Return a copy of the statistics."""
+        """Return a copy of the statistics as Moments."""
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
     def set(self, moments: Moments) -> None:

@@ -225,7 +225,8 @@ class PettingZoo(Backend):
 
 
 class _Kind:
-    """A kind of agents: all agents of an env that have equal spaces. This class converts the observations and actions of these agents.
+    """A kind of agents: all agents of an env that have equal spaces. This class converts the observations and actions of the agents of one
+    kind.
 
     Attributes: names: names of the agents. own: space of the selected entries of an observation (env.obs_keys), without the added entry
     "state" and without an action mask from the infos. mask: name of the entry that contains the action mask, or None if the agents have no

@@ -56,8 +56,8 @@ def register_atari() -> None:
 
 
 def register_envs(id_: str) -> None:
-    """Import the package that registers the env id `id_` with Gymnasium. For an id ALE/…, this is ale-py. For other ids, the id names the
-    package, or `registering_module` returns the package.
+    """Import the package that registers the env id `id_` with Gymnasium. For an id ALE/…, the package is ale-py. For other ids, the id
+    names the package, or `registering_module` returns the package.
 
     Raises ImportError if the package is not installed.
     """

@@ -4,8 +4,8 @@ episode.
 A layer is the env or one of its wrappers. The state of a layer consists of its attributes: numbers, strings, arrays, random generators
 (including the generators of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. If two attributes
 refer to the same object, they also refer to the same object after loading. If an env or wrapper has methods `state_dict()` and
-`load_state_dict(state)`, these methods are used instead of its attributes. An env with other attributes, such as a C++ object or an open
-file, cannot be saved.
+`load_state_dict(state)`, these methods are used instead of its attributes. An env with attributes of other types, such as a C++ object or
+an open file, cannot be saved.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> 
 
 
 def _is_raw(space: spaces.Space[Any]) -> bool:
-    """Return whether the codec that flattens elements of a space leaves their numbers unchanged."""
+    """Return whether the codec that flattens elements of a space leaves the numbers of the elements unchanged."""
     return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and box_layout(space, "vector").scale is None)
 
 

@@ -134,7 +134,7 @@ class Env:
         """Step every env. Args: action_N: a batch of the agent's actions (see ActionSpace).
 
         Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite.
-        If an env fails, RuntimeError or the env's own error.
+        If an env fails, `step` raises RuntimeError or the env's own error.
         """
         self._steps += 1
         try:
@@ -192,7 +192,8 @@ class Env:
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [], self.acts_N)
 
     def _encode_observations(self, obs: Any) -> np.ndarray:
-        """Convert a batch of observations to the agent's form. Raises InvalidOutcome for a number that is not in the observation space."""
+        """Convert a batch of the env's observations to one array for the agent. Raises InvalidOutcome for a number that is not in the
+        observation space."""
         try:
             return self._encode(obs)
         except Exception:
@@ -286,7 +287,8 @@ class Env:
         """Return observations in which, in the rows `rows_N`, numbers that are not finite are replaced by 0.
 
         An env may end an episode because its simulation diverged. The agent multiplies the value of an observation after a termination, and
-        the value of a row that is not a transition, by 0. However, NaN times 0 is NaN and would spread to other results.
+        the value of a row that is not a transition, by 0. If such an observation contained NaN, the product would be NaN and would spread
+        to other results.
         """
         floats = self._floats(obs)
         if floats is None or np.isfinite(floats[rows_N]).all():

@@ -92,8 +92,8 @@ class Clock:
     def advance_wall_time_to(self, wall_t: float) -> None:
         """Increase the wall time to at least `wall_t` seconds.
 
-        A run may have written metrics after it saved the state from which it is restarted. This method prevents that the wall time of later
-        metrics is less than the wall time of these metrics.
+        A run may have written metrics after it saved the state from which it is restarted. This method prevents that later metrics have a
+        smaller wall time than the metrics that the run wrote before the restart.
         """
         missing = max(0.0, wall_t - self.wall_t)
         self._wall_before += missing

@@ -49,7 +49,7 @@ def _cgroup_folders(root: Path, groups: Path, controller: str) -> Iterator[Path]
     """Yield the folders of this process's control group and of all parent groups, each of which may set a limit.
 
     In a container, the file `groups` may contain a path of the host, while the root folder of the control groups is the folder of the
-    container's own group. Therefore some of the yielded folders may not exist.
+    container's own group. Some of the yielded folders may not exist.
 
     Args: controller: name of the controller, "cpu" or "memory".
     """

@@ -2,8 +2,8 @@
 
 A child process must not end on a Ctrl-C that the parent process handles. If the child blocked or ignored STOP_SIGNALS, the programs that
 the child runs would also block or ignore these signals, and would not react to terminate(). The system call exec resets signal handlers,
-but resets neither signal masks nor SIG_IGN. Therefore, the parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and
-the child installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
+but resets neither signal masks nor SIG_IGN. The parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child
+installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
 """
 
 from __future__ import annotations

@@ -32,13 +32,12 @@ class Ambiguity(NamedTuple):
 class ActionSpace:
     """Space of the actions of one env, as the agent chooses and stores actions.
 
-    discrete: an action is one integer in [0, nvec[0]). The actions of N envs are int64 [N].
-    multi_discrete: component i of an action is an integer in [0, nvec[i]). The actions of N envs are int64 [N, len(nvec)].
-    multi_binary: each component is 0 or 1. The actions of N envs are int64 [N, dim].
-    continuous: the actions of N envs are float32 [N, dim], where dim is the number of elements of the Box. If both bounds of a component
-    are finite, the env scales [-1, 1] to these bounds. The env clips components to finite bounds.
-    hybrid: an action has components of several kinds. The actions of N envs are float32 [N, dim], with the multi_discrete components first,
-    then the multi_binary components, then the continuous components.
+    discrete: an action is one integer in [0, nvec[0]), and the actions of N envs are int64 [N]. multi_discrete: component i of an action is
+    an integer in [0, nvec[i]), and the actions of N envs are int64 [N, len(nvec)]. multi_binary: each component of an action is 0 or 1, and
+    the actions of N envs are int64 [N, dim]. continuous: the actions of N envs are float32 [N, dim], where dim is the number of elements of
+    the Box. If both bounds of a component are finite, the env scales [-1, 1] to these bounds. The env clips continuous components to finite
+    bounds. hybrid: an action has components of several kinds, and the actions of N envs are float32 [N, dim], with the multi_discrete
+    components first, then the multi_binary components, then the continuous components.
     """
 
     kind: ActionKind
@@ -92,9 +91,9 @@ class ObservationPart:
     begin: int
     end: int
     high: float | None = None
-    """See the attribute of the same name in ObservationSpace."""
+    """Upper bound of the values of an image, see `ObservationSpace.high`."""
     text: str = field(default="", compare=False)
-    """See the attribute of the same name in ObservationSpace."""
+    """Description of the entry for messages, see `ObservationSpace.text`."""
     use: Use = "all"
 
     @property
@@ -152,8 +151,8 @@ class ObservationSpace:
     def space_for(self, critic: bool) -> ObservationSpace:
         """Return the space of those entries of an observation that the critic or the actor reads.
 
-        If observations are not packed, the entries that the critic or the actor reads are the first columns. The action mask is not
-        included.
+        If observations are not packed, the entries that the critic or the actor reads are the first columns. The returned space does not
+        include the action mask.
 
         Args: critic: whether to return the space for the critic instead of the actor.
         """

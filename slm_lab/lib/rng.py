@@ -26,7 +26,7 @@ class Seeds:
 def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) -> Seeds:
     """Return the seeds of a Session, derived from SeedSequence([random_seed, trial, session]).
 
-    After each restart of its process (`restart` > 0), the Session has different seeds.
+    After each restart of the Session's process (`restart` > 0), the seeds of the Session are different.
     """
     words = np.random.SeedSequence([random_seed, trial, session, *([restart] if restart else [])]).generate_state(5)
     return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
@@ -35,7 +35,7 @@ def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
     """Return the seeds of a rollout worker. The first rollout worker of a Session has the seeds of the Session.
 
-    Therefore a Session with a single rollout worker collects the same data as a Session without rollout workers.
+    A Session with a single rollout worker collects the same data as a Session without rollout workers.
     """
     if worker == 0 and restart == 0:
         return seeds

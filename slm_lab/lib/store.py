@@ -1,9 +1,9 @@
 """Named arrays in memory that several processes share, for Sessions that train one net together.
 
 A *part* of a Session (a trainer, a target network, a normaliser, the clock) has ordinary arrays. The method `shared_arrays` of a part
-returns a dict of the arrays that several processes may train together. `SharedArrays` allocates these arrays. Every process of a trial
-passes the same names to `SharedArrays` and gets the same memory for each name, regardless of the order in which the parts were built. A
-Session that trains a net in one process has no store of shared arrays.
+returns a dict of the arrays that several processes may train together. The class `SharedArrays` allocates the arrays that processes share.
+Every process of a trial passes the same names to `SharedArrays` and gets the same memory for each name, regardless of the order in which
+the parts were built. A Session that trains a net in one process has no store of shared arrays.
 
 To change an array that other processes also change, a part of a Session uses a *section*: one of the part's methods, which is passed to
 `Store.run` with its arguments. If the store is in shared memory, `Store.run` calls the section under a lock. If the store is in another
@@ -30,11 +30,11 @@ import numpy as np
 from slm_lab.lib.system import has_feature
 
 Combine = Literal["step", "merge", "single", "own"]
-"""How several processes write to one array:
-step: each process applies its gradient steps in place, one process at a time if `Store.locked` is true;
-merge: each process reads the array, adds its own data and writes the array, under the lock "statistics";
-single: one process writes at a time, and a second process that wants to write at the same time skips its write;
-own: the array has one row per process, and each process writes only its own row."""
+"""Rule by which several processes write to one array.
+With "step", each process applies its gradient steps in place, one process at a time if `Store.locked` is true.
+With "merge", each process reads the array, adds its own data and writes the array, under the lock "statistics".
+With "single", one process writes at a time, and a second process that wants to write at the same time skips its write.
+With "own", the array has one row per process, and each process writes only its own row."""
 Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
 _LOCK_BYTES: dict[Lock, int] = {lock: number for number, lock in enumerate(get_args(Lock))}
 """Maps each lock to the byte of the shared file that represents the lock."""
@@ -55,8 +55,9 @@ sending them to one process."""
 _PROCESSES = 8
 """Maximum number of processes among which a parameter vector is divided."""
 _VECTOR = 64
-"""The boundaries between the ranges of a divided parameter vector are aligned to multiples of this number of elements. With this alignment,
-vector instructions process the same groups of elements as without the division, so that results do not differ in the last bit."""
+"""The boundaries between the ranges of a divided parameter vector are aligned to multiples of this number of elements. With aligned
+boundaries, vector instructions process the same groups of elements as without the division, so that results do not differ in the last
+bit."""
 
 
 class Division(NamedTuple):
@@ -188,8 +189,8 @@ class Store(Protocol):
         updated."""
 
     def take_traffic(self) -> tuple[int, int]:
-        """Return two numbers of bytes of arrays: the bytes sent to the store's process, and the bytes received from this process, since the
-        last call of this method."""
+        """Return two numbers of bytes of arrays: the bytes sent to the store's process, and the bytes received from the store's process,
+        since the last call of this method."""
 
     def exchange(self) -> None:
         """Exchange the rows of arrays with `combine="own"`: this process's rows become visible to other processes, and the rows of other

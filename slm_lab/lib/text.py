@@ -10,13 +10,13 @@ WIDTH = 80
 _NAME = 32
 """Maximum number of characters of a cell in the key columns (the first columns) of a table that is wider than `width`."""
 _LEAST = 8
-"""Minimum number of characters to which cells in the key columns of a table are shortened. If the table is still too wide with key columns
-of this width, cells in other columns are shortened too."""
+"""Minimum number of characters to which cells in the key columns of a table are shortened. If a table is too wide even with key columns of
+this width, cells in other columns are also shortened."""
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return a text of at most `letters` characters, in which "…" replaces the middle of a longer text. (The names of runs often differ at
-    their ends.)"""
+    """Return a text of at most `letters` characters, in which "…" replaces the middle of a longer text. The end of the text is kept,
+    because the names of runs often differ at their ends."""
     if len(text) <= letters:
         return text
     end = (letters - 1) // 2

@@ -84,7 +84,8 @@ def format_json(value: Any) -> str:
 
 
 def nearest_hint(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the hint `; did you mean 'x'?` with the word of `words` that is most similar to `word`, or "" if no word is similar."""
+    """Return a hint such as "did you mean 'x'?", preceded by a semicolon, with the word of `words` that is most similar to `word`, or "" if
+    no word is similar."""
     known = closest_word(word, words, cutoff)
     return "" if known is None else f"; did you mean '{known}'?"
 
@@ -186,7 +187,7 @@ class Report:
             self.problems.append(problem)
 
     def note_ineffective_key(self, path: KeyPath, message: str) -> None:
-        """Add a note that the key at `path` has no effect. (SLM Lab also ignores keys without effect.)
+        """Add a note that the key at `path` has no effect.
 
         If a --set argument gave the key without effect, add a problem instead of the note.
         """

@@ -30,7 +30,7 @@ class SpecContract:
 
     Attributes:
         exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte, which requires that the env can be
-            saved in the middle of an episode. With exact=False, the checkpoint must state which state is lost.
+            saved in the middle of an episode. With exact=False, the checkpoint must say which state is lost when the run is continued.
     """
 
     exact = True

@@ -283,8 +283,8 @@ def short_name(name: str) -> str:
 def unavailable_reason(name: str) -> str | None:
     """Return the reason why the env with the id `name` cannot be created on this machine, or None if the env can be created.
 
-    This function does not import the package of the env. For an id `package.module:EnvId`, it checks only the form of the id and the
-    existence of the package, because the module is imported when the env is created.
+    This function does not import the package of the env. For an id `package.module:EnvId`, this function checks only the form of the id and
+    the existence of the package, because the module is imported when the env is created.
     """
     if not name.strip():
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"

@@ -174,7 +174,7 @@ def parse_file(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Read and parse a spec file (JSON or YAML), and return its content.
 
     Args: repeated: dict to which, for specs in the form of SLM Lab v4, the name of the spec and a list of messages about duplicate keys are
-    added. In this form, the last value of a duplicate key is used.
+    added. In specs in the form of SLM Lab v4, the last value of a duplicate key is used.
 
     Raises: SpecError if the file cannot be read, or contains invalid text, a duplicate key, or NaN. The error message names the line and
     the column.

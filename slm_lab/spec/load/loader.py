@@ -86,9 +86,9 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return a spec as a dict of JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without
     notices.
 
-    The returned dict includes default values, except for keys that the spec does not give and whose values a run determines. These keys are
-    meta.log_frequency and, in a spec without agent.net (see Spec.lacks_net), agent.net and the keys of agent.algorithm. The key
-    meta.eval_episodes is left out if other keys disable the default evaluations.
+    The returned dict includes default values, except for keys that the spec does not give and whose values a run determines. The keys whose
+    values a run determines are meta.log_frequency and, in a spec without agent.net (see Spec.lacks_net), agent.net and the keys of
+    agent.algorithm. The key meta.eval_episodes is left out if other keys disable the default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.lacks_net:

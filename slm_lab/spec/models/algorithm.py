@@ -90,7 +90,7 @@ class AlgorithmSpec(Component):
     """Probability distribution of actions. The default distribution depends on the action space: Categorical, MultiCategorical, Bernoulli
     or Normal. NormalTanh is a Normal distribution whose samples pass through tanh, and the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
-    """How to choose an action from the distribution. "default": the action is sampled."""
+    """How to choose an action from the action distribution. With "default", the action is sampled from the distribution."""
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
@@ -163,7 +163,7 @@ class ReinforceSpec(OnPolicySpec):
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
-    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
+    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between trainings."""
 
 
 class VTraceSpec(OnPolicySpec):
@@ -205,9 +205,10 @@ class ActorCriticSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     normalize_v_targets: Flag = False
-    """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
+    """Whether the value loss divides values and their targets by the running standard deviation of targets (at least 1), and clamps the
+    quotients to ±10."""
     training_frequency: Positive | None = None
-    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
+    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between trainings."""
 
     def rollout_len(self, default: int) -> int:
         return (self.num_step_returns if self.lam is None else None) or super().rollout_len(default)
@@ -253,8 +254,8 @@ class PPOSpec(VTraceSpec):
     to [−1, 1]. This loss keeps the means μ within or near the bounds of the actions (as in rl_games). bounds_loss_coef is available only
     for the distribution Normal with bounded actions."""
     target_kl: PositiveReal | None = None
-    """Stop the epochs of a rollout as soon as approx_kl of the next minibatch is above 1.5 · target_kl (as in Stable-Baselines3). The first
-    gradient step of a rollout is always taken. By default, epochs do not stop early."""
+    """Threshold for early stopping: the epochs of a rollout stop as soon as approx_kl of the next minibatch is above 1.5 · target_kl (as in
+    Stable-Baselines3). The first gradient step of a rollout is always taken. By default, epochs do not stop early."""
     adaptive_lr: AdaptiveLR | None = None
     """Adaptive learning rate, given as {kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}. After each rollout, the learning
     rate is divided by factor if approx_kl of the last epoch is above 2 · kl_target, and multiplied by factor if approx_kl is below
@@ -276,14 +277,15 @@ class PPOSpec(VTraceSpec):
     training_frequency: Positive | None = None
     """Key without effect, because PPO trains every time_horizon steps."""
     symlog: Flag = False
-    """In the value loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the values
-    themselves."""
+    """Whether the value loss compares the symlog (arXiv:2301.04104, equation 9) of values with the symlog of their targets. All other
+    computations use the values themselves."""
     normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
     """With standardize (or true), advantages get zero mean and unit standard deviation over each minibatch, and with rollout over the
     complete rollout. With percentile, advantages are divided by max(1, moving average of the range from the 5th to the 95th percentile of a
-    minibatch) (after arXiv:2301.04104, eq. 11). With false, advantages are not normalised."""
+    minibatch) (after arXiv:2301.04104, equation 11). With false, advantages are not normalised."""
     normalize_v_targets: Flag = False
-    """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
+    """Whether the value loss divides values and their targets by the running standard deviation of targets (at least 1), and clamps the
+    quotients to ±10."""
 
     @property
     def needs_logp(self) -> bool:
@@ -336,7 +338,7 @@ class EpsilonGreedySpec(AlgorithmSpec):
     """Probability distribution of actions, which is computed from the action values. The default distribution is Argmax or, with
     action_policy boltzmann, Categorical."""
     action_policy: ActionPolicy = "epsilon_greedy"
-    """How to choose an action from the distribution. "default": the action is sampled."""
+    """How to choose an action from the action distribution. With "default", the action is sampled from the distribution."""
     explore_var_spec: Schedule | None = None
     """Schedule of ε (for epsilon_greedy) or τ (for boltzmann) over frames. The default schedule of ε decreases from 1 to 0.05 over the
     first tenth of env.max_frame or, with a noisy net, is constantly 0."""
@@ -374,7 +376,7 @@ class SARSASpec(AlgorithmSpec):
 
     name: Literal["SARSA"]
     training_frequency: Positive | None = None
-    """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
+    """Number of episodes (with OnPolicyReplay, default 1) or vector steps (with OnPolicyBatchReplay, default 32) between trainings."""
 
 
 class ReplayAlgorithmSpec(AlgorithmSpec):
@@ -440,7 +442,7 @@ class VanillaDQNSpec(QLearningSpec):
 
 
 class DQNSpec(QLearningSpec):
-    """Deep Q-learning with a target network (Mnih et al. 2015)."""
+    """Deep Q-learning with a target network (Mnih et al., 2015)."""
 
     class_path = "slm_lab.agent.algorithm.dqn:QLearning"
     name: Literal["DQN"]
@@ -571,7 +573,7 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
 
     name: Literal["SoftActorCritic"]
     critic_reduction: Literal["min", "mean"] | None = None
-    """How to combine the values of the two critics. "min" (arXiv:1802.09477, eq. 10) underestimates rare actions, and "mean" (double
+    """How to combine the values of the two critics. "min" (arXiv:1802.09477, equation 10) underestimates rare actions, and "mean" (double
     average Q-learning, arXiv:2209.10081, without its clip) does not. The default is "mean" for discrete actions and "min" for continuous
     actions."""
     target_entropy: Real | Literal["auto"] = "auto"
@@ -585,11 +587,11 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     A number anneals the target entropy linearly to this number (in nats) until env.max_frame. With true, the target entropy is annealed
     linearly to 0 for discrete actions and to −2 dim(A) for continuous actions."""
     entropy_penalty_coef: NonNegative = 0.0
-    """Weight β of the penalty ½ (H̄ − H)² for discrete actions (after arXiv:2209.10081, eq. 11), where H is the entropy of the policy and
-    H̄ is the moving average of H (decay 0.99 per gradient step of the policy)."""
+    """Weight β of the penalty ½ (H̄ − H)² for discrete actions (after arXiv:2209.10081, equation 11), where H is the entropy of the policy
+    and H̄ is the moving average of H (decay 0.99 per gradient step of the policy)."""
     symlog: Flag = False
-    """In the critics' loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the
-    values themselves."""
+    """Whether the critics' loss compares the symlog (arXiv:2301.04104, equation 9) of values with the symlog of their targets. All other
+    computations use the values themselves."""
     log_alpha_min: Real = -5.0
     """Minimum log of the temperature α."""
     log_alpha_max: Real = 2.0

@@ -3,7 +3,8 @@
 A spec can name a user's own algorithm, net or memory by `name: "package.module:Class"`. The named class is a pydantic model, a subclass of
 AlgorithmSpec, NetSpec or MemorySpec. The fields of a user's model are the keys of the section of the spec, the ClassVars of the model
 declare the properties that rules need, and the classmethod `implementation()` of the model returns the class to build. The module that
-defines a user's model is imported when a spec is checked. Therefore, the module should import torch only inside `implementation()`.
+defines a user's model is imported when a spec is checked. A module that defines a user's model should import torch only inside
+`implementation()`.
 """
 
 from __future__ import annotations
@@ -166,11 +167,11 @@ class NoDecay(SpecModel):
     start_val: Real
     """Constant value of the schedule."""
     end_val: Real | None = None
-    """Not used."""
+    """Key of other schedules, which NoDecay does not use."""
     start_step: NonNegative = 0
-    """Not used."""
+    """Key of other schedules, which NoDecay does not use."""
     end_step: Real | None = None
-    """Not used."""
+    """Key of other schedules, which NoDecay does not use."""
 
     def value(self, frame: int) -> float:
         return self.start_val

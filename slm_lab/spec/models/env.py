@@ -37,7 +37,7 @@ def _allow_wrapper_names(schema: dict[str, Any]) -> None:
 
 
 class EnvSpec(SpecModel):
-    """The environment. Keys that are not listed here are passed to the constructor of the env."""
+    """Settings of the environment. Keys that this section does not define are passed to the constructor of the env."""
 
     model_config = ConfigDict(extra="allow")
     name: str
@@ -55,11 +55,11 @@ class EnvSpec(SpecModel):
     normalize_reward: Flag = False
     """Whether to divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None
-    """Absolute value to which observations are clipped, after normalisation. The default is 10 if observations are normalised. Otherwise,
-    observations are not clipped by default."""
+    """Absolute value to which observations are clipped, after normalisation. By default, observations are clipped to ±10 if they are
+    normalised, and are not clipped if they are not normalised."""
     clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
-    """Absolute value, or range [lo, hi], to which training rewards are clipped. With true, training rewards are replaced by their signs,
-    and with false, they are not clipped. The default is 10 if rewards are normalised, true in Atari, and otherwise false."""
+    """Absolute value, or range [lo, hi], to which training rewards are clipped. With true, training rewards are replaced by their signs.
+    With false, training rewards are not clipped. The default is 10 if rewards are normalised, true in Atari, and otherwise false."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Factor by which training rewards are multiplied, or "sign" to replace rewards by their signs."""
     backend: Backend = "auto"
@@ -89,8 +89,8 @@ class EnvSpec(SpecModel):
     the same entries as the actor."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
-    """A curriculum: {name: rule} for arguments of the env's constructor (the env is rebuilt after each change) or attributes of the env,
-    which change when an episode ends. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
+    """A curriculum, given as {name: rule}. Each rule changes an argument of the env's constructor (the env is rebuilt after each change) or
+    an attribute of the env when an episode ends. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
     "linear_decay", …}, or {"by": "return", "start": value, "steps": [[return, value], …], "episodes": 20}. A rule by return switches to the
     value of the next step when the mean return of the last episodes with the current value reaches the return of the next step. The frames
     of a rule are the frames of all workers together. Evaluation and enjoy use the last value of each rule. By default, arguments and

@@ -19,7 +19,8 @@ _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
 class StepRule(NamedTuple):
-    """A sequence of values. Each value is used from a given frame, or from a given mean return, until the next value is used."""
+    """Rule with a sequence of values. Each value is used from a certain frame, or from a certain mean return, until the next value is
+    used."""
 
     by: Literal["frame", "return"]
     bounds: tuple[float, ...]
@@ -38,7 +39,7 @@ class StepRule(NamedTuple):
 
 
 class ScheduleRule(NamedTuple):
-    """A numeric value that follows a Schedule over frames."""
+    """Rule with a numeric value that follows a Schedule over frames."""
 
     schedule: Any
 

@@ -27,7 +27,8 @@ class MemorySpec(Component):
     on_policy: ClassVar[bool] = False
     """Whether the algorithm learns from each transition once, and not from repeatedly sampled transitions."""
     episodes: ClassVar[bool] = False
-    """Whether the memory stores complete episodes. The key training_frequency then counts episodes instead of vector steps."""
+    """Whether the memory stores complete episodes. If the memory stores complete episodes, the key training_frequency counts episodes
+    instead of vector steps."""
 
 
 class SequenceLayout(NamedTuple):
@@ -38,8 +39,8 @@ class SequenceLayout(NamedTuple):
     window: int
     """Total number of steps of a sequence, including burn_in."""
     stride: int
-    """Number of steps of an env from the start of one sequence to the start of the next sequence. As in R2D2, consecutive sequences have
-    half of the steps from which the net learns in common."""
+    """Number of steps of an env from the start of one sequence to the start of the next sequence. As in R2D2, consecutive sequences overlap
+    by half of the steps from which the net learns."""
 
     def count_sequences(self, steps: int) -> int:
         """Return the number of complete sequences in `steps` consecutive transitions of one env."""
@@ -60,7 +61,7 @@ class ReplayKeys(SpecModel):
     last item of a batch is the newest sequence."""
     burn_in: Count | None = None
     """With a RecurrentNet, the number of steps before each sequence over which the net only updates the stored hidden state with its
-    current weights. The net does not learn from these steps (R2D2, Kapturowski et al. 2019). The default number is half of seq_len."""
+    current weights. The net does not learn from these steps (R2D2, Kapturowski et al., 2019). The default number is half of seq_len."""
     on_device: Flag = False
     """Whether to keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. on_device=true
     is an error if the agent uses the CPU."""
@@ -87,7 +88,7 @@ class PriorityKeys(SpecModel):
     the greatest priority so far, as in the paper. The default is "greatest" with a RecurrentNet, and 100,000 with other nets."""
     eta: Fraction = 0.9
     """With a RecurrentNet, the weight η of the maximum error in the priority of a sequence. The priority is η max |error| + (1 − η) mean
-    |error| over the transitions of the sequence (Kapturowski et al. 2019)."""
+    |error| over the transitions of the sequence (Kapturowski et al., 2019)."""
 
 
 class SILReplayKeys(SpecModel):

@@ -57,8 +57,8 @@ class MetaSpec(SpecModel):
     max_session: Positive = 1
     """Number of Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
-    """Number of trials of a search, which mode train does not use. A search whose keys are all grid_search has one trial for each
-    combination of the values, and a max_trial above 1 limits the number of trials."""
+    """Number of trials of a search, which mode train does not use. If all keys of a search are grid_search, the search has one trial for
+    each combination of the values, and a max_trial above 1 limits the number of trials."""
     log_frequency: Positive = 10_000
     """Number of frames between the rows of a Session's log. The default number is 10,000 or, if the Session has fewer than 500,000 frames,
     a fiftieth of the Session's frames."""
@@ -146,7 +146,7 @@ class MetaSpec(SpecModel):
     trials are kept. Mode train does not use search_keep."""
     run: list[dict[str, Any]] | None = None
     """Record that slm_lab writes, with one entry for each start or continuation of the run: time, command, versions, host, backend,
-    changes. The record is ignored when the spec is loaded."""
+    changes. When a spec is loaded, the record meta.run is ignored."""
 
     @property
     def evaluates_by_default(self) -> bool:
@@ -215,7 +215,8 @@ class SelfPlaySpec(SpecModel):
     computed."""
     fixed_opponents: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """Scripted players, as "package.module:Class", such as slm_lab.env.board_players:OnePlyConnectFour. Each snapshot also plays
-    rating_games games against each scripted player. The mean scores are written to the columns score_CLASS in the table of snapshots."""
+    rating_games games against each scripted player. The mean scores of a snapshot against the scripted players are written to the columns
+    score_CLASS in the table of snapshots."""
 
 
 class SamplerSpec(SpecModel):

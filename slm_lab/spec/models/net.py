@@ -130,9 +130,9 @@ class NetSpec(Component):
     """Maximum L2 norm to which gradients are clipped. The gradients of the actor and of each critic are clipped separately, each by its own
     norm. The gradients of a net that actor and critic share are clipped by their common norm."""
     loss_spec: LossSpec = LossSpec()
-    """Loss of the value function."""
+    """Loss function with which the value function is learned."""
     optim_spec: OptimSpec = OptimSpec()
-    """Optimizer of the networks."""
+    """Optimizer of the networks, unless actor_optim_spec or critic_optim_spec replaces it."""
     actor_optim_spec: OptimSpec | None = None
     """Optimizer of the actor or, with use_same_optim or a shared net, of actor and critic."""
     critic_optim_spec: OptimSpec | None = None
@@ -251,8 +251,8 @@ class HydraMLPNetSpec(LayersSpec):
 
     name: Literal["HydraMLPNet"]
     hid_layers: Annotated[list[Any], Field(min_length=3, max_length=3)]
-    """[heads, body, tails]. `heads` and `tails` contain a list of layer sizes for each head or tail, such as [[32], [32]] (`tails` may be
-    []), and `body` is a list of layer sizes."""
+    """Layer sizes in the form [heads, body, tails]. `heads` and `tails` contain a list of layer sizes for each head or tail, such as [[32],
+    [32]] (`tails` may be []), and `body` is a list of layer sizes."""
 
 
 class ConvNetSpec(LayersSpec):
@@ -265,7 +265,7 @@ class ConvNetSpec(LayersSpec):
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
     ) = None
     """List of convolutional layers [out_channels, kernel, stride, padding, dilation]. Stride, padding and dilation are optional. The
-    default layers are those of Mnih et al. 2015, [[32, 8, 4], [64, 4, 2], [64, 3, 1]] or, for images below 36 pixels, which are too small
+    default layers are those of Mnih et al. (2015), [[32, 8, 4], [64, 4, 2], [64, 3, 1]] or, for images below 36 pixels, which are too small
     for these layers, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]. Each image of a Dict or Tuple has its own convolutional layers. The
     outputs of all convolutional layers and all other entries of the observation enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]

@@ -1,8 +1,8 @@
-"""The section `search` of a spec. Its keys have the form `"key__distribution": [arguments]`, and are nested like the keys of the spec or
-contain a dotted path.
+"""The section `search` of a spec. The keys of the section `search` have the form `"key__distribution": [arguments]`, and are nested like
+the keys of the spec or contain a dotted path.
 
-An option of choice or grid_search may be an object that contains search keys. These inner search keys are searched only if the option is
-chosen.
+An option of choice or grid_search may be an object that contains search keys. Search keys inside an option are searched only if the option
+is chosen.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class SearchKey:
     def values_to_check(self) -> tuple[Any, ...]:
         """Return a sample of the possible values, which is validated in place of all values.
 
-        For choice and grid_search, the sample contains the indices of all options. For a range, it contains both ends and possibly a value
-        between the ends, and for a normal distribution the mean.
+        For choice and grid_search, the sample contains the indices of all options. For a range, the sample contains both ends and possibly
+        a value between the ends. For a normal distribution, the sample contains the mean.
         """
         if self.has_options:
             return tuple(range(len(self.args)))
@@ -289,7 +289,8 @@ def _search_key(path: KeyPath, distribution: str, args: list[Any], where: KeyPat
 
 
 def _split_option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[Any, list[SearchKey]]:
-    """Return a tuple of an option of choice or grid_search without the search keys in it, and a list of these search keys."""
+    """Return a tuple of two values: an option of choice or grid_search without the search keys inside the option, and a list of these
+    search keys."""
     if not isinstance(value, (dict, list)):
         return value, []
     rest: Any = copy.copy(value)

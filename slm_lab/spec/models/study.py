@@ -72,8 +72,8 @@ class StudySpec(SpecModel):
     """Seeds with which each entry is run in each env, unless the entry has its own seeds. A run with one seed has meta.max_session
     Sessions."""
     set: dict[str, Any] = {}
-    """Values of keys and variables for all runs. Values in the key `set` of an env take precedence over these values, and values in the key
-    `set` of an entry take precedence over all others."""
+    """Values of keys and variables for all runs. Values in the key `set` of an env take precedence over values in the key `set` of the
+    study, and values in the key `set` of an entry take precedence over all others."""
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
     """Quantities on the horizontal axes of the figures. With wall_t (seconds), the study trains one run at a time."""
     metric: Metric | None = None

@@ -400,7 +400,7 @@ def _resolve_sampler(sampler: SamplerSpec, draft: _SpecDraft) -> None:
 
 
 _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
-"""Recommended weight initialisation and gradient clipping for policy-gradient algorithms (Engstrom et al. 2020, arXiv:2005.12729)."""
+"""Recommended weight initialisation and gradient clipping for policy-gradient algorithms (Engstrom et al., 2020, arXiv:2005.12729)."""
 
 
 def complete_short_spec(spec: Spec, images: bool, action_kind: str) -> Spec:

@@ -308,8 +308,7 @@ class ObservationReader:
 
 
 def _fill_empty_masks(mask: np.ndarray) -> np.ndarray:
-    """Return a copy of action masks [N, …] in which every row without a valid action is replaced by a row in which all actions are
-    valid."""
+    """Return action masks [N, …] in which every row without a valid action is replaced by a row in which all actions are valid."""
     empty_N = ~mask.reshape(len(mask), -1).any(axis=1)
     if not empty_N.any():
         return mask

@@ -161,8 +161,8 @@ class TurnGame(Game):
         return result
 
     def _remove(self) -> bool:
-        """Step each agent whose episode has ended with the action None, as AEC requires. Return whether there was at least one agent whose
-        episode has ended."""
+        """Step each agent whose episode has ended with the action None, as AEC requires. Return whether at least one agent was stepped with
+        the action None."""
         count = 0
         while self.env.agents and (name := self.env.agent_selection) in self._ended:
             if not (self.env.terminations.get(name) or self.env.truncations.get(name)) or count > len(self._known):

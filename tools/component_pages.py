@@ -14,8 +14,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.net.body import BODIES
+from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
+from slm_lab.spec.models.base import Component
+from slm_lab.spec.models.net import NetSpec
 from tools.spec_reference import FOLDERS, SECTIONS, Section, common_keys, key_lines, keys, page_of, relative, sections_of, shipped_specs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,38 +94,48 @@ def _by_hand(page: str) -> tuple[str, list[str]]:
 
 def _head(section: Section, name: str) -> Iterator[str]:
     """Yield the lines that describe a component."""
-    model: Any = section.models[name]
     implementation, doc = _implementation(section, name)
     yield f"# {name}"
-    for paragraph in (inspect.getdoc(model) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")):
+    for paragraph in (inspect.getdoc(section.models[name]) or "", *re.split(r"\n\n(?=Args:|Raises )", doc)[0].split("\n\n")):
         yield from ("", " ".join(paragraph.split())) if paragraph else ()
     key = section.path.removeprefix("agent.")
     yield from ("", f'- In a spec: `"{key}": {{"name": "{name}"}}`')
     if section.path == "agent.algorithm":
-        yield f"- Supported actions: {', '.join(kind.replace('_', '-') for kind in model.action_kinds)}"
-        memories = next(one for one in SECTIONS if one.path == "agent.memory")
-        links = [f"[{memory}]({page_of(memories, memory)})" for memory in model.memories]
-        yield f"- Memory: {', '.join([f'{links[0]} (default)', *links[1:]] if len(links) > 1 else links)}"
-        if model.learns:
-            yield f"- Recurrent nets (`RecurrentNet`): {'supported' if model.recurrent else 'not supported'}"
-            sampler = {(): "", ("async",): ", `meta.sampler` (asynchronous)"}.get(model.samplers, ", `meta.sampler`")
-            yield f"- Keys for training in several processes: `meta.distributed`{sampler}"
+        yield from _algorithm_facts(ALGORITHMS[name])
     if section.path == "agent.memory":
         algorithms = next(one for one in SECTIONS if one.path == "agent.algorithm")
-        users = [
-            f"[{one}]({page_of(algorithms, one)})" for one, other in algorithms.models.items() if name in getattr(other, "memories", ())
-        ]
+        users = [f"[{one}]({page_of(algorithms, one)})" for one, model in ALGORITHMS.items() if name in model.memories]
         yield f"- Algorithms that use this memory: {', '.join(users)}"
     file = Path(inspect.getsourcefile(implementation) or "").resolve().relative_to(ROOT).as_posix()
     yield from (f"- Code: `{implementation.__name__}` in [`{file}`](../{file})", "")
 
 
+def _algorithm_facts(model: type[AlgorithmSpec]) -> Iterator[str]:
+    """Yield the lines with the actions, memories, nets and processes that an algorithm supports."""
+    yield f"- Supported actions: {', '.join(kind.replace('_', '-') for kind in model.action_kinds)}"
+    memories = next(one for one in SECTIONS if one.path == "agent.memory")
+    links = [f"[{memory}]({page_of(memories, memory)})" for memory in model.memories]
+    yield f"- Memory: {', '.join([f'{links[0]} (default)', *links[1:]] if len(links) > 1 else links)}"
+    if model.learns:
+        yield f"- Recurrent nets (`RecurrentNet`): {'supported' if model.recurrent else 'not supported'}"
+        sampler = {(): "", ("async",): ", `meta.sampler` (asynchronous)"}.get(model.samplers, ", `meta.sampler`")
+        yield f"- Keys for training in several processes: `meta.distributed`{sampler}"
+
+
 def _implementation(section: Section, name: str) -> tuple[Any, str]:
     """Return the class or function that builds a component, and its docstring if it is a class that only this component uses, else ""."""
-    builders = {key: BODIES[model] if model in BODIES else model.implementation() for key, model in section.models.items()}
+    builders = {key: _builder(model) for key, model in section.models.items()}
     found = builders[name]
     alone = inspect.isclass(found) and list(builders.values()).count(found) == 1
     return found, (inspect.getdoc(found) or "") if alone else ""
+
+
+def _builder(model: type[BaseModel]) -> Any:
+    """Return the function that builds the body of a built-in net, or the class of another component."""
+    if issubclass(model, NetSpec) and model in BODIES:
+        return BODIES[model]
+    assert issubclass(model, Component)
+    return model.implementation()
 
 
 @cache
@@ -190,12 +205,11 @@ class _Shipped(NamedTuple):
 
 @cache
 def _shipped() -> tuple[_Shipped, ...]:
-    algorithms = next(section for section in SECTIONS if section.path == "agent.algorithm").models
     found = []
     for file, name, spec in shipped_specs():
         agent = spec["agent"]
         algorithm = agent["algorithm"]["name"]
-        model: Any = algorithms.get(algorithm)
+        model = ALGORITHMS.get(algorithm)
         memory = (agent.get("memory") or {}).get("name") or (model.memories[0] if model else "")
         nets = [agent.get(key) or {} for key in ("net", "critic_net")]
         components = {algorithm, memory, *(net.get("name") or net.get("type", "") for net in nets)}

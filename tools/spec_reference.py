@@ -317,10 +317,9 @@ def _components(section: Section) -> list[str]:
     if section.path != "agent.algorithm":
         return ["| name | |", "|---|---|", *(f"| {links[name]} | {_line(inspect.getdoc(model))} |" for name, model in models.items())]
     lines = ["| name | | actions | memories |", "|---|---|---|---|"]
-    for name, model in models.items():
-        kinds: Any = model
-        actions = "all" if len(kinds.action_kinds) == len(ALL_ACTIONS) else ", ".join(kind.replace("_", "-") for kind in kinds.action_kinds)
-        memories = "any" if len(kinds.memories) > 3 else ", ".join(kinds.memories)
+    for name, model in ALGORITHMS.items():
+        actions = "all" if len(model.action_kinds) == len(ALL_ACTIONS) else ", ".join(kind.replace("_", "-") for kind in model.action_kinds)
+        memories = "any" if len(model.memories) > 3 else ", ".join(model.memories)
         lines.append(f"| {links[name]} | {_line(inspect.getdoc(model))} | {actions} | {memories} |")
     return lines
 
@@ -479,7 +478,9 @@ def _is_allowed(section: Section, key: str, value: Any) -> bool:
     for model in section.models.values():
         if key in model.model_fields:
             with suppress(ValidationError):
-                TypeAdapter(model.model_fields[key].annotation).validate_python(value)
+                annotation = model.model_fields[key].annotation
+                assert annotation is not None
+                TypeAdapter(annotation).validate_python(value)
                 return True
     return False
 

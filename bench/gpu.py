@@ -35,7 +35,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.ops import device as devices
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
+from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics, ObservationSpace
 from slm_lab.lib.rng import generator_state, session_seeds, set_generator_state
 from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import Acting, ToyEnv
@@ -100,12 +100,8 @@ def check_updates(case: Case, device: str, dry: bool) -> str:
             with paths_of(device, dry):
                 second = there.update()
             updates += 1
-            if not np.allclose([first.loss, first.grad_norm], [second.loss, second.grad_norm], rtol=TOLERANCE, atol=TOLERANCE):
-                pairs = f"loss {first.loss:.6g} and {second.loss:.6g}, gradient norm {first.grad_norm:.6g} and {second.grad_norm:.6g}"
-                return f"update {updates}: {pairs}"
-            worst = max(float((value - there.weights()[key]).abs().max()) for key, value in here.weights().items())
-            if worst > TOLERANCE:
-                return f"update {updates}: weights differ by {worst:.2g}"
+            if difference := update_difference(first, second) or weight_difference(here, there):
+                return f"update {updates}: {difference}"
             with paths_of(device, dry):
                 there.load_state_dict(copy.deepcopy(here.state_dict()))
         acting.first_N = step.first_N
@@ -113,6 +109,21 @@ def check_updates(case: Case, device: str, dry: bool) -> str:
             acting.state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
         obs_N = step.obs_N
     return check_checkpoint(here, there, case, device, dry)
+
+
+def update_difference(first: Metrics, second: Metrics) -> str:
+    """Return a text on the difference between the metrics of two updates, or ""."""
+    assert first.grad_norm is not None
+    assert second.grad_norm is not None
+    if np.allclose([first.loss, first.grad_norm], [second.loss, second.grad_norm], rtol=TOLERANCE, atol=TOLERANCE):
+        return ""
+    return f"loss {first.loss:.6g} and {second.loss:.6g}, gradient norm {first.grad_norm:.6g} and {second.grad_norm:.6g}"
+
+
+def weight_difference(here: Agent, there: Agent) -> str:
+    """Return a text on the largest difference between the weights of two agents, or "" if it is at most TOLERANCE."""
+    worst = max(float((value - there.weights()[key]).abs().max()) for key, value in here.weights().items())
+    return f"weights differ by {worst:.2g}" if worst > TOLERANCE else ""
 
 
 def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bool) -> str:
@@ -149,6 +160,22 @@ def check_workers(gpu: bool) -> str:
     with TemporaryDirectory() as folder:
         rows = slm_lab.Trial(slm_lab.load_spec({"gpu_workers": spec}, "gpu_workers"), data_dir=folder).run().train
     return "" if len(rows) and np.isfinite(rows["loss"].dropna()).all() else f"{len(rows)} rows, not all of them finite"
+
+
+def run_checks(device: str, dry: bool) -> dict[str, str]:
+    """Run and print all checks; return name → "ok" or a text on the failure."""
+    checks: dict[str, Callable[[], str]] = {name: partial(check_updates, case, device, dry) for name, case in CHECKS.items()}
+    if not dry:
+        checks["two workers, one net"] = partial(check_workers, True)
+    results: dict[str, str] = {}
+    for name, run in checks.items():
+        try:
+            results[name] = run() or "ok"
+        except Exception as error:  # the other checks are still run
+            results[name] = f"{type(error).__name__}: {error}"
+        sys.stdout.write(f"{name}: {results[name]}\n")
+        sys.stdout.flush()
+    return results
 
 
 # ---- speed
@@ -200,10 +227,11 @@ def mlp(inputs: int, width: int, outputs: int, norm: bool = False) -> nn.Sequent
 
 def plain(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
     """Return a function that makes the same update in a minimal loop of torch, with the data on the device."""
-    return (plain_ppo if algorithm == "PPO" else plain_sac)(algorithm, width, batch, device)
+    return plain_ppo(width, batch, device) if algorithm == "PPO" else PlainSAC(algorithm, width, batch, device).update
 
 
-def plain_ppo(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
+def plain_ppo(width: int, batch: int, device: str) -> Callable[[], int]:
+    """Return a function that makes the update of PPO: four epochs of eight minibatches."""
     actor, critic, rows = mlp(OBS, width, ACTIONS).to(device), mlp(OBS, width, 1).to(device), 8 * batch
     log_std = nn.Parameter(torch.zeros(ACTIONS, device=device))
     params = [*actor.parameters(), *critic.parameters(), log_std]
@@ -227,54 +255,66 @@ def plain_ppo(algorithm: str, width: int, batch: int, device: str) -> Callable[[
     return update
 
 
-def plain_sac(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
-    crossq, rows = algorithm == "CrossQ", 8 * batch
-    actor = mlp(OBS, width, 2 * ACTIONS, norm=crossq).to(device)
-    critics = nn.ModuleList([mlp(OBS + ACTIONS, width, 1, norm=crossq) for _ in range(2)]).to(device)
-    targets = copy.deepcopy(critics)
-    log_alpha = torch.zeros(1, device=device, requires_grad=True)
-    own = [list(actor.parameters()), list(critics.parameters()), [log_alpha]]
-    optimizers = [torch.optim.Adam(params, 3e-4, fused=True) for params in own]
-    obs, next_obs = torch.randn(rows, OBS, device=device), torch.randn(rows, OBS, device=device)
-    action, reward, going = torch.rand(rows, ACTIONS, device=device), torch.randn(rows, device=device), torch.ones(rows, device=device)
+class PlainSAC:
+    """SAC or CrossQ of plain torch, with a replay buffer of random transitions. Arguments are the same as those of `plain`."""
 
-    def act(x: Tensor) -> tuple[Tensor, Tensor]:
-        loc, log_std = actor(x).chunk(2, dim=1)
+    def __init__(self, algorithm: str, width: int, batch: int, device: str) -> None:
+        self.crossq, self.rows, self.batch, self.device = algorithm == "CrossQ", 8 * batch, batch, device
+        self.actor = mlp(OBS, width, 2 * ACTIONS, norm=self.crossq).to(device)
+        self.critics = nn.ModuleList([mlp(OBS + ACTIONS, width, 1, norm=self.crossq) for _ in range(2)]).to(device)
+        self.targets = copy.deepcopy(self.critics)
+        self.log_alpha = torch.zeros(1, device=device, requires_grad=True)
+        self.params: list[list[Tensor]] = [[*self.actor.parameters()], [*self.critics.parameters()], [self.log_alpha]]
+        self.optimizers = [torch.optim.Adam(params, 3e-4, fused=True) for params in self.params]
+        self.obs, self.next_obs = torch.randn(self.rows, OBS, device=device), torch.randn(self.rows, OBS, device=device)
+        self.action, self.reward = torch.rand(self.rows, ACTIONS, device=device), torch.randn(self.rows, device=device)
+        self.continues = torch.ones(self.rows, device=device)
+
+    def act(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sampled actions and their log-probabilities."""
+        loc, log_std = self.actor(x).chunk(2, dim=1)
         noise, log_std = torch.randn_like(loc), log_std.clamp(-10.0, 2.0)
         squashed = torch.tanh(loc + noise * log_std.exp())
         return squashed, (-0.5 * noise.square() - log_std - 0.919 - torch.log(1.0 - squashed.square() + 1e-6)).sum(1)
 
-    def value(nets: nn.ModuleList, x: Tensor, a: Tensor) -> Tensor:
-        return torch.stack([net(torch.cat((x, a), dim=1)).squeeze(1) for net in nets])
+    def values(self, x: Tensor, a: Tensor, next_x: Tensor, next_a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of the current critics and the values for the targets, each [2, batch]."""
+        if not self.crossq:
+            return q_values(self.critics, x, a), q_values(self.targets, next_x, next_a)
+        q, next_q = q_values(self.critics, torch.cat((x, next_x)), torch.cat((a, next_a))).split(self.batch, dim=1)
+        return q, next_q
 
-    def step(loss: Tensor, which: int) -> None:
-        optimizers[which].zero_grad()
+    def step(self, loss: Tensor, which: int) -> None:
+        """Make a gradient step of the actor (0), the critics (1) or the temperature (2)."""
+        self.optimizers[which].zero_grad()
         loss.backward()
         if which < 2:
-            nn.utils.clip_grad_norm_(own[which], 0.5)
-        optimizers[which].step()
+            nn.utils.clip_grad_norm_(self.params[which], 0.5)
+        self.optimizers[which].step()
 
-    def update() -> int:
+    def update(self) -> int:
+        """Make ENVS updates, and return their number."""
         for _ in range(ENVS):
-            index = torch.randint(rows, (batch,), device=device)
-            x, a, next_x = obs[index], action[index], next_obs[index]
+            index = torch.randint(self.rows, (self.batch,), device=self.device)
+            x, a, next_x = self.obs[index], self.action[index], self.next_obs[index]
             with torch.no_grad():
-                next_a, next_logp = act(next_x)
-            if crossq:
-                q, next_q = value(critics, torch.cat((x, next_x)), torch.cat((a, next_a))).split(batch, dim=1)
-            else:
-                q, next_q = value(critics, x, a), value(targets, next_x, next_a)
-            target = reward[index] + 0.99 * going[index] * (next_q.detach().min(0).values - log_alpha.detach().exp() * next_logp)
-            step(2.0 * F.mse_loss(q, target.expand_as(q)), 1)
-            new_a, logp = act(x)
-            step((log_alpha.detach().exp() * logp - value(critics, x, new_a).min(0).values).mean(), 0)
-            step(-(log_alpha * (logp.detach().mean() - ACTIONS)).sum(), 2)
-            if not crossq:
+                next_a, next_logp = self.act(next_x)
+            q, next_q = self.values(x, a, next_x, next_a)
+            soft = next_q.detach().min(0).values - self.log_alpha.detach().exp() * next_logp
+            target = self.reward[index] + 0.99 * self.continues[index] * soft
+            self.step(2.0 * F.mse_loss(q, target.expand_as(q)), 1)
+            new_a, logp = self.act(x)
+            self.step((self.log_alpha.detach().exp() * logp - q_values(self.critics, x, new_a).min(0).values).mean(), 0)
+            self.step(-(self.log_alpha * (logp.detach().mean() - ACTIONS)).sum(), 2)
+            if not self.crossq:
                 with torch.no_grad():
-                    torch._foreach_lerp_(list(targets.parameters()), list(critics.parameters()), 0.005)
+                    torch._foreach_lerp_(list(self.targets.parameters()), list(self.critics.parameters()), 0.005)
         return ENVS
 
-    return update
+
+def q_values(nets: nn.ModuleList, x: Tensor, a: Tensor) -> Tensor:
+    """Return the value of each critic, [critics, batch]."""
+    return torch.stack([net(torch.cat((x, a), dim=1)).squeeze(1) for net in nets])
 
 
 def rate(update: Callable[[], int], device: str, seconds: float) -> float:
@@ -308,6 +348,19 @@ def measure(device: str, dry: bool) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def print_speeds(device: str, dry: bool) -> list[dict[str, Any]]:
+    """Run the measurements, print a table, and return its rows."""
+    rows = []
+    sys.stdout.write(f"\n{'gradient steps/s':<38}{'CPU':>10}{'device':>10}{'plain':>10}{'device/CPU':>12}{'device/plain':>14}\n")
+    for row in measure(device, dry):
+        rows.append(row)
+        cpu, there, loop = (row[key] for key in ("cpu", "device", "plain torch"))
+        name = f"{row['algorithm']}, {row['net']}, {row['batch']}"
+        sys.stdout.write(f"{name:<38}{cpu:>10,.0f}{there:>10,.0f}{loop:>10,.0f}{there / cpu:>12.2f}{there / loop:>14.2f}\n")
+        sys.stdout.flush()
+    return rows
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the checks and measurements; return the exit status."""
     parser = argparse.ArgumentParser(description="Tests and speed on a CUDA device.")
@@ -323,25 +376,8 @@ def main(arguments: list[str] | None = None) -> int:
     chip = "CPU (dry run)" if dry else torch.cuda.get_device_name(device)
     out: dict[str, Any] = {"date": date.today().isoformat(), "chip": chip, "torch": torch.__version__, "cuda": torch.version.cuda}
     sys.stdout.write(f"{out['date']}, {chip}, torch {torch.__version__}; host {torch.backends.cpu.get_cpu_capability()}\n")
-    begin, out["checks"], out["rows"] = time.perf_counter(), {}, []
-    checks: dict[str, Callable[[], str]] = {name: partial(check_updates, case, device, dry) for name, case in CHECKS.items()}
-    if not dry:
-        checks["two workers, one net"] = partial(check_workers, True)
-    for name, run in checks.items():
-        try:
-            found = run()
-        except Exception as error:  # the other checks are still run
-            found = f"{type(error).__name__}: {error}"
-        out["checks"][name] = found or "ok"
-        sys.stdout.write(f"{name}: {found or 'ok'}\n")
-        sys.stdout.flush()
-    sys.stdout.write(f"\n{'gradient steps/s':<38}{'CPU':>10}{'device':>10}{'plain':>10}{'device/CPU':>12}{'device/plain':>14}\n")
-    for row in measure(device, dry):
-        out["rows"].append(row)
-        cpu, there, loop = (row[key] for key in ("cpu", "device", "plain torch"))
-        name = f"{row['algorithm']}, {row['net']}, {row['batch']}"
-        sys.stdout.write(f"{name:<38}{cpu:>10,.0f}{there:>10,.0f}{loop:>10,.0f}{there / cpu:>12.2f}{there / loop:>14.2f}\n")
-        sys.stdout.flush()
+    begin = time.perf_counter()
+    out["checks"], out["rows"] = run_checks(device, dry), print_speeds(device, dry)
     out["seconds"] = time.perf_counter() - begin
     asked.out.write_text(json.dumps(out, indent=1) + "\n")
     return int(any(found != "ok" for found in out["checks"].values()))

@@ -77,7 +77,7 @@ lint: $(CHECK)
 	$(CACHED) $(BIN)/lint-imports
 
 types: $(CHECK)
-	$(CACHED) $(BIN)/mypy --strict --num-workers 2 slm_lab
+	$(CACHED) $(BIN)/mypy --strict --num-workers 2 slm_lab bench tools
 
 pages: $(CHECK)
 	$(CACHED) $(BIN)/python tools/generate.py --check & generated=$$!; \

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from slm_lab.env.gym_backends import Sync
 from slm_lab.env.native_backends import EnvPoolAgents
 
 ROOT = Path(__file__).resolve().parent.parent
+Value = TypeVar("Value")
 
 
 class Pair(Sync):
@@ -68,7 +69,8 @@ class OnePlayer(EnvPoolAgents):
         flags = (self._own(raw.reward_N), self._own(raw.terminated_N), self._own(raw.truncated_N))
         return self._forget(RawStep(self._own(raw.obs), *flags, None))
 
-    def _forget(self, value: Any) -> Any:
+    def _forget(self, value: Value) -> Value:
+        """Return `value`, after `agents` is reset, since callers must see an env with one player."""
         self.agents, self.acts_N = (), None
         return value
 

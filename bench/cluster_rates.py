@@ -84,7 +84,7 @@ def pushes(processes: int | None) -> float:
     def start(number: int) -> ActorHandle:
         import ray
 
-        server: Any = ray.remote(num_cpus=0, enable_task_events=False)(_Divided)
+        server = ray.remote(_Divided).options(num_cpus=0, enable_task_events=False)
         return ActorHandle(server.remote(processes, spec, session_seeds(0, 0, 0), number))
 
     divide_among(processes)
@@ -125,9 +125,8 @@ def bare_calls() -> float:
     with connect_cluster("local", None):
         import ray
 
-        anything: Any = ray
-        actor = anything.remote(num_cpus=0, enable_task_events=False)(Echo).remote(sent.nbytes)
-        return rate(lambda: anything.get(actor.echo.remote(sent)).copy())
+        actor: Any = ray.remote(Echo).options(num_cpus=0, enable_task_events=False).remote(sent.nbytes)
+        return rate(lambda: ray.get(actor.echo.remote(sent)).copy())
 
 
 def a3c(cluster: str | None, frames: int) -> float:

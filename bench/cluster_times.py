@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from slm_lab.experiment.execute.ray.connect import ActorHandle
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers, closing
 from slm_lab.experiment.session.session import Session
@@ -77,25 +78,19 @@ def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
     )
 
 
-class _Timed:
-    """Stands for a process of a parameter server: runs the server in this process, and measures its time and the size of its messages."""
+class _Timed(ActorHandle):
+    """Handle of a parameter server in this process. The handle measures the time of the server and the size of its messages."""
 
-    node = "here"
+    actor: ParameterServer
 
     def __init__(self, server: ParameterServer) -> None:
-        self.server = server
+        super().__init__(server)
         self.poll: Callable[[], None] | None = None
         """Function that the driver would call while the Session waits for more server processes."""
         self.served: list[float] = []
         self.inside = 0.0
         """Time spent in `start`, s."""
         self.push = self.pull = 0
-
-    def call_async(self, method: str, *args: Any) -> None:
-        self.start(method, *args)
-
-    def call(self, method: str, *args: Any) -> Any:
-        return self.start(method, *args)
 
     def done(self, started: Any) -> bool:
         return True
@@ -114,7 +109,7 @@ class _Timed:
             self.poll = poll
         sent, request = _bytes(args)
         middle = perf_counter()
-        result = getattr(self.server, method)(*sent)
+        result = getattr(self.actor, method)(*sent)
         end = perf_counter()
         back, answer = _bytes(result)
         if (method == "run" and args[2] == "receive") or (method == "run_packed" and b"receive" in args[0]):
@@ -226,11 +221,10 @@ def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], obj
     with connect_cluster(address, None):
         import ray
 
-        anything: Any = ray
-        actor = anything.remote(num_cpus=0)(Echo).remote(back)
+        actor: Any = ray.remote(Echo).options(num_cpus=0).remote(back)
         sent = np.zeros(there // 4, np.float32)
-        yield lambda: anything.get(actor.echo.remote(sent)).copy(), lambda: anything.get(actor.processor.remote())
-        anything.kill(actor)
+        yield lambda: ray.get(actor.echo.remote(sent)).copy(), lambda: ray.get(actor.processor.remote())
+        ray.kill(actor)
 
 
 def ray_message(address: str = "local", calls: int = 300) -> Message:

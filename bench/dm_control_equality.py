@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 STEPS, SEED = 1_000, 1
@@ -37,7 +38,8 @@ def recorded(name: str) -> dict[str, np.ndarray]:
     spec = EnvSpec(name=name, max_frame=1, num_envs=1)
     target = find_target(spec, 1)
     backend = choose_backend(spec, target)(target)
-    actions = smooth_actions(backend.action_space.shape[0])  # type: ignore[index]  # a Box
+    assert isinstance(backend.action_space, gym.spaces.Box)
+    actions = smooth_actions(backend.action_space.shape[0])
     observations, rewards = [backend.reset([SEED])], []
     for action in actions[:-1]:  # the last step would reset the env
         raw = backend.step(action[None])
@@ -122,7 +124,7 @@ def main(python: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in TASKS:
             file = Path(folder) / f"{name}.npz"
-            np.savez(file, **recorded(name))
+            np.savez(file, allow_pickle=False, **recorded(name))
             done = subprocess.run([python, __file__, "--compare", name, str(file)], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"{python} failed:\n{done.stderr[-3000:]}")

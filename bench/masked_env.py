@@ -43,7 +43,8 @@ class TwoOf40(gym.Env[Any, Any]):
 
     def action_masks(self) -> np.ndarray:
         """Return the mask of the current observation."""
-        return self._masks[self._at]
+        mask: np.ndarray = self._masks[self._at]
+        return mask
 
 
 gym.register("TwoOf40-v0", entry_point="bench.masked_env:TwoOf40")

@@ -53,8 +53,8 @@ def main(case: str, frames: str = "", threads: str = "", cores: str = "") -> Non
     with TemporaryDirectory() as folder, cluster_of(int(cores or 0)) as cluster:
         slm_lab.Trial(spec, plan=Plan(data_dir=Path(folder), cluster=cluster)).run()
         sessions = [frames_and_seconds(table) for table in Path(folder).glob("*/info/*_session_df_train.csv")]
-    fps, frames = sum(frames / seconds for frames, seconds in sessions), sum(frames for frames, _ in sessions)
-    sys.stdout.write(json.dumps({"fps": fps, "frames": frames, "version": slm_lab.__version__}) + "\n")
+    fps, counted = sum(frames / seconds for frames, seconds in sessions), sum(frames for frames, _ in sessions)
+    sys.stdout.write(json.dumps({"fps": fps, "frames": counted, "version": slm_lab.__version__}) + "\n")
 
 
 if __name__ == "__main__":

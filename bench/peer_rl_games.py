@@ -39,6 +39,9 @@ class Stopwatch(DefaultAlgoObserver):
 class OnePart(Envpool):
     """An env of EnvPool whose observation is one part of the env's Dict observation."""
 
+    observation_space: Any
+    """Space of the part, of a class that depends on the version of rl_games."""
+
     def __init__(self, config_name: str, num_actors: int, part: str, **kwargs: Any) -> None:
         super().__init__(config_name, num_actors, **kwargs)
         self.part, self.observation_space = part, self.observation_space[part]

@@ -103,8 +103,9 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         common["max_grad_norm"] = net["clip_grad_val"]
     kind = library.DQN
     if algorithm["name"] == "QRDQN":
-        from sb3_contrib import QRDQN as kind
+        import sb3_contrib
 
+        kind = sb3_contrib.QRDQN
         common["policy_kwargs"] = {"n_quantiles": algorithm["num_quantiles"], "net_arch": widths(net)}
     return kind(
         target_update_interval=net["update_frequency"],
@@ -138,7 +139,9 @@ def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         return library.A2C(n_steps=algorithm["training_frequency"], use_rms_prop=True, rms_prop_eps=net["optim_spec"]["eps"], **common)
     kind = library.PPO
     if spec["env"].get("action_mask"):
-        from sb3_contrib import MaskablePPO as kind
+        import sb3_contrib
+
+        kind = sb3_contrib.MaskablePPO
     return kind(
         n_steps=algorithm["time_horizon"],
         batch_size=algorithm["minibatch_size"],

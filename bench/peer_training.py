@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import gymnasium as gym
 import torch
@@ -85,9 +86,9 @@ def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
     if found is None or not found.submodule_search_locations:
         raise SystemExit("CleanRL is not found: set PYTHONPATH to a checkout of https://github.com/vwxyzjn/cleanrl")
     script = Path(next(iter(found.submodule_search_locations))) / "ppo_continuous_action.py"
-    make, transform, vector = gym.make, gym.wrappers.TransformObservation, gym.vector.SyncVectorEnv
+    make, transform = gym.make, gym.wrappers.TransformObservation
 
-    class SameStep(vector):
+    class SameStep(gym.vector.SyncVectorEnv):
         def __init__(self, makers: Any) -> None:
             super().__init__(makers, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
 
@@ -95,12 +96,14 @@ def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
             *rest, infos = super().step(actions)
             return *rest, {key: value for key, value in infos.items() if "final_info" not in key}
 
-    gym.make = lambda *args, **kwargs: Recorder(make(*args, **kwargs), log)
-    gym.wrappers.TransformObservation = lambda one, function: transform(one, function, one.observation_space)
-    gym.vector.SyncVectorEnv = SameStep
     arguments = {"env-id": env, "total-timesteps": frames, "seed": seed}
     sys.argv = [str(script), *(word for key, value in arguments.items() for word in (f"--{key}", str(value))), "--no-cuda"]
-    runpy.run_path(str(script), run_name="__main__")
+    with (
+        patch.object(gym, "make", lambda *args, **kwargs: Recorder(make(*args, **kwargs), log)),
+        patch.object(gym.wrappers, "TransformObservation", lambda one, function: transform(one, function, one.observation_space)),
+        patch.object(gym.vector, "SyncVectorEnv", SameStep),
+    ):
+        runpy.run_path(str(script), run_name="__main__")
     return {"program": "ppo_continuous_action.py of CleanRL"}
 
 
@@ -135,6 +138,7 @@ def learner(library: str, algorithm: str, settings: Results, *, evaluated: bool)
         made = Recorder(gym.make(env), log)
         given = dict(settings)
         if "action_noise" in given:
+            assert isinstance(made.action_space, gym.spaces.Box)
             size = made.action_space.shape[0]
             given["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, given["action_noise"]))
         model = kind("MlpPolicy", made, seed=seed, device="cpu", **given)

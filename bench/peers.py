@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -88,7 +87,8 @@ def with_peers(study: Study, folder: Path) -> tuple[StudyPlan, list[ResultRun]]:
     """Return the study with additional runs, which are the runs of its peers that have results, and these results."""
     found = [run for run in peer_runs(study, folder) if run.file.is_file()]
     planned = tuple(PlannedRun(run.beside.label, run.env, run.random_seed) for run in found)
-    return replace(study, runs=(*study.runs, *planned)), [ResultRun(run.file) for run in found]  # type: ignore[arg-type]
+    plan = StudyPlan(study.name, study.source, study.spec, study.raw, (*study.runs, *planned), study.scores, study.sets)
+    return plan, [ResultRun(run.file) for run in found]
 
 
 def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:

@@ -134,6 +134,11 @@ class Scored(NamedTuple):
     def frames(self) -> int:
         return int(self.setting.runs[0].settings()["env.max_frame"])
 
+    @property
+    def results(self) -> list[ResultRun]:
+        """The results of the agent in the env, in the order of their seeds."""
+        return [run for run in self.setting.runs if isinstance(run, ResultRun)]
+
 
 def scored(name: str) -> list[Scored]:
     """Return the agents and envs for which a study has results."""
@@ -302,7 +307,7 @@ def _value(value: object) -> str:
 
 
 def _command_of(one: Scored) -> str:
-    seeds = ", ".join(str(run.random_seed) for run in one.setting.runs)
+    seeds = ", ".join(str(run.random_seed) for run in one.results)
     if one.run is None:
         return f"# {one.row.entry}; random_seed: {seeds}\npython -m bench.peers {one.name}"
     words = command(one.study, one.run)
@@ -319,7 +324,7 @@ def section_text(section: Section) -> str:
     if not found:
         return f"## {section.title}\n\nNot run yet: `make benchmarks NAME={next(iter(section.studies))}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
-    parts += [over_envs(section, found), processors([run for one in found for run in one.setting.runs])]
+    parts += [over_envs(section, found), processors([run for one in found for run in one.results])]
     parts += [f'To repeat all runs, use `make benchmarks NAME="{names}"`; to repeat a single run, use its command below.', *_blocks(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from slm_lab.lib.store import Arrays, Lock, Named, SharedArray, SharedArrays, create_shared_file
+from slm_lab.lib.store import Arrays, Lock, Named, SharedArray, SharedArrays, Store, create_shared_file
 
 NAMES = ("params", "optim/exp_avg", "optim/exp_avg_sq")
 
@@ -32,7 +32,7 @@ class Net:
     def shared_arrays(self) -> Named:
         return {name: SharedArray(np.zeros(self.parameters, np.float32), "step") for name in NAMES}
 
-    def attach(self, store: SharedArrays, arrays: Arrays) -> None:
+    def attach(self, store: Store, arrays: Arrays) -> None:
         self.arrays = arrays
 
 

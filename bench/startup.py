@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -155,17 +156,20 @@ def a3c_speed(checkout: Path) -> float:
         return sum(spans)
 
 
+def concurrent_sessions(count: int, checkout: Path) -> float:
+    """Return the seconds until each of `count` Sessions, which train at the same time, has written a row."""
+    return seconds_to_rows(checkout, ppo(max_session=count), "--jobs", str(count))
+
+
 CASES: dict[str, tuple[Callable[[Path], float], str]] = {
-    **{
-        f"sessions_{count}": (lambda checkout, count=count: seconds_to_rows(checkout, ppo(max_session=count), "--jobs", str(count)), "s")
-        for count in (1, 2, 4, 8)
-    },
+    **{f"sessions_{count}": (partial(concurrent_sessions, count), "s") for count in (1, 2, 4, 8)},
     "sampler_8": (lambda checkout: seconds_to_rows(checkout, _sampler()), "s"),
     "a3c_8": (lambda checkout: seconds_to_rows(checkout, a3c(8, 10**8)), "s"),
     "memory_8": (memory, "MB"),
     "replacement": (replacement, "s"),
     "a3c_one_env": (a3c_speed, "frames/s"),
 }
+"""Name of a case → (function that measures a checkout, unit of the result)."""
 
 
 def _sampler() -> dict[str, Any]:

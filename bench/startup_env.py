@@ -19,7 +19,7 @@ class Marked(CartPoleEnv):
         if self._mark is not None:
             self._mark.touch()
             self._mark = None
-        return super().step(action)
+        return super().step(action)  # type: ignore[no-untyped-call]  # Gymnasium leaves it untyped
 
 
-gym.register("Marked-v0", Marked, max_episode_steps=500)
+gym.register("Marked-v0", entry_point="bench.startup_env:Marked", max_episode_steps=500)

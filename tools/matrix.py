@@ -151,7 +151,7 @@ def _collect(case: Case) -> str:
 def _train(case: Case) -> str:
     took = 0.0
     for file, spec, *keys in TRAININGS:
-        words = [case.folder / "bin/python", "-m", "slm_lab", file, spec, "train", "--data-dir", HOME / f"{case.name}_data"]
+        words = [str(case.folder / "bin/python"), "-m", "slm_lab", file, spec, "train", "--data-dir", str(HOME / f"{case.name}_data")]
         good, said, seconds = case.run([*words, *(word for key in keys for word in ("--set", key))], f"train_{spec}")
         took += seconds
         if not good:

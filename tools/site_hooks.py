@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -133,13 +134,15 @@ def formula(tex: str, block: bool) -> str:
         known = re.sub(pattern, other, known)
     size = FontProperties(math_fontfamily="stix", size=100)
     width, _, _ = text_to_path.get_text_width_height_descent(f"${known}$", size, ismath=True)
-    outline = Outline(*text_to_path.get_text_path(size, f"${known}$", ismath=True))
+    vertices, codes = text_to_path.get_text_path(size, f"${known}$", ismath=True)
+    outline = Outline(vertices, codes)
     letters = {Outline.MOVETO: "M", Outline.LINETO: "L", Outline.CURVE3: "Q", Outline.CURVE4: "C"}
     drawn = "".join(
         letters[code] + " ".join(f"{x:.0f} {-y:.0f}" for x, y in points.reshape(-1, 2)) if code in letters else "Z"
         for points, code in outline.iter_segments(simplify=False)
     )
-    bottom, top = outline.vertices[:, 1].min() - 2, outline.vertices[:, 1].max() + 2
+    height = np.asarray(outline.vertices)[:, 1]
+    bottom, top = height.min() - 2, height.max() + 2
     svg = (
         f'<svg class="math" role="img" aria-label="{html.escape(tex.strip())}" viewBox="0 {-top:.0f} {width:.0f} {top - bottom:.0f}" '
         f'style="width:{width / 100:.2f}em;height:{(top - bottom) / 100:.2f}em;vertical-align:{bottom / 100:.2f}em">'

@@ -64,7 +64,7 @@ class Cluster:
         import ray
 
         found = []
-        for node in ray.nodes():  # type: ignore[no-untyped-call]
+        for node in ray.nodes():
             if node["Alive"]:
                 resources = node["Resources"]
                 name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}:{node['NodeManagerPort']})"

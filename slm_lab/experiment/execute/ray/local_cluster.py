@@ -105,7 +105,7 @@ class LocalCluster:
             for pid in _descendants():
                 pipe.write(f"{pid}\n".encode())
             pipe.flush()
-            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            resources: dict[str, float] = ray.cluster_resources()
             self.gpus = int(resources.get("GPU", 0))
             self._stack = stack.pop_all()
         return self

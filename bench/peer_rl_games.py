@@ -1,4 +1,4 @@
-"""One speed case in rl_games, with the hyperparameters of specs.json: `python bench/peer_rl_games.py CASE [THREADS]`.
+"""Run one speed case in rl_games, with the hyperparameters of specs.json: `python bench/peer_rl_games.py CASE [THREADS]`.
 
 rl_games 2 is in no package index: set PYTHONPATH to a checkout of https://github.com/Denys88/rl_games. The script runs with the Python of
 the peer's virtual environment and does not import slm_lab. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
@@ -58,6 +58,20 @@ vecenv.register("ONE_PART", OnePart)
 env_configurations.register("one_part", {"vecenv_type": "ONE_PART"})
 
 
+FIXED = {
+    "device": "cpu",
+    "normalize_advantage": True,
+    "value_bootstrap": True,
+    "reward_shaper": {"scale_value": 1},
+    "lr_schedule": None,
+    "truncate_grads": True,
+    "clip_value": False,
+    "bounds_loss_coef": None,
+    "name": "bench",
+}
+"""Keys of the peer's configuration that are the same for all specs."""
+
+
 def env_keys(env: dict[str, Any]) -> dict[str, Any]:
     """Return the keys of the peer's configuration that describe the env."""
     if parts := env.get("obs_keys"):
@@ -65,9 +79,8 @@ def env_keys(env: dict[str, Any]) -> dict[str, Any]:
     return {"env_name": "envpool", "env_config": {"env_name": env["name"], "flatten_obs": env["name"] == "CheetahRun-v1"}}
 
 
-def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the spec as the peer's configuration. Values that are not in the spec are those of the peer's file for HalfCheetah."""
-    algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
+def network(net: dict[str, Any]) -> dict[str, Any]:
+    """Return the net of a spec as the peer's configuration."""
     actor = {
         "mu_activation": "None",
         "sigma_activation": "None",
@@ -76,7 +89,13 @@ def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         "fixed_sigma": True,
     }
     mlp = {"units": net["hid_layers"], "activation": net["hid_layers_activation"], "initializer": {"name": "default"}}
-    numbers = {
+    return {"name": "actor_critic", "separate": not net["shared"], "space": {"continuous": actor}, "mlp": mlp}
+
+
+def training(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of the peer's configuration that come from the algorithm, the optimizer and the env of a spec."""
+    algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
+    return {
         "gamma": algorithm["gamma"],
         "tau": algorithm["lam"],
         "e_clip": algorithm["clip_eps_spec"]["start_val"],
@@ -89,27 +108,20 @@ def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         "minibatch_size": algorithm["minibatch_size"],
         "mini_epochs": algorithm["training_epoch"],
         "max_epochs": env["max_frame"] // (env["num_envs"] * algorithm["time_horizon"]),
-    }
-    ways = {
-        "device": "cpu",
         "normalize_input": env["normalize_obs"],
         "normalize_value": algorithm["normalize_v_targets"],
-        "normalize_advantage": True,
-        "value_bootstrap": True,
-        "reward_shaper": {"scale_value": 1},
-        "lr_schedule": None,
-        "truncate_grads": True,
-        "clip_value": False,
-        "bounds_loss_coef": None,
-        "name": "bench",
     }
+
+
+def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return the spec as the peer's configuration. Values that are not in the spec are those of the peer's file for HalfCheetah."""
     return {
         "torch_threads": threads,
         "seed": spec["meta"]["random_seed"] + 1,  # for the peer, 0 means no seed
         "algo": {"name": "a2c_continuous"},
         "model": {"name": "continuous_a2c_logstd"},
-        "network": {"name": "actor_critic", "separate": not net["shared"], "space": {"continuous": actor}, "mlp": mlp},
-        "config": {**numbers, **ways, **env_keys(env)},
+        "network": network(spec["agent"]["net"]),
+        "config": {**training(spec), **FIXED, **env_keys(spec["env"])},
     }
 
 

@@ -1,4 +1,4 @@
-"""One case in RLlib, with the hyperparameters of specs.json: `python bench/peer_rllib.py CASE`.
+"""Run one speed case in RLlib, with the hyperparameters of specs.json: `python bench/peer_rllib.py CASE`.
 
 The script runs with the Python of the peer's virtual environment and does not import slm_lab. The last line of the output is
 {"fps": ..., "frames": ..., "version": ...}.
@@ -18,36 +18,38 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
-def config_of(spec: dict[str, Any]) -> Any:
-    """Return the spec as the peer's configuration."""
-    algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
-    sampler = spec["meta"]["sampler"]
-    envs = sampler["num_workers"] * sampler["num_envs_per_worker"]
-    given = {
+def algorithm_config(spec: dict[str, Any], batch: int) -> Any:
+    """Return the peer's configuration of the algorithm. Args: batch: number of transitions of an update."""
+    algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
+    common = {
         "lr": net["optim_spec"]["lr"],
         "gamma": algorithm["gamma"],
         "grad_clip": net["clip_grad_val"],
         "grad_clip_by": "global_norm",
         "vf_loss_coeff": algorithm["val_loss_coef"],
         "entropy_coeff": algorithm["entropy_coef_spec"]["start_val"],
+        "train_batch_size_per_learner": batch,
     }
-    config: Any
-    if algorithm["name"] == "PPO":
-        steps = algorithm["time_horizon"]
-        config = PPOConfig().training(
-            lambda_=algorithm["lam"],
-            clip_param=algorithm["clip_eps_spec"]["start_val"],
-            use_kl_loss=False,
-            num_epochs=algorithm["training_epoch"],
-            minibatch_size=algorithm["minibatch_size"],
-            train_batch_size_per_learner=envs * steps,
-            **given,
-        )
-    else:
-        steps = algorithm["training_frequency"]
-        config = IMPALAConfig().training(vtrace=True, train_batch_size_per_learner=envs * steps, **given)
+    if algorithm["name"] != "PPO":
+        return IMPALAConfig().training(vtrace=True, **common)
+    return PPOConfig().training(
+        lambda_=algorithm["lam"],
+        clip_param=algorithm["clip_eps_spec"]["start_val"],
+        use_kl_loss=False,
+        num_epochs=algorithm["training_epoch"],
+        minibatch_size=algorithm["minibatch_size"],
+        **common,
+    )
+
+
+def config_of(spec: dict[str, Any]) -> Any:
+    """Return the spec as the peer's configuration."""
+    algorithm, net, sampler = spec["agent"]["algorithm"], spec["agent"]["net"], spec["meta"]["sampler"]
+    steps = algorithm["time_horizon" if algorithm["name"] == "PPO" else "training_frequency"]
+    batch = sampler["num_workers"] * sampler["num_envs_per_worker"] * steps
     return (
-        config.environment(env["name"])
+        algorithm_config(spec, batch)
+        .environment(spec["env"]["name"])
         .env_runners(
             num_env_runners=sampler["num_workers"],
             num_envs_per_env_runner=sampler["num_envs_per_worker"],
@@ -62,7 +64,7 @@ def config_of(spec: dict[str, Any]) -> Any:
                 vf_share_layers=False,
             )
         )
-        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=envs * steps)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=batch)
         .debugging(seed=spec["meta"]["random_seed"], log_level="ERROR")
     )
 

@@ -1,7 +1,7 @@
-"""One speed case in Stable-Baselines3, its contrib package or SBX: `python bench/peer_sb3.py CASE [THREADS]`.
+"""Run one speed case in Stable-Baselines3, its contrib package or SBX: `python bench/peer_sb3.py CASE [THREADS]`.
 
 The hyperparameters are those of specs.json. The script runs with the Python of the peer's virtual environment and does not import slm_lab.
-It uses SBX if that is installed, and else Stable-Baselines3. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
+SBX is used if it is installed, otherwise Stable-Baselines3. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
 """
 
 import json
@@ -48,11 +48,12 @@ class Stopwatch(BaseCallback):
 
 
 def build(spec: dict[str, Any]) -> BaseAlgorithm:
-    """Return the peer's algorithm with the hyperparameters of the spec, whose nets are the default nets of the peer's policy."""
+    """Return the peer's algorithm with the hyperparameters of the spec."""
     return (on_policy if "lam" in spec["agent"]["algorithm"] else off_policy)(spec)
 
 
 def make_env(spec: dict[str, Any]) -> VecEnv:
+    """Return the vector env of the spec, with the peer's wrappers for Atari and for normalisation."""
     env = spec["env"]
     if env["name"].startswith("ALE/"):
         import ale_py
@@ -68,7 +69,11 @@ def make_env(spec: dict[str, Any]) -> VecEnv:
 
 
 def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """Return DQN or QR-DQN (64 × 64 relu), SAC (256 × 256 relu), TD3 with the spec's nets (relu), or SBX's CrossQ with its default nets."""
+    """Return an off-policy algorithm.
+
+    DQN (64 × 64, relu), SAC (256 × 256, relu) and SBX's CrossQ have the default nets of the peer's policy; QR-DQN and TD3 have the layer
+    widths of the spec, with relu.
+    """
     algorithm, net, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["agent"]["memory"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",
@@ -87,30 +92,40 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         return library.CrossQ(policy_delay=algorithm["policy_delay"], **common)
     if algorithm["name"] == "SoftActorCritic":
         return library.SAC(tau=net["polyak_coef"], **common)
-    explore = algorithm["explore_var_spec"]
-    if algorithm["name"] == "TD3":
-        dim = common["env"].action_space.shape[0]
-        return library.TD3(
-            tau=net["polyak_coef"],
-            policy_delay=algorithm["policy_delay"],
-            target_policy_noise=algorithm["target_noise"],
-            target_noise_clip=algorithm["target_noise_clip"],
-            action_noise=NormalActionNoise(np.zeros(dim), np.full(dim, explore["start_val"])),
-            policy_kwargs={"net_arch": widths(net)},
-            **common,
-        )
+    return (td3 if algorithm["name"] == "TD3" else dqn)(spec, common)
+
+
+def td3(spec: dict[str, Any], common: dict[str, Any]) -> BaseAlgorithm:
+    """Return TD3. Args: common: arguments of all off-policy algorithms."""
+    algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
+    dim = common["env"].action_space.shape[0]
+    return library.TD3(
+        tau=net["polyak_coef"],
+        policy_delay=algorithm["policy_delay"],
+        target_policy_noise=algorithm["target_noise"],
+        target_noise_clip=algorithm["target_noise_clip"],
+        action_noise=NormalActionNoise(np.zeros(dim), np.full(dim, algorithm["explore_var_spec"]["start_val"])),
+        policy_kwargs={"net_arch": widths(net)},
+        **common,
+    )
+
+
+def dqn(spec: dict[str, Any], common: dict[str, Any]) -> BaseAlgorithm:
+    """Return DQN or QR-DQN. Args: common: arguments of all off-policy algorithms."""
+    algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
+    kind, explore, others = library.DQN, algorithm["explore_var_spec"], {}
     if library.__name__ != "sbx":  # SBX does not clip gradients
-        common["max_grad_norm"] = net["clip_grad_val"]
-    kind = library.DQN
+        others["max_grad_norm"] = net["clip_grad_val"]
     if algorithm["name"] == "QRDQN":
         import sb3_contrib
 
         kind = sb3_contrib.QRDQN
-        common["policy_kwargs"] = {"n_quantiles": algorithm["num_quantiles"], "net_arch": widths(net)}
+        others["policy_kwargs"] = {"n_quantiles": algorithm["num_quantiles"], "net_arch": widths(net)}
     return kind(
         target_update_interval=net["update_frequency"],
         exploration_fraction=explore["end_step"] / spec["env"]["max_frame"],
         exploration_final_eps=explore["end_val"],
+        **others,
         **common,
     )
 

@@ -5,13 +5,10 @@ to the parameter server and waits for the answer; the server handles one message
 1980) gives the rate of such a network. It assumes exponentially distributed service times, so its result is slightly too low for service
 times that vary less.
 
-Rollout workers and one learner are a pipeline. Its rate is the lowest of three rates: of all workers together, of the learner, and of the
-learner's network.
-
-The service times are measured on this machine (bench.cluster_times): in this process for the parts without Ray, and between two processes
-for a Ray message. With `--check`, A3C is trained on 1, 2 and 3 nodes on this machine, and the measured rate is printed beside the
-prediction. This prediction uses service times that were measured in the same round and with messages between the parts, and the capacity of
-the machine's cores when all of them are busy.
+The service times are measured on this machine (bench.cluster_times): the parts without Ray in this process, and a Ray message between two
+processes. With `--check`, A3C is trained on 1, 2 and 3 nodes on this machine, and the measured rate is printed beside the prediction. This
+prediction uses service times that were measured in the same round and with messages between the parts, and the capacity of the machine's
+cores when all cores are busy.
 """
 
 from __future__ import annotations
@@ -20,15 +17,14 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 
-from bench.cluster_times import Times, measure, ray_message, spec_of, with_messages
+from bench.cluster_times import Times, measure, ray_message, spec_of, training_rate, with_messages
+from slm_lab.experiment.plan import Plan
 from slm_lab.lib.process import temporary_environment
 
 
@@ -36,7 +32,7 @@ def closed_queue(workers: int, think: float, service: float) -> float:
     """Return the rate of one server with a fixed number of customers (`workers`), by exact mean value analysis.
 
     Args:
-        think: time between the answer to a customer and its next request, s.
+        think: time between an answer to a customer and the next request of this customer, s.
         service: time of the server per request, s.
     """
     waiting, rate = 0.0, 0.0
@@ -50,7 +46,8 @@ def closed_queue(workers: int, think: float, service: float) -> float:
 def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
     """Return the frames per second of `workers` that push gradients to one parameter server.
 
-    Args: cores: effective number of cores that the workers and the server share (see with_messages); infinity: each process has its own.
+    Args: cores: effective number of cores that the workers and the server share (see with_messages); infinity: each process has its own
+        core.
     """
     service = times.server + times.receiver
     network = (times.push + times.pull) / times.processes / times.bandwidth
@@ -61,34 +58,21 @@ def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
     return times.frames * min(rate, cores / work)
 
 
-def impala(times: Times, workers: int, cores: float = float("inf")) -> float:
-    """Return the frames per second of `workers` that collect rollouts for one learner. Here, times.push is the size of a rollout."""
-    learner = times.gradient + times.server + times.receiver
-    collect = times.rollout + times.sender
-    network = (times.push + times.pull / 4) / times.bandwidth
-    rate = min(workers / collect, 1.0 / learner, 1.0 / network, cores / (collect + learner))
-    return times.frames * rate
-
-
-def table(times: Times, what: Callable[..., float]) -> list[str]:
-    """Return table rows with the frames per second for several numbers of workers."""
-    return [f"| {workers:,} | {what(times, workers):,.0f} |" for workers in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)]
+def table(times: Times) -> list[str]:
+    """Return table rows with the predicted frames per second for several numbers of workers."""
+    return [f"| {workers:,} | {hogwild(times, workers):,.0f} |" for workers in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)]
 
 
 def check(hidden: int, rounds: int, frames: int) -> None:
     """Train on 1, 2 and 3 nodes on this machine, and print the measured and predicted frames per second of each round."""
     from ray.cluster_utils import Cluster
 
-    from slm_lab.experiment.files.sink import complete_rows
-    from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.run.trial import Trial
-
     cores = len(os.sched_getaffinity(0))
     values = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     ratios: dict[int, list[float]] = {1: [], 2: [], 3: []}
     with temporary_environment(values), TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
         for number in range(rounds):
-            cluster: Any = Cluster(shutdown_at_exit=False)
+            cluster = Cluster(shutdown_at_exit=False)
             try:
                 for workers in ratios:
                     cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80 * 2**20)
@@ -96,14 +80,8 @@ def check(hidden: int, rounds: int, frames: int) -> None:
                         times = measure(hidden, ray_message(str(cluster.address)))
                         times, capacity = with_messages(times, hidden, str(cluster.address), cores)
                         _say(f"{times}; capacity of {cores} cores: {capacity:.2f}")
-                    trial = Trial(spec_of(hidden, workers, frames), plan=Plan(data_dir=Path(folder), cluster=str(cluster.address)))
-                    trial.run()
-                    assert trial.paths is not None
-                    measured = 0.0
-                    for index in range(workers):
-                        rows = complete_rows(trial.paths.session_df(index))
-                        seconds = float(rows[-1]["wall_t"]) - float(rows[0]["wall_t"])
-                        measured += (float(rows[-1]["frame"]) - float(rows[0]["frame"])) / seconds
+                    plan = Plan(data_dir=Path(folder), cluster=str(cluster.address))
+                    measured = training_rate(spec_of(hidden, workers, frames), plan)
                     predicted = hogwild(times, workers, capacity)
                     ratios[workers].append(predicted / measured)
                     _say(f"round {number}, {workers} nodes: measured {measured:,.0f}, predicted {predicted:,.0f} frames/s")
@@ -121,20 +99,20 @@ def _say(text: str) -> None:
 def main() -> None:
     """Measure the service times and print the prediction."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
-    parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine, and compare")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--frames", type=int, default=200_000)
+    parser.add_argument("--hidden", type=int, default=64, help="units of each of the two hidden layers")
+    parser.add_argument("--check", action="store_true", help="train on 1, 2 and 3 nodes on this machine, and compare with the prediction")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of --check (5)")
+    parser.add_argument("--frames", type=int, default=200_000, help="frames of each run of --check (200,000)")
     arguments = parser.parse_args()
     _say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
-    if arguments.check:  # without other measurements, since a process cannot use clusters with and without a token
+    if arguments.check:  # no other measurement: one process cannot use both a cluster with a token and a cluster without one
         return check(arguments.hidden, arguments.rounds, arguments.frames)
     times = measure(arguments.hidden, ray_message())
     for name, value in vars(times).items():
         _say(f"{name}: {f'{1e3 * value:.3f} ms' if isinstance(value, float) and value < 1.0 else f'{value:,.0f}'}")
     far = replace(times, latency=1e-4)
-    _say("\n| workers | frames/s, each on a core of its own, 10 Gbit/s, 0.1 ms there and back |\n|---|---|")
-    _say("\n".join(table(far, hogwild)))
+    _say("\n| workers | frames/s (one core per worker, 10 Gbit/s, round trip of 0.1 ms) |\n|---|---|")
+    _say("\n".join(table(far)))
 
 
 if __name__ == "__main__":

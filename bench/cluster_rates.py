@@ -1,12 +1,13 @@
 """Rates of a parameter server on this machine: `python -m bench.cluster_rates [push] [a3c] [--rounds 5] [--processes N …]`.
 
 - push: updates per second, with Adam, of a net with 1.7 M parameters. One worker repeatedly sends a gradient to the server and receives the
-  new parameters. For comparison: calls per second of a Ray actor that receives and copies as many bytes, and returns as many.
+  new parameters. For comparison, "bare call" measures the calls per second of a Ray actor that receives as many bytes, copies them, and
+  returns as many bytes.
 - a3c: frames per second of A3C on CartPole with 2 workers, each with 4 environments and rollouts of 32 steps, through Ray and in shared
   memory.
 
-The cases of a round are measured one after the other, beginning with another case in each round. The command prints the medians over the
-rounds and their range.
+The cases of a round are measured one after the other; each round begins with another case. The command prints the median and the range of
+each rate over the rounds.
 """
 
 from __future__ import annotations
@@ -29,11 +30,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.cluster_times import Echo, spec_of
+from bench.cluster_times import Echo, spec_of, training_rate
 from slm_lab.experiment.execute.ray.connect import ActorHandle, connect_cluster
-from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.experiment.session.cluster.remote import RemoteArrays
@@ -47,8 +46,8 @@ WORKERS = 2
 
 
 @contextmanager
-def looked_after(servers: ParameterServers) -> Iterator[None]:
-    """Poll the processes of a server in a thread during the with-block, as the driver of a trial does."""
+def polling(servers: ParameterServers) -> Iterator[None]:
+    """Context manager that polls the processes of a parameter server in a thread, as the driver of a trial does."""
     ended = threading.Event()
 
     def poll() -> None:
@@ -65,7 +64,7 @@ def looked_after(servers: ParameterServers) -> Iterator[None]:
 
 
 def rate(call: Callable[[], object], seconds: float = 3.0) -> float:
-    """Return how often `call` can be called per second."""
+    """Return the number of calls of `call` per second."""
     for _ in range(5):
         call()
     begin, calls = perf_counter(), 0
@@ -76,8 +75,11 @@ def rate(call: Callable[[], object], seconds: float = 3.0) -> float:
 
 
 def pushes(processes: int | None) -> float:
-    """Return the rate of a push with its pull, per second, for a server with `processes` processes; None: as many as a trial has."""
-    from bench.cluster_rates import _Divided  # imported under the name by which other processes find it
+    """Return the number of pushes per second to a parameter server; each push includes its pull.
+
+    Args: processes: number of processes of the server; None: as many as a trial has.
+    """
+    from bench.cluster_rates import _Divided  # other processes could not import __main__._Divided
 
     spec = spec_of(HIDDEN)
 
@@ -91,7 +93,7 @@ def pushes(processes: int | None) -> float:
     with connect_cluster("local", None):
         servers = ParameterServers(start, lambda: None, lambda number: None)
         session = Session(spec, context=SessionContext(store=RemoteArrays(servers.first, spec, 0, lambda: session.parts.info)))
-        with looked_after(servers):
+        with polling(servers):
             session.build()
         trainer = session.agent.algorithm.trainer
         assert trainer is not None
@@ -112,7 +114,7 @@ def divide_among(processes: int | None) -> None:
 
 
 class _Divided(ParameterServer):
-    """A parameter server in a separate process, for which `divide_among` is called there."""
+    """A parameter server that calls `divide_among` in its own process."""
 
     def __init__(self, processes: int | None, *arguments: Any) -> None:
         divide_among(processes)
@@ -120,7 +122,7 @@ class _Divided(ParameterServer):
 
 
 def bare_calls() -> float:
-    """Return the calls per second of an actor that receives and returns as many bytes as a push and its answer have."""
+    """Return the calls per second of a Ray actor that receives and returns as many bytes as a push and its answer have."""
     sent = np.zeros(1_700_000, np.float32)
     with connect_cluster("local", None):
         import ray
@@ -130,18 +132,14 @@ def bare_calls() -> float:
 
 
 def a3c(cluster: str | None, frames: int) -> float:
-    """Return the frames per second of A3C: the sum over the workers, each from its first row to its last."""
-    with TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
-        trial = Trial(spec_of(64, WORKERS, frames), plan=Plan(data_dir=Path(folder), cluster=cluster))
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            trial.run()
-        assert trial.paths is not None
-        total = 0.0
-        for index in range(WORKERS):
-            rows = complete_rows(trial.paths.session_df(index))
-            first, last = rows[0], rows[-1]
-            total += (float(last["frame"]) - float(first["frame"])) / (float(last["wall_t"]) - float(first["wall_t"]))
-        return total
+    """Return the frames per second of A3C. Args: cluster: address of the Ray cluster; None: shared memory."""
+    with (
+        TemporaryDirectory(prefix="slm_", dir="/tmp") as folder,
+        open(os.devnull, "w") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        return training_rate(spec_of(64, WORKERS, frames), Plan(data_dir=Path(folder), cluster=cluster))
 
 
 def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base: str) -> None:
@@ -150,7 +148,7 @@ def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base:
     for number in range(rounds):
         names = list(cases)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(apart(cases[name]))
+            found[name].append(in_new_process(cases[name]))
             say(f"round {number}: {name}: {found[name][-1]:,.1f} {unit}/s (load {os.getloadavg()[0]:.1f})")
     for name, rates in found.items():
         ratios = [one / other for one, other in zip(rates, found[base], strict=True)]
@@ -158,8 +156,8 @@ def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base:
         say(f"{name}: {spread}, {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) × {base}")
 
 
-def apart(case: Callable[[], float]) -> float:
-    """Call a function in a separate process, since a process cannot use two clusters with different tokens one after the other."""
+def in_new_process(case: Callable[[], float]) -> float:
+    """Return the result of a function that is called in a new process, since one process cannot use two clusters with different tokens."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(case).result()
 
@@ -172,10 +170,11 @@ def say(text: str) -> None:
 def main() -> None:
     """Measure and print the rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("cases", nargs="*", choices=["push", "a3c", []], help="absent: both")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--frames", type=int, default=400_000, help="of a run of A3C")
-    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also with servers of these numbers of processes")
+    # argparse also checks the value without arguments, []
+    parser.add_argument("cases", nargs="*", choices=["push", "a3c", []], help="cases to measure (default: both)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each case (5)")
+    parser.add_argument("--frames", type=int, default=400_000, help="frames of each run of A3C (400,000)")
+    parser.add_argument("--processes", type=int, nargs="*", default=[], help="also measure push with these numbers of server processes")
     arguments = parser.parse_args()
     say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
     if not arguments.cases or "push" in arguments.cases:

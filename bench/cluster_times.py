@@ -9,19 +9,25 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from statistics import median
+from threading import Barrier
 from time import perf_counter, process_time
 from typing import Any, cast
 
 import numpy as np
 
 from slm_lab.experiment.execute.ray.connect import ActorHandle
+from slm_lab.experiment.files.sink import complete_rows
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers, closing
 from slm_lab.experiment.session.session import Session
+from slm_lab.lib.records import Metrics
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.models.spec import Spec
 
 ENVS, ROWS = 4, 32
+"""Number of envs of a worker, and number of steps of a rollout."""
 GIGABIT = 125e6
 """Bandwidth of a network with 1 Gbit/s, in bytes per second."""
 _UPDATES = 1000
@@ -41,26 +47,28 @@ class Times:
     server: float
     """Time in a process of the parameter server for one push: the optimizer step and the answer, without the transfer of the message."""
     message: float
-    """Time of a call and its answer between two processes, with as many bytes as a push to one process and its answer have."""
+    """Round-trip time of a call between two processes. The call and its answer have as many bytes as a push to one server process and the
+    answer to this push."""
     sender: float
     """Processor time of the worker, over all threads, for such a call."""
     receiver: float
     """Processor time of the server process for such a call."""
     push: int
+    """Size of a push, summed over the processes of the server."""
     pull: int
-    """`push` and `pull` are the sizes of a push to all processes of the server, and of their answers."""
+    """Size of the answer to a push, summed over the processes of the server."""
     processes: int = 1
     """Number of processes of the server; each holds a range of the net's parameters."""
     frames: int = ENVS * ROWS
     """Number of frames of a rollout."""
     bandwidth: float = 10 * GIGABIT
-    """Bandwidth of the network at each process of the server, or at the learner, in bytes per second."""
+    """Bandwidth of the network at each process of the server, in bytes per second."""
     latency: float = 0.0
     """Round-trip time of the network; 0 on one machine, about 1e-4 within a rack."""
 
 
 def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
-    """Return a spec of A3C on CartPole."""
+    """Return a spec of A3C on CartPole. Args: hidden: units of each of the two hidden layers."""
     net = {
         "name": "MLPNet",
         "hid_layers": [hidden, hidden],
@@ -98,7 +106,7 @@ class _Timed(ActorHandle):
     def result(self, started: Any) -> Any:
         return started
 
-    def __reduce__(self) -> Any:  # pickled as a handle, since a copy would be another server
+    def __reduce__(self) -> Any:  # pickled as a reference, since a copy would be another server
         return _handle, (id(self),)
 
     def start(self, method: str, *args: Any) -> Any:
@@ -127,6 +135,7 @@ def _handle(number: int) -> _Timed:
 
 
 def _bytes(value: Any) -> tuple[Any, int]:
+    """Return a copy of a value, made by pickling, and the number of pickled bytes."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     raw = [bytes(buffer.raw()) for buffer in buffers]
@@ -138,9 +147,9 @@ Message = Callable[[int, int], tuple[float, float, float]]
 
 
 def time_updates(session: Session, after: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
-    """Measure the rollouts and updates of a Session, which must be built and not yet run.
+    """Measure the rollouts and updates of a Session that is built but has not run yet.
 
-    Returns two lists, to which the time of each rollout and of each update (s) is appended while the Session runs.
+    Returns two lists, to which the times (s) of each rollout and each update are appended while the Session runs.
 
     Args: after: function that is called after each update; its time is not included.
     """
@@ -148,10 +157,10 @@ def time_updates(session: Session, after: Callable[[], object] = lambda: None) -
     updates_s: list[float] = []
     update, ended = session.agent.update, perf_counter()
 
-    def timed_update() -> Any:
+    def timed_update() -> Metrics:
         nonlocal ended
         begin = perf_counter()
-        metrics = update()
+        metrics: Metrics = update()
         updates_s.append(perf_counter() - begin)
         rollouts_s.append(begin - ended)
         after()
@@ -213,9 +222,25 @@ class Echo:
         return process_time()
 
 
+def training_rate(spec: Spec, plan: Plan) -> float:
+    """Train with meta.distributed, and return the frames per second: the sum over the workers, each from its first row to its last row."""
+    trial = Trial(spec, plan=plan)
+    trial.run()
+    assert trial.paths is not None
+    total = 0.0
+    for index in range(spec.meta.max_session):
+        first, *_, last = complete_rows(trial.paths.session_df(index))
+        total += (float(last["frame"]) - float(first["frame"])) / (float(last["wall_t"]) - float(first["wall_t"]))
+    return total
+
+
 @contextmanager
 def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], object], Callable[[], float]]]:
-    """Start an Echo on a cluster. Yields a function that calls it with `there` bytes, and a function that returns its processor time."""
+    """Context manager that starts an Echo on a cluster.
+
+    Yields a function that sends `there` bytes to the Echo and receives `back` bytes, and a function that returns the processor time (s) of
+    the Echo.
+    """
     from slm_lab.experiment.execute.ray.connect import connect_cluster
 
     with connect_cluster(address, None):
@@ -245,16 +270,16 @@ def ray_message(address: str = "local", calls: int = 300) -> Message:
     return message
 
 
-def _train(hidden: int, address: str, there: int, back: int, together: Any) -> tuple[float, float, float]:
+def _train(hidden: int, address: str, there: int, back: int, barrier: Barrier) -> tuple[float, float, float]:
     """Train a net that is not shared, and call an Echo after each update. Training begins when all processes of the barrier are ready.
 
-    Returns the updates per second, and the median times of a rollout and of an update, s.
+    Returns the updates per second, and the median times (s) of a rollout and an update.
     """
     with echo(address, there, back) as (call, _):
         call()
         session = Session(spec_of(hidden, frames=_UPDATES * ENVS * ROWS)).build()
         rollouts_s, updates_s = time_updates(session, call)
-        together.wait()
+        barrier.wait()
         begin = perf_counter()
         session.run()
         rate = _UPDATES / (perf_counter() - begin)
@@ -264,7 +289,7 @@ def _train(hidden: int, address: str, there: int, back: int, together: Any) -> t
 def with_messages(times: Times, hidden: int, address: str, cores: int) -> tuple[Times, float]:
     """Return the service times with a message after each update, and the capacity of this machine's cores when all are busy.
 
-    A rollout and a gradient take longer if there are messages between them, since the processor's caches then hold other data too.
+    A rollout and a gradient take longer with messages between them, since the processor's caches then hold other data too.
 
     The capacity is the effective number of cores, which is lower than `cores`. To measure it, `cores` + 1 processes train at the same time,
     each with its own Echo. The capacity is the sum of their updates per second, multiplied by the processor time of one update, which is
@@ -274,8 +299,8 @@ def with_messages(times: Times, hidden: int, address: str, cores: int) -> tuple[
     with context.Manager() as manager:
 
         def run(processes: int) -> list[tuple[float, float, float]]:
-            together = manager.Barrier(processes)
-            arguments = [hidden, address, times.push // times.processes, times.pull // times.processes, together]
+            barrier = manager.Barrier(processes)
+            arguments = [hidden, address, times.push // times.processes, times.pull // times.processes, barrier]
             with ProcessPoolExecutor(processes, context) as pool:
                 return list(pool.map(_train, *([one] * processes for one in arguments)))
 

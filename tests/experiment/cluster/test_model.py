@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.cluster_model import closed_queue, hogwild, impala
+from bench.cluster_model import closed_queue, hogwild
 from bench.cluster_times import Times, measure
 
 TIMES = Times(rollout=2e-3, gradient=9e-4, client=1e-4, server=2e-4, message=1e-3, sender=3e-4, receiver=4e-4, push=40_000, pull=40_000)
@@ -24,8 +24,6 @@ def test_what_limits() -> None:
     assert hogwild(TIMES, 1000) == pytest.approx(128 / 6e-4, rel=1e-3)  # the server
     assert hogwild(replace(TIMES, bandwidth=8e7), 1000) == pytest.approx(128 / 1e-3, rel=1e-3)  # its network
     assert hogwild(TIMES, 4, cores=2) == pytest.approx(128 * 2 / 3.9e-3)  # the cores
-    assert impala(TIMES, 1) == pytest.approx(128 / 2.3e-3)
-    assert impala(TIMES, 1000) == pytest.approx(128 / 1.5e-3)  # the learner
 
 
 def test_service_times_are_measured() -> None:

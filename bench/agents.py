@@ -1,6 +1,6 @@
-"""Cost of training several agents: `python -m bench.agents [--pairs 10]`.
+"""Cost of training several agents: `python -m bench.agents [CASE …] [--pairs 10]`.
 
-Each case compares a run with several agents with a run with one agent:
+Each case compares a run with several agents and a run with one agent:
 
 - pair: an env with two agents that act simultaneously, against two envs with one agent. Both runs have the same CartPoles, rows and
   updates.
@@ -14,22 +14,21 @@ the geometric mean over the pairs with its 95 % interval.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from bench.paired import T95, last_line, ratio
+from bench.paired import T95, last_line, ratio, start_python
 from slm_lab.env.backend import EnvRequest, RawStep
 from slm_lab.env.gym_backends import Sync
 from slm_lab.env.native_backends import EnvPoolAgents
 
-ROOT = Path(__file__).resolve().parent.parent
 Value = TypeVar("Value")
 
 
@@ -47,7 +46,7 @@ class Pair(Sync):
 
 
 class OnePlayer(EnvPoolAgents):
-    """ConnectFour as an env with one player, who makes the moves of both sides; the observation belongs to the next move."""
+    """ConnectFour as an env with one player, who makes the moves of both sides. An observation is that of the side that moves next."""
 
     name = ""
 
@@ -56,6 +55,7 @@ class OnePlayer(EnvPoolAgents):
         self.agents = ()
 
     def _own(self, values: Any) -> Any:
+        """Return the rows of the sides that move next."""
         rows = 2 * self._envs_N + self._turn_N
         return {key: value[rows] for key, value in values.items()} if isinstance(values, dict) else values[rows]
 
@@ -70,7 +70,7 @@ class OnePlayer(EnvPoolAgents):
         return self._forget(RawStep(self._own(raw.obs), *flags, None))
 
     def _forget(self, value: Value) -> Value:
-        """Return `value`, after `agents` is reset, since callers must see an env with one player."""
+        """Return `value`, after a change of the attributes to those of an env with one player."""
         self.agents, self.acts_N = (), None
         return value
 
@@ -95,7 +95,7 @@ CASES = {
         1.0,
     ),
 }
-"""Name → (spec with several agents, spec with one agent, number of frames of the second spec that correspond to one of the first)."""
+"""Name → (spec with several agents, spec with one agent, number of frames of the second spec that correspond to one frame of the first)."""
 
 RUN = """
 import json, sys, time
@@ -108,19 +108,17 @@ print(frames / (time.process_time() - begin))
 
 
 def start(body: dict[str, Any], core: int) -> subprocess.Popen[str]:
-    """Start a run on a core."""
-    import json
-
-    command = ["taskset", "-c", str(core), sys.executable, "-c", RUN, json.dumps(body)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """Start a run on a core. The run prints its frames per second of processor time."""
+    return start_python(["-c", RUN, json.dumps(body)], core)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Cost of several agents.")
-    parser.add_argument("cases", nargs="*", default=list(CASES))
-    parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95])
+    parser = argparse.ArgumentParser(description="Cost of training several agents.")
+    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95], help="number of pairs (10)")
     arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.cases) - set(CASES)):
+        parser.error(f"unknown case {unknown[0]!r}; expected one of {', '.join(CASES)}")
     import torch
 
     sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}\n")

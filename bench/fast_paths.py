@@ -1,8 +1,8 @@
 """Gain of each fast path: `python -m bench.fast_paths [PATH …] [--pairs 10]`.
 
-A fast path computes the same as the modules of a net or autograd in less time, and can be switched off. For each path, one case is run with
-the switch on and with the switch off, both at the same time on the same core. The command prints the ratio of the speed with the path to
-the speed without it, measured by CPU time of `Session.run`: the geometric mean over the pairs with its 95 % interval (Student's t on the
+A fast path computes the same results as the modules of a net or as autograd, but in less time. It has a switch. For each path, one case is
+run with the switch on and with the switch off, both at the same time on the same core. The command prints the CPU time of `Session.run`
+without the path divided by the CPU time with the path: the geometric mean over the pairs with its 95 % interval (Student's t on the
 logarithms). A path with a ratio below 1.15 is not worth its code.
 """
 
@@ -12,17 +12,19 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from bench.paired import ROOT, T95, last_line, ratio
+from bench.paired import ROOT, T95, last_line, ratio, start_python
 
 
 class FastPath(NamedTuple):
     """The switch of a fast path, and the case in which the path is measured."""
 
     switch: str
-    """The module-level constant that is the switch, as package.module:NAME."""
+    """The module-level constant that switches the path, as package.module:NAME."""
     case: str
+    """Key in specs.json."""
     frames: int
     sets: tuple[str, ...] = ()
+    """Arguments of --set."""
 
 
 PATHS = {
@@ -46,21 +48,7 @@ print(time.process_time() - begin)
 def start(path: FastPath, switch: str, core: int) -> subprocess.Popen[str]:
     """Start a run with the switch "on" or "off". The run prints its CPU time."""
     sets = [f"env.max_frame={path.frames}", *path.sets]
-    command = [
-        "taskset",
-        "-c",
-        str(core),
-        sys.executable,
-        "-c",
-        RUN,
-        path.switch,
-        switch,
-        str(ROOT / "bench" / "specs.json"),
-        path.case,
-        *sets,
-    ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_python(["-c", RUN, path.switch, switch, str(ROOT / "bench" / "specs.json"), path.case, *sets], core)
 
 
 def gain(path: FastPath, number: int) -> float:
@@ -71,9 +59,9 @@ def gain(path: FastPath, number: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure what each fast path buys.")
-    parser.add_argument("paths", nargs="*", default=list(PATHS), metavar="PATH", help=", ".join(PATHS))
-    parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95])
+    parser = argparse.ArgumentParser(description="Measure the gain of each fast path.")
+    parser.add_argument("paths", nargs="*", default=list(PATHS), metavar="PATH", help=f"{', '.join(PATHS)} (default: all)")
+    parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95], help="number of pairs (10)")
     arguments = parser.parse_args()
     for name in arguments.paths:
         if name not in PATHS:

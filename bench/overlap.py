@@ -43,7 +43,8 @@ gym.register("Sleeper-v0", entry_point="bench.overlap:Sleeper", max_episode_step
 def run(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
     """Train a case and return its results.
 
-    fps: frames per second from the first row to the last. learner_busy: share of this time in which the learner was busy. lag: policy lag.
+    The results are: fps, the frames per second from the first row to the last; learner_busy, the share of this time in which the learner
+    was busy; and lag, the mean policy lag.
     """
     import slm_lab
 
@@ -76,7 +77,7 @@ def fitting_epochs(case: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.overlap", description="Frames per second, asynchronous against synchronous.")
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; none: all")
+    parser.add_argument("cases", nargs="*", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each mode (3)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -85,20 +86,20 @@ def main() -> None:
         sys.stdout.write(json.dumps(run(case, async_rl == "True", int(epochs))) + "\n")
         return
     if unknown := sorted(set(options.cases) - set(CASES)):
-        parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
-    sys.stdout.write(f"{'case':10} {'epochs':>6} {'in turns':>10} {'async':>10}  ratio (spread)        learner busy   lag\n")
+        parser.error(f"unknown case {unknown[0]!r}; expected one of {', '.join(CASES)}")
+    sys.stdout.write(f"{'case':10} {'epochs':>6} {'sync':>10} {'async':>10}  ratio (spread)        learner busy   lag\n")
     for case in options.cases or CASES:
         epochs = fitting_epochs(case)
         results: dict[bool, list[dict[str, float]]] = {False: [], True: []}
         for number in range(options.rounds):
             for async_rl in (False, True) if number % 2 == 0 else (True, False):
                 results[async_rl].append(measured(case, async_rl, epochs))
-        turns, concurrent_sessions = ([one["fps"] for one in results[mode]] for mode in (False, True))
-        ratios = [b / a for a, b in zip(turns, concurrent_sessions, strict=True)]
+        sync, asynchronous = ([one["fps"] for one in results[mode]] for mode in (False, True))
+        ratios = [b / a for a, b in zip(sync, asynchronous, strict=True)]
         busy = [mean(one["learner_busy"] for one in results[mode]) for mode in (False, True)]
         lag = mean(one["lag"] for one in results[True])
-        spread = f"{median(concurrent_sessions) / median(turns):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        speeds = f"{median(turns):10,.0f} {median(concurrent_sessions):10,.0f}"
+        spread = f"{median(asynchronous) / median(sync):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        speeds = f"{median(sync):10,.0f} {median(asynchronous):10,.0f}"
         sys.stdout.write(f"{case:10} {epochs:6} {speeds}  {spread:20} {busy[0]:5.0%} → {busy[1]:4.0%} {lag:6.1f}\n")
         sys.stdout.flush()
 

@@ -32,6 +32,7 @@ FRAMES = {
     "a3c_cartpole": 250_000,
     "a3c_one_env": 256_000,
 }
+"""Case → number of frames."""
 SEVERAL_PROCESSES = ("appo_cartpole", "a3c_cartpole", "a3c_one_env")
 T95 = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
 """Degrees of freedom → two-sided 95 % quantile of Student's t."""
@@ -39,28 +40,37 @@ T95 = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
 
 CPU_SECONDS = """
 import sys, time
-sys.path.insert(0, sys.argv[1])
 import slm_lab
-session = slm_lab.Session(slm_lab.load_spec(sys.argv[2], sys.argv[3], ["env.max_frame=" + sys.argv[4]])).build()
+session = slm_lab.Session(slm_lab.load_spec(sys.argv[1], sys.argv[2], ["env.max_frame=" + sys.argv[3]])).build()
 begin = time.process_time()
 session.run()
 print(time.process_time() - begin)
 """
 
 
-def start(checkout: Path, case: str, core: int | None) -> subprocess.Popen[str]:
-    """Start a run. Args: core: the core on which it runs and prints its CPU time; None: it uses all cores and prints frames per second."""
-    frames, specs = str(FRAMES[case]), str(ROOT / "bench" / "specs.json")
-    if core is None:
-        command = [sys.executable, str(ROOT / "bench" / "ours.py"), case, frames]
-    else:
-        command = ["taskset", "-c", str(core), sys.executable, "-c", CPU_SECONDS, str(checkout), specs, case, frames]
+def start_python(words: Sequence[str], core: int | None, checkout: Path = ROOT) -> subprocess.Popen[str]:
+    """Start Python, with one thread, in a checkout.
+
+    Args:
+        words: arguments of Python.
+        core: the core on which the process runs; None: all cores.
+    """
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
     env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [*pinned, sys.executable, *words]
     return subprocess.Popen(command, env=env, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def start(checkout: Path, case: str, core: int | None) -> subprocess.Popen[str]:
+    """Start a run, which prints its CPU time if it runs on one core, and frames per second if it uses all cores (`core` is None)."""
+    frames = str(FRAMES[case])
+    if core is None:
+        return start_python([str(ROOT / "bench" / "ours.py"), case, frames], core, checkout)
+    return start_python(["-c", CPU_SECONDS, str(ROOT / "bench" / "specs.json"), case, frames], core, checkout)
+
+
 def last_line(run: subprocess.Popen[str]) -> str:
-    """Wait for a run to end; return the last line that it printed."""
+    """Wait for a run to end, and return the last line that it printed. Raises SystemExit if the run fails."""
     out, errors = run.communicate()
     if run.returncode:
         raise SystemExit(errors[-2000:])
@@ -86,10 +96,10 @@ def ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare the training speed of two checkouts, pair by pair.")
-    parser.add_argument("other", type=Path)
-    parser.add_argument("cases", nargs="*", default=list(FRAMES))
-    parser.add_argument("--pairs", type=int, default=20, choices=[n + 1 for n in T95])
+    parser = argparse.ArgumentParser(description="Compare the training speed of two checkouts.")
+    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
+    parser.add_argument("cases", nargs="*", default=list(FRAMES), metavar="CASE", help=f"{', '.join(FRAMES)} (default: all)")
+    parser.add_argument("--pairs", type=int, default=20, choices=[n + 1 for n in T95], help="number of pairs (20)")
     arguments = parser.parse_args()
     for case in arguments.cases:
         if case not in FRAMES:

@@ -43,9 +43,9 @@ def updates_per_second(case: str, mode: str, locked: bool, workers: int) -> floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="Updates per second of 2 Hogwild workers against 1.")
-    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}; none: all")
-    parser.add_argument("--mode", action="append", choices=MODES, help="may be given several times; none: all")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each size (3)")
+    parser.add_argument("cases", nargs="*", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--mode", action="append", choices=MODES, help="may be given several times (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each number of workers (3)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -53,7 +53,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(updates_per_second(case, *MODES[mode], int(workers))) + "\n")
         return
     if unknown := sorted(set(options.cases) - set(CASES)):
-        parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]!r}; expected one of {', '.join(CASES)}")
     sys.stdout.write(f"{'case':24} {'mode':16} {'1 worker':>12} {'2 workers':>12}  ratio (spread)\n")
     for case in options.cases or CASES:
         for mode in options.mode or MODES:

@@ -1,8 +1,8 @@
 """Training frames per second against Stable-Baselines3, SBX, rl_games, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
-The libraries are measured alternately. Each run of a case is a new process, with one torch thread per process (ppo_pong: two). A case with
-one process and one thread is pinned to one core. The time is measured from the first row (after log_frequency frames) to the last, so that
-it does not include start-up and compilation. Cases against rl_games need a checkout of rl_games in PYTHONPATH (see peer_rl_games.py), and
+The libraries are measured in turn. Each run of a case is a new process, with one torch thread per process (`Case.threads`: more). A case
+with one process and one thread is pinned to one core. The time is measured from the first row (after log_frequency frames) to the last, so
+that it does not include start-up and compilation. Cases with rl_games need a checkout of rl_games in PYTHONPATH (see peer_rl_games.py), and
 also measure EnvPool without an agent. The medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
@@ -19,6 +19,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+from slm_lab.lib.limits import processor_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,7 +69,8 @@ class Case:
     cluster_cores: str = ""
     """Number of cores of the Ray cluster on this machine on which slm_lab runs; "": without Ray."""
     peer_case: str | None = None
-    """Case that the peer runs instead, if it has no such mode: the same numbers of envs, steps and weights in one process."""
+    """Case that the peer runs if the peer lacks the mode of this case, with the same numbers of envs, steps and weights in one process.
+    None: the same case."""
     spec: str | None = None
     """Key in specs.json; None: the name of the case."""
     env_alone: bool = False
@@ -135,7 +138,7 @@ def peer_python(peer: Peer) -> Path:
 
 def measure(command: list[str], case: Case) -> dict[str, Any]:
     """Run a case once with one of the compared libraries. Return the result that it prints as its last line."""
-    # the libraries that torch uses get the same number of threads per process
+    # the libraries that torch uses have the same number of threads per process
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(case.threads))
     cores = sorted(os.sched_getaffinity(0))[: case.threads]
     pinned = ["taskset", "-c", ",".join(map(str, cores))] if case.one_core or case.env_alone else []
@@ -147,7 +150,10 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 
 
 def run_case(name: str, rounds: int) -> dict[str, Any]:
-    """Run all sides in each round. Return the frames per second of every round, and the frames and version of each side."""
+    """Measure slm_lab and the peers of a case in each round.
+
+    Returns the frames per second of every round, and the number of frames and the version of each library.
+    """
     case, threads = CASES[name], str(CASES[name].threads)
     spec = case.spec or name
     sides = {"slm_lab": [sys.executable, "-m", "bench.ours", spec, "", threads if case.threads > 1 else "", case.cluster_cores]}
@@ -161,7 +167,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     fps: dict[str, list[float]] = {side: [] for side in sides}
     result: dict[str, Any] = {"case": name, "fps": fps, "frames": {}, "versions": {}}
     for number in range(rounds):
-        # the order is reversed in every second round, so that a machine that becomes faster or slower favours no side
+        # the order is reversed in every second round, so that a machine that becomes faster or slower favours no library
         for side in sorted(sides, reverse=bool(number % 2)):
             measured = measure(sides[side], case)
             fps[side].append(round(measured["fps"], 1))
@@ -171,7 +177,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """Return a line of the table for each peer: the medians with their spread, the ratio of the medians, and the spread of the ratios."""
+    """Return a line of the table for each peer: both medians with their spread, the ratio of the medians, and the spread of the ratios."""
     fps, lines = result["fps"], []
     for peer in peers_of(result):
         ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
@@ -184,13 +190,14 @@ def rows(result: dict[str, Any]) -> list[str]:
 
 
 def peers_of(result: dict[str, Any]) -> list[str]:
+    """Return the names of the peers in the result of a case."""
     return [side for side in result["fps"] if side not in ("slm_lab", ENV_ALONE)]
 
 
 def outside(fps: dict[str, list[float]], peer: str) -> str:
-    """Return a line with the time per frame outside the env, in microseconds, for both sides, and their ratio.
+    """Return a line with the times per frame outside the env (µs) of slm_lab and a peer, and the ratio of the times.
 
-    The times are computed from the medians of both sides and of the env alone.
+    The times are computed from the medians of slm_lab, the peer and the env alone.
     """
     env = median(fps[ENV_ALONE])
     ours, theirs = (1e6 / median(fps[side]) - 1e6 / env for side in ("slm_lab", peer))
@@ -216,21 +223,16 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def cpu_name() -> str:
-    """Return the name of the processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.speed", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("cases", nargs="*", help=f"which cases, of {', '.join(CASES)}; none: all")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each side per case (3)")
-    parser.add_argument("--table", nargs="+", type=Path, metavar="FILE", help="print saved reports as a Markdown table; measure nothing")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each library per case (3)")
+    parser.add_argument(
+        "--table", nargs="+", type=Path, metavar="FILE", help="print saved reports as a Markdown table, without measurements"
+    )
     options = parser.parse_args()
     if unknown := sorted(set(options.cases) - set(CASES)):
-        parser.error(f"unknown case {', '.join(unknown)}; there are {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]!r}; expected one of {', '.join(CASES)}")
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
     return options
@@ -246,10 +248,10 @@ def main() -> None:
     capability = torch.backends.cpu.get_cpu_capability()
     header = f"{'case':18} {'slm_lab frames/s (spread)':30} {'peer':18} {'frames/s (spread)':30} ratio"
     lines = [line for result in results for line in rows(result)]
-    sys.stdout.write("\n".join([f"{datetime.now():%Y-%m-%d}, {cpu_name()}, {capability}", header, *lines]) + "\n")
+    sys.stdout.write("\n".join([f"{datetime.now():%Y-%m-%d}, {processor_name()}, {capability}", header, *lines]) + "\n")
     report = {
         "date": datetime.now().isoformat(timespec="seconds"),
-        "cpu": cpu_name(),
+        "cpu": processor_name(),
         "capability": capability,
         "cores": os.cpu_count(),
         "python": platform.python_version(),

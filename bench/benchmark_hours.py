@@ -2,7 +2,7 @@
 
 Each entry of a study that lacks results is trained for some seconds in each of its envs, in this process. The training is the same as in
 the study, except that updates begin almost immediately and there are no evaluations. Frames and time are counted from the first row. The
-time is processor time, so that other programs have little influence, and the hours are hours of one core. The table is printed in Markdown.
+time is processor time, so that other programs have little influence. The hours are hours of one core. The table is printed in Markdown.
 """
 
 import argparse
@@ -27,20 +27,21 @@ from slm_lab.spec.models.study import StudyRun
 
 
 class Rate(NamedTuple):
-    """The speed of an entry in an env, and the runs that are left to train."""
+    """The speed of an entry in an env, and the number of runs without a result."""
 
     study: str
     entry: str
     env: str
     runs: int
-    """Number of runs that have no result yet."""
+    """Number of runs that have no result."""
     frames: int
-    """Number of frames of all these runs, over all their Sessions."""
+    """Number of frames of these runs, summed over their Sessions."""
     per_second: float | None
-    """Frames per second of one core; None: the run failed."""
+    """Frames per second of one core; None if the training failed."""
 
     @property
     def hours(self) -> float | None:
+        """Hours of one core; None if the training failed."""
         return None if not self.per_second else self.frames / self.per_second / 3600
 
 
@@ -122,9 +123,9 @@ def line(rate: Rate) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.benchmark_hours", description="Hours that the missing runs of studies take.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STUDIES)} (default: all)")
-    parser.add_argument("--env", action="append", default=[], help="measure this env alone (repeatable)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of training of each entry in each env (default: %(default)s)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(STUDIES)} (default: all)")
+    parser.add_argument("--env", action="append", default=[], help="measure only this env (may be given several times)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of training of each entry in each env (default: %(default)s)")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in STUDIES:

@@ -138,6 +138,7 @@ def with_short_table(page: Path, rows: Sequence[EntryResult]) -> str:
 
 
 def _short_cell(row: EntryResult | None) -> str:
+    """Return the score of a row with the published score in brackets; "" without a row."""
     if row is None:
         return ""
     score = format_number(row.score and row.score.value)
@@ -145,6 +146,7 @@ def _short_cell(row: EntryResult | None) -> str:
 
 
 def _cells(study: Study, row: EntryResult) -> list[str]:
+    """Return the cells of a row of docs/BENCHMARKS.md."""
     run = next(one for one in study.runs if (one.entry, one.env) == (row.entry, row.env))
     entry = next(one for one in study.spec.entries if (one.title, one.env) == (row.entry, row.env))
     file, _, name = entry.spec.rpartition(":")
@@ -180,7 +182,7 @@ def write_page(study: Study, folder: Path) -> None:
     if not results_of(study, folder):
         return
     if f"<!-- study {study.name} -->" not in _page(folder).read_text(encoding="utf-8"):
-        sys.stderr.write(f"{_page(folder)} has no section for it: add <!-- study {study.name} --> and <!-- end of study -->\n")
+        sys.stderr.write(f"{_page(folder)} has no section for the study: add <!-- study {study.name} --> and <!-- end of study -->\n")
         return
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
@@ -204,11 +206,11 @@ def writers(name: str) -> list[Callable[[Study, Path], None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.benchmarks", description="Tables and figures that come from studies.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STUDIES)} (default: all)")
-    parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="of the study, such as random_seed=[0]")
-    parser.add_argument("--jobs", type=int, help="Sessions at a time")
-    parser.add_argument("--pages", action="store_true", help="write the pages alone")
+    parser = argparse.ArgumentParser(prog="python -m bench.benchmarks", description="Write the tables and figures of studies.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(STUDIES)} (default: all)")
+    parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="key of the study, such as random_seed=[0]")
+    parser.add_argument("--jobs", type=int, help="maximum number of concurrent Sessions")
+    parser.add_argument("--pages", action="store_true", help="write the pages without training")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in STUDIES:

@@ -75,7 +75,7 @@ def ours(name: str) -> tuple[int, int]:
 
 
 def of_sb3(name: str, packages: Path) -> tuple[int, int] | None:
-    """Return the same numbers for Stable-Baselines3 or its contrib package; None if neither has the algorithm."""
+    """Return the same numbers as `ours` for Stable-Baselines3 or its contrib package; None if neither has the algorithm."""
     file = PEERS[name].sb3
     if not file:
         return None

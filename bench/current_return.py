@@ -1,8 +1,8 @@
 """Current return of training episodes against an evaluation of the same weights: `python -m bench.current_return [--seeds 5]`.
 
-Each spec is trained in its full length with several seeds. At the end, the current return (the mean over the episodes that ended recently)
-is compared with the mean return of 100 episodes that the last weights play with sampled actions. The command prints each difference as a
-multiple of its standard error, which combines the standard errors of both means, and how many differences are at most two.
+Each spec is trained for all of its frames with several seeds. At the end, the current return (the mean over the episodes that ended
+recently) is compared with the mean return of 100 episodes that the last weights play with sampled actions. The command prints each
+difference as a multiple of its standard error, which combines the standard errors of both means, and how many differences are at most two.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FIRST_SEED = 100
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each spec")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each spec (5)")
     arguments = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     differences = [compare(file, name, seed) for file, name in SPECS for seed in seeds]
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def compare(file: str, name: str, seed: int) -> float:
-    """Train and evaluate; print and return the difference as a multiple of its standard error."""
+    """Train and evaluate a spec; print and return the difference as a multiple of its standard error."""
     sets = [f"meta.random_seed={seed}", "meta.rigorous_eval=0", "meta.eval_episodes=0", "meta.max_session=1"]
     session = Session(load_spec(file, name, sets)).build()
     row = session.run().rows[-1]

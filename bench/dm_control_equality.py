@@ -60,15 +60,18 @@ def planar_angles(cos_sin: np.ndarray, physics: Any) -> list[float]:
 
 
 def cheetah_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
+    """Return qpos of cheetah."""
     return np.concatenate([[0.0], obs["position"]])
 
 
 def walker_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
+    """Return qpos of walker, in which the height is relative to the position of the torso in the model."""
     offset = physics.model.body_pos[physics.model.name2id("torso", "body"), 2]
     return np.array([obs["height"].item() - offset, 0.0, *planar_angles(obs["orientations"], physics)])
 
 
 def cartpole_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
+    """Return qpos of cartpole."""
     x, cos, sin = obs["position"]
     return np.array([x, np.arctan2(sin, cos) * physics.model.jnt_axis[1, 1]])
 
@@ -78,11 +81,15 @@ POSITIONS: dict[str, Callable[[dict[str, np.ndarray], Any], np.ndarray]] = {
     "walker": walker_state,
     "cartpole": cartpole_state,
 }
-"""Domain → function that computes qpos from an observation. The horizontal position is 0: it is in no observation and affects no force."""
+"""Domain → function that computes qpos from an observation. The horizontal position of cheetah and walker is 0, since no observation
+contains it and no force depends on it."""
 
 
 def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Repeat the recorded steps in dm_control, first each from the recorded state, and then all from the first state."""
+    """Repeat the recorded steps in dm_control, and return the differences for both ways of repetition.
+
+    In the first way, each step starts from the recorded state; in the second way, all steps follow from the first recorded state.
+    """
     from dm_control import suite
 
     domain, task = TASKS[name]
@@ -121,6 +128,7 @@ def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def main(python: str) -> None:
+    """Record the steps of each task, and compare them in a process of `python`."""
     with tempfile.TemporaryDirectory() as folder:
         for name in TASKS:
             file = Path(folder) / f"{name}.npz"

@@ -175,7 +175,7 @@ HEALTHY = {
         ("reinforce_lunar", "reinforce_lunar", 11, _SHORTENED),
     )
 }
-"""Name → a run of a shipped spec; some have fewer frames than the spec."""
+"""Name → a training run of a shipped spec. Some runs have fewer frames than the spec."""
 
 
 def trained(folder: Path, training: Training) -> Path:
@@ -207,9 +207,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("faults", "healthy"))
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--only", nargs="+", help="parts of names")
-    parser.add_argument("--base", help="faults: a shipped spec, such as ppo_acrobot, in place of the PPO of demo.json")
-    parser.add_argument("--seed", type=int, default=0, help="faults: meta.random_seed")
+    parser.add_argument("--only", nargs="+", help="only the runs whose names contain one of these texts")
+    parser.add_argument("--base", help="with faults: a shipped spec, such as ppo_acrobot, in place of the PPO of demo.json")
+    parser.add_argument("--seed", type=int, default=0, help="with faults: meta.random_seed")
     arguments = parser.parse_args()
     cases = FAULTS if arguments.what == "faults" else HEALTHY
     if arguments.what == "faults":

@@ -1,6 +1,6 @@
 """EnvPool's env of a speed case without an agent: `python -m bench.env_alone CASE [THREADS]`.
 
-Actions are normally distributed random numbers, as of an untrained policy. The last line of the output is
+Actions are normally distributed random numbers, like those of an untrained policy. The last line of the output is
 {"fps": ..., "frames": ..., "version": ...}.
 """
 

@@ -1,4 +1,4 @@
-"""Measure the frames per second of envs alone, with random actions: python -m bench.envs ID … [--num-envs N] [--threads N] [--seconds S]"""
+"""Frames per second of envs with random actions: `python -m bench.envs [ID …] [--num-envs N] [--threads N] [--seconds S]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUITES = (
     "CheetahRun-v1", "MuJoCoPlayground/Go1JoystickFlatTerrain-v1", "MetaWorld/Reach-v3", "FetchReach-v4", "MiniGrid-DoorKey-8x8-v0",
     "Jumanji/Snake-v1", "highway-fast-v0", "D1Basic-v1", "gfootball/academy_empty_goal-v1",
 )  # fmt: skip
-"""One env of each suite of EnvPool. These envs are measured if no id is given."""
+"""One env of each suite of EnvPool. Without ids, the command measures these envs."""
 
 
 def frames_per_second(name: str, num_envs: int, threads: int, seconds: float) -> tuple[str, float]:
@@ -32,7 +32,7 @@ def frames_per_second(name: str, num_envs: int, threads: int, seconds: float) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Frames per second of envs alone")
+    parser = argparse.ArgumentParser(description="Measure the frames per second of envs with random actions.")
     parser.add_argument("ids", nargs="*", default=SUITES)
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1)

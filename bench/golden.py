@@ -1,4 +1,6 @@
-"""Compare the results of two checkouts byte by byte: `python -m bench.golden OTHER_CHECKOUT`, to show that a refactoring changes no number.
+"""Compare the results of two checkouts byte by byte: `python -m bench.golden OTHER_CHECKOUT [CASE …]`.
+
+Equal results show that a refactoring changes no number.
 
 Each case is a short training with a fixed seed, which both checkouts run on this machine. The columns of every table (except columns that
 depend on the clock) and every float tensor of the last checkpoint are compared by their SHA-256. The hashes are not kept, since sums of
@@ -59,7 +61,6 @@ CARTPOLE, PENDULUM = {"name": "CartPole-v1", "num_envs": 4}, {"name": "Pendulum-
 SAMPLED = {"name": "CartPole-v1"}
 PBT = {"period": 512, "start": 512, "mutation_rate": 0.9, "replace_fraction": 0.5}
 
-# name → (algorithm, memory, net, env, meta)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "reinforce": (
         {"name": "Reinforce", "training_frequency": 4, "center_return": True, "normalize_advantages": False},
@@ -141,6 +142,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
     ),
     "two_sessions": (PPO, BATCH, NET, CARTPOLE, {"max_session": 2}),
 }
+"""Name of a case → (algorithm, memory, net, env, meta)."""
 
 
 def body(name: str) -> dict[str, Any]:
@@ -154,11 +156,12 @@ def body(name: str) -> dict[str, Any]:
 
 
 def digest(data: bytes) -> str:
+    """Return the first 16 characters of the SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def results(name: str) -> dict[str, str]:
-    """Return the results of a case: "table:column" → hash, and "tensor:hash" → hash."""
+    """Run a case, and return its results: "table:column" → hash, and "checkpoint:tensor:hash" → hash."""
     import torch
 
     import slm_lab
@@ -182,6 +185,7 @@ def results(name: str) -> dict[str, str]:
 
 
 def _tensors(item: Any) -> list[Any]:
+    """Return the float tensors of a checkpoint that have several elements."""
     if isinstance(item, dict):
         return [tensor for value in item.values() for tensor in _tensors(value)]
     if isinstance(item, list | tuple):
@@ -204,7 +208,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the results of two checkouts byte by byte.")
     parser.add_argument("other", help="the other checkout, or a file that --save wrote")
     parser.add_argument("cases", nargs="*", help=f"cases to run (default: all): {', '.join(CASES)}")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the results of the other checkout")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the results of the other checkout to this file")
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     names = arguments.cases or list(CASES)

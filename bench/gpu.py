@@ -1,10 +1,10 @@
 """Tests and speed on a CUDA device: `make gpu`, or `python -m bench.gpu [--device cuda:0] [--out FILE] [--dry-run]`.
 
 The checks come first: three updates of every algorithm give the same result as on the CPU, a checkpoint of the device is loaded on the CPU
-and back on the device, and two processes train one shared net. Then the gradient steps per second of PPO, SAC and CrossQ are measured with
-small and large nets: slm_lab on the CPU (one thread, as in a Session), slm_lab on the device, and a minimal loop of plain torch on the
-device, whose data never leave the device. The data are random, and no environment is used. The command prints a table and writes a JSON
-file. With `--dry-run`, the code paths of the device are used on the CPU, with tiny sizes.
+and then again on the device, and two processes train one shared net. After the checks, the gradient steps per second of PPO, SAC and CrossQ
+are measured with small and large nets: slm_lab on the CPU (one thread, as in a Session), slm_lab on the device, and a minimal loop of plain
+torch on the device, whose data never leave the device. The data are random, and no environment is used. The command prints a table and
+writes a JSON file. With `--dry-run`, the code paths of the device are used on the CPU, with tiny sizes.
 
 Exit status: 0 on success, 1 if a check failed, 2 if there is no CUDA device.
 """
@@ -76,7 +76,7 @@ def paths_of(device: str, dry: bool) -> Iterator[None]:
 
 
 def check_updates(case: Case, device: str, dry: bool) -> str:
-    """Let an agent on the CPU and an agent on the device learn from the same steps; return a text on the difference, or "".
+    """Train an agent on the CPU and an agent on the device with the same steps; return a text on the difference, or "".
 
     The weights of both agents are equal before each update, since rounding errors grow over several updates, by an amount that depends on
     the processor.
@@ -127,7 +127,7 @@ def weight_difference(here: Agent, there: Agent) -> str:
 
 
 def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bool) -> str:
-    """Load the state of the device on the CPU, load it from there on the device, and compare; return a text on the difference, or ""."""
+    """Load the state of `there` in `here`, and then in `there` again; return a text if a loaded state differs, or ""."""
     with paths_of(device, dry):
         state = copy.deepcopy(there.state_dict())
     here.load_state_dict(state)
@@ -139,6 +139,7 @@ def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bo
 
 
 def on_cpu(state: Any) -> Any:
+    """Return a state whose tensors are on the CPU."""
     if isinstance(state, dict):
         return {key: on_cpu(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -147,7 +148,7 @@ def on_cpu(state: Any) -> Any:
 
 
 def check_workers(gpu: bool) -> str:
-    """Let two processes train one shared net; return a text on the failure, or ""."""
+    """Train one shared net with two processes; return a text on the failure, or ""."""
     spec = {
         "agent": {
             "algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
@@ -219,6 +220,7 @@ def ours(algorithm: str, width: int, batch: int, device: str) -> Callable[[], in
 
 
 def mlp(inputs: int, width: int, outputs: int, norm: bool = False) -> nn.Sequential:
+    """Return a net with two hidden layers, with batch normalisation if `norm` is true."""
     sizes, layers = [inputs, width, width], []
     for n_in, n_out in pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), *([nn.BatchNorm1d(n_out)] if norm else []), nn.ReLU()]
@@ -366,7 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Tests and speed on a CUDA device.")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write (default: gpu.json)")
-    parser.add_argument("--dry-run", action="store_true", help="take the paths of a device on the CPU, with tiny sizes")
+    parser.add_argument("--dry-run", action="store_true", help="use the code paths of a device on the CPU, with tiny sizes")
     asked = parser.parse_args(arguments)
     device, dry = asked.device, asked.dry_run
     if not dry and not torch.cuda.is_available():

@@ -1,4 +1,7 @@
-"""An env with 40 actions, two of which are valid, to compare masked PPO: `bench.masked_env:TwoOf40-v0`. It needs only Gymnasium."""
+"""An env with 40 actions, two of which are valid, for comparisons of masked PPO: `bench.masked_env:TwoOf40-v0`.
+
+This module needs only Gymnasium.
+"""
 
 from __future__ import annotations
 

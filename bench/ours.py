@@ -1,4 +1,4 @@
-"""One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES [THREADS [CORES]]]`.
+"""Run one speed case in slm_lab, with rows, CSV files and checkpoints: `python -m bench.ours CASE [FRAMES [THREADS [CORES]]]`.
 
 CORES: if given, the case runs on a Ray cluster with one node on this machine, which has this number of cores.
 

@@ -1,7 +1,7 @@
 """Gain of asynchronous rollouts, which are collected while the learner trains, in frames per second: `python -m bench.overlap`.
 
-In synchronous mode, the workers and the learner wait for each other. The possible gain of asynchronous mode depends on how long collecting
-and training take. Therefore training_epoch is first chosen from a short synchronous run:
+In synchronous mode, the workers and the learner wait for each other. The possible gain of asynchronous mode depends on the times that
+collecting and training take. Therefore the command first chooses training_epoch with a short synchronous run:
 
 - `sleeper`: an env that sleeps for 1 ms in each step. Collecting and training take the same time, and the gain is at most 2 ×.
 - `humanoid`: two workers and the learner share two cores. Collecting and training take the same number of core seconds, and the gain is at

@@ -31,7 +31,7 @@ import gymnasium as gym
 import torch
 
 EVALUATIONS, EVALUATION_EPISODES = 10, 10
-"""Number of evaluations, evenly spaced, of an off-policy algorithm, and number of episodes of each. Actions are deterministic."""
+"""Number of evenly spaced evaluations of an off-policy algorithm, and number of episodes of each evaluation. Actions are deterministic."""
 Results = dict[str, Any]
 
 
@@ -111,7 +111,10 @@ def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
 
 
 def learner(library: str, algorithm: str, settings: Results, *, evaluated: bool) -> Callable[[str, int, int, Log], Results]:
-    """Return a function that trains an algorithm of a library with `settings`; other arguments have their defaults."""
+    """Return a function that trains an algorithm of a library with `settings`; other arguments have their defaults.
+
+    Args: evaluated: whether the function also evaluates the agent (see EVALUATIONS).
+    """
 
     def train(env: str, frames: int, seed: int, log: Log) -> Results:
         import numpy as np

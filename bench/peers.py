@@ -71,7 +71,7 @@ class PeerRun(NamedTuple):
 
 
 def peer_runs(study: Study, folder: Path) -> Iterator[PeerRun]:
-    """Yield the runs of a study's peers: for each peer, one for each run of the entry with which it is compared.
+    """Yield the runs of a study's peers. A peer has one run for each run of the entry with which it is compared.
 
     Args: folder: folder of the study's results.
     """
@@ -84,7 +84,7 @@ def peer_runs(study: Study, folder: Path) -> Iterator[PeerRun]:
 
 
 def with_peers(study: Study, folder: Path) -> tuple[StudyPlan, list[ResultRun]]:
-    """Return the study with additional runs, which are the runs of its peers that have results, and these results."""
+    """Return the study with the additional runs of its peers that have results, and these results."""
     found = [run for run in peer_runs(study, folder) if run.file.is_file()]
     planned = tuple(PlannedRun(run.beside.label, run.env, run.random_seed) for run in found)
     plan = StudyPlan(study.name, study.source, study.spec, study.raw, (*study.runs, *planned), study.scores, study.sets)
@@ -181,13 +181,13 @@ def run_peers(name: str, sets: Sequence[str] = ()) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Runs of other libraries beside the runs of a study.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PEERS)} (default: all)")
-    parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="of the study, such as random_seed=[0]")
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description="Train the peers of studies.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(PEERS)} (default: all)")
+    parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="key of the study, such as random_seed=[0]")
     arguments = parser.parse_args()
     for name in arguments.names:
         if name not in PEERS:
-            parser.error(f"no peers beside '{name}'; expected one of {', '.join(PEERS)}")
+            parser.error(f"the study '{name}' has no peers; expected one of {', '.join(PEERS)}")
     for name in arguments.names or PEERS:
         run_peers(name, arguments.set)
 

@@ -2,9 +2,9 @@
 
 Each entry of the study `benchmarks` with a published score has an agent, unless the agent has more than 150 kB or plays worse than the
 score. It is named after its spec and written to slm_lab/pretrained/. The run with the best seed of the table is trained again; with the
-same versions and processor as in the table, this gives the same weights. The best checkpoint and the last weights of the best Session each
-play 100 episodes; those with the higher mean return are kept, together with this return. Existing agents are only replaced if their specs
-are given.
+same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last weights of the best
+Session each play 100 episodes; the weights with the higher mean return are kept, together with this return. Existing agents are only
+replaced if their specs are given.
 """
 
 import argparse
@@ -37,7 +37,7 @@ MAX_BYTES = 150_000
 """Maximum size of an agent's weights."""
 EPISODES = 100
 LAST_ROWS = 20
-"""A seed is chosen by the mean of its last rows in a result file, which has at most 100 rows."""
+"""Number of last rows of a result file whose mean return determines the best seed. (A result file has at most 100 rows.)"""
 
 
 class Best(NamedTuple):
@@ -85,11 +85,12 @@ def write_agent(best: Best) -> str:
         (PRETRAINED / name).mkdir(parents=True, exist_ok=True)
         replace_file(PRETRAINED / name / CARD, model_card(name, known, agent, None, is_named=True).encode())
         replace_file(PRETRAINED / name / WEIGHTS, weights.read_bytes())
-        replace_file(PRETRAINED / name / SPEC, public_spec(training.spec_file))  # last: without it, the agent is trained again
+        replace_file(PRETRAINED / name / SPEC, public_spec(training.spec_file))  # last: an agent without its spec is trained again
     return f"{name}: {described}"
 
 
 def _returns(training: Training, which: CheckpointName, session: int) -> list[float]:
+    """Play EPISODES episodes with a checkpoint, and return their returns."""
     options = EnjoyOptions(which=which, session=session, episodes=EPISODES)
     return enjoy(training, options, Plan(data_dir=training.paths.root.parent)).returns
 
@@ -102,11 +103,11 @@ def _mean(returns: Sequence[float]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pretrained", description="Train the pretrained agents.")
-    parser.add_argument("specs", nargs="*", metavar="SPEC", help="names of specs (default: those without an agent)")
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="names of specs (default: all specs without an agent)")
     chosen = parser.parse_args().specs
     known = {best.run.spec.name: best for best in best_seeds()}
     if wrong := sorted(set(chosen) - known.keys()):
-        parser.error(f"no such spec: {', '.join(wrong)}; expected some of {', '.join(known)}")
+        parser.error(f"unknown spec {', '.join(wrong)}; expected some of {', '.join(known)}")
     for name, best in known.items():
         if name in chosen or (not chosen and model_in(PRETRAINED / name) is None):
             sys.stdout.write(f"{write_agent(best)}\n")

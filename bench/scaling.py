@@ -1,4 +1,4 @@
-"""Scaling of Hogwild!: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--mode MODE …] [--rounds N]`.
+"""Scaling of Hogwild!: updates per second of 2 workers against 1 worker: `python -m bench.scaling [CASE …] [--mode MODE …] [--rounds N]`.
 
 Each measurement is a trial in new processes; trials with 1 and 2 workers alternate. The time of a worker is measured from its first row to
 its last row. The workers of a trial run at the same time.

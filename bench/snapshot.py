@@ -55,7 +55,7 @@ class TimedArrays(SharedArrays):
 
 
 def _update(fd: int, parameters: int, ready: int, results: int) -> None:
-    """Update parameters until SIGTERM, and then send the longest time of an update and the number of updates."""
+    """Update parameters until SIGTERM; then write the time of the longest update (s) and the number of updates to the pipe `results`."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda *arguments: ended.append(1))
     net = Net(parameters)
@@ -72,10 +72,10 @@ def _update(fd: int, parameters: int, ready: int, results: int) -> None:
 
 
 def measure(parameters: int, snapshots: int) -> dict[str, float]:
-    """Return the results, by name; times are in milliseconds.
+    """Return the results by name; times are in milliseconds.
 
-    held_median and held_longest: time for which the locks were held. delay_longest: longest update in another process. updates: number of
-    its updates.
+    held_median and held_longest are times for which a snapshot held the locks. delay_longest is the time of the longest update in the
+    process that updates parameters, and updates is the number of updates in this process.
     """
     net, fd = Net(parameters), create_shared_file()
     store = TimedArrays(fd, 0)
@@ -106,7 +106,7 @@ def measure(parameters: int, snapshots: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.snapshot", description="Pause of the workers during a snapshot of a shared net.")
-    parser.add_argument("--parameters", type=int, default=10_000_000, help="of the net (10 million)")
+    parser.add_argument("--parameters", type=int, default=10_000_000, help="number of parameters of the net (10 million)")
     parser.add_argument("--snapshots", type=int, default=50, help="number of snapshots (50)")
     options = parser.parse_args()
     found = measure(options.parameters, options.snapshots)

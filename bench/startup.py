@@ -1,8 +1,8 @@
 """Start-up time of child processes, compared with another checkout: `python -m bench.startup OTHER_CHECKOUT [CASE …] [--rounds 5]`.
 
 In every round, both checkouts are measured one after the other in alternating order, each in its own processes. A start-up time is measured
-from the start of the command until every Session has written its first row; this is after one rollout, for which all rollout workers must
-have sent their parts. The command prints the medians and their range, and the ratio of this checkout to the other one: its median over the
+from the start of the command until every Session has written its first row, which follows one rollout with the parts of all rollout
+workers. The command prints the medians and their range, and the ratio of this checkout to the other one: its median over the
 rounds and its range.
 """
 
@@ -41,7 +41,10 @@ def ppo(**meta: Any) -> dict[str, Any]:
 
 
 def a3c(workers: int, max_frame: int) -> dict[str, Any]:
-    """Return a spec of A3C on CartPole with one env per worker, and a row after each rollout of 32 steps or, if the run ends, each 10 %."""
+    """Return a spec of A3C on CartPole with one env per worker.
+
+    A run that is killed (max_frame 10^8) writes a row after each rollout of 32 steps; another run writes ten rows.
+    """
     algorithm = {
         "name": "ActorCritic", "gamma": 0.99, "lam": 0.95, "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01},
         "val_loss_coef": 0.5, "training_frequency": 32,
@@ -56,7 +59,10 @@ def a3c(workers: int, max_frame: int) -> dict[str, Any]:
 
 @contextmanager
 def training(checkout: Path, spec: dict[str, Any], *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Train a spec in a process that is killed, with its descendants, at the end; yield the process and the folder of the run's data."""
+    """Context manager that trains a spec in a process, and kills the process and its descendants after the block.
+
+    Yields the process and the folder with the run's data.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "spec.json"
         file.write_text(json.dumps({"case": spec}))
@@ -182,7 +188,7 @@ def _sampler() -> dict[str, Any]:
 def _workers(count: int, envs: int) -> dict[str, Any]:
     """Return meta.sampler with `count` workers of `envs` envs each, and one rollout of each worker per update.
 
-    The keys are those that old versions know too.
+    Older versions know these keys too.
     """
     return {"async_rl": False, "num_workers": count, "num_envs_per_worker": envs, "num_batches_per_epoch": count * envs * 32 // 64}
 
@@ -200,13 +206,13 @@ def compared(case: str, checkouts: Sequence[Path], rounds: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare the start of child processes in two checkouts.")
+    parser = argparse.ArgumentParser(description="Compare the start-up times of two checkouts.")
     parser.add_argument("other", type=Path)
-    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each case (5)")
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(CASES):
-        parser.error(f"unknown case {min(unknown)}; expected some of {', '.join(CASES)}")
+        parser.error(f"unknown case {min(unknown)!r}; expected some of {', '.join(CASES)}")
     import torch
 
     sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, torch {torch.__version__}\n")

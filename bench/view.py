@@ -4,8 +4,8 @@ One run is trained, and its files are linked as further runs. The command prints
 
 - the wall-clock time and the processor time of the answers for the list of all runs (the first time, and again), for the page of a run, and
   for a comparison of ten runs;
-- the share of a core while a run trains and both the list and the page of this run are open, which request new data when the server says
-  so;
+- the share of a core that the server uses while a run trains, and the list and the page of this run are open (both request new data at the
+  intervals that the server gives);
 - the growth of the memory over many answers about a run that grows.
 """
 
@@ -40,6 +40,7 @@ class Server:
         self.pid, self.address = pid, address
 
     def ask(self, name: str, *parameters: tuple[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request of the API."""
         with urllib.request.urlopen(f"{self.address}api/{name}?{urlencode(parameters)}", timeout=120) as answer:
             return dict(json.load(answer))
 
@@ -64,6 +65,7 @@ def command(*words: str) -> list[str]:
 
 @contextmanager
 def serving(data: Path) -> Iterator[Server]:
+    """Context manager that runs `slm-lab view`."""
     with subprocess.Popen(command("view", str(data), "--no-browser"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
@@ -120,7 +122,7 @@ def show_share(server: Server, data: Path, seconds: float) -> None:
 
 
 def show_growth(server: Server, data: Path, polls: int) -> None:
-    """Print the growth of the memory over `polls` answers to the list and to the page of a run, to which a row is added every ten polls."""
+    """Print the growth of the memory over `polls` answers for the list and for the page of a run, which grows by a row every ten polls."""
     folder = sorted(data.glob(f"{_NAME}_2026_01_01_*"))[0]
     table = next((folder / "info").glob("*_s0_session_df_train.csv"))
     content = table.read_bytes()
@@ -142,9 +144,9 @@ def show_growth(server: Server, data: Path, polls: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--polls", type=int, default=2000)
+    parser.add_argument("--runs", type=int, default=1000, help="number of runs in the list (1000)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for which the share of a core is measured (60)")
+    parser.add_argument("--polls", type=int, default=2000, help="number of answers over which the growth of the memory is measured (2000)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)

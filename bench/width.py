@@ -1,8 +1,8 @@
 """Frames per second of PPO on CartPole over the number of envs: `python -m bench.width [--rounds N] [--picture FILE]`.
 
-There are four minibatches and four epochs per rollout for every number of envs, so that the computation per frame stays the same. The env
-is also measured without an agent, with random actions. Each measurement is a new process, first with one torch thread and then with the
-number given by `--threads`.
+For every number of envs, a rollout has four minibatches and four epochs, so that the computation per frame stays the same. The env is also
+measured without an agent, with random actions. Each measurement is a new process. Training is measured with one torch thread and with
+`--threads` threads.
 """
 
 import argparse
@@ -109,8 +109,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.width", description="Frames per second of PPO on CartPole over the number of envs."
     )
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each, medians of which are printed (3)")
-    parser.add_argument("--threads", type=int, default=2, help="torch threads of the second training curve (2)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, of which the median is printed (3)")
+    parser.add_argument("--threads", type=int, default=2, help="number of torch threads of the second training curve (2)")
     parser.add_argument("--picture", type=Path, help="draw the curves into this PNG file")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,9 +1,10 @@
 """Measure the shipped random baselines: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
 
-The script measures every env id of Gymnasium, MiniGrid, MinAtar and Atari, and the env ids of EnvPool in POOL, if it is not in FILE
-(slm_lab/experiment/report/baselines.json). To measure an env again, delete its line. FILE is written after each env. A baseline is the mean
-over 100 episodes. If these take more than a minute of processor time, it is the mean over the episodes that end within the minute, but over
-at least 10. Envs of Gymnasium, MiniGrid and MinAtar use the backend sync, and Atari uses ALE's vector env.
+The script measures every env id of Gymnasium, MiniGrid, MinAtar and Atari, and the env ids of EnvPool in POOL, except ids that are in FILE
+(slm_lab/experiment/report/baselines.json) already. To measure an env again, delete its line. FILE is written after each env. A baseline is
+the mean return of 100 episodes. If 100 episodes take more than a minute of processor time, the baseline is the mean return of the episodes
+that end within the minute, but of at least 10 episodes. Envs of Gymnasium, MiniGrid and MinAtar use the backend sync, and Atari uses ALE's
+vector env.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,6 +31,7 @@ from slm_lab.spec.models.env import EnvSpec
 LIMIT = 60.0
 """Processor time, in seconds, after which FEWEST episodes are sufficient."""
 FEWEST = 10
+"""Minimum number of episodes."""
 KINDS = ("classic_control", "toy_text", "box2d", "mujoco")
 """Kinds of Gymnasium's envs, in the order in which they are measured."""
 OTHERS: list[dict[str, Any]] = [
@@ -45,11 +47,11 @@ POOL = (
 )  # fmt: skip
 """Ids, without version, of the envs of EnvPool in docs/BENCHMARKS.md."""
 Result = tuple[str, Baseline | str, float]
-"""(baseline_key; the baseline, or the reason why there is none; processor time in seconds)."""
+"""(key of the baseline; the baseline, or the reason why it could not be measured; processor time in seconds)."""
 
 
 def all_envs() -> list[dict[str, Any]]:
-    """Return the section env of a spec for each id, with Atari last."""
+    """Return the section `env` of a spec for each id, with Atari last."""
     ids = [name for kind in KINDS for name, its_kind in KNOWN.items() if its_kind == kind]
     atari = [f"ALE/{game}-v5" for game in sorted(ATARI)]
     return [
@@ -72,10 +74,10 @@ def _minigrid_ids() -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Measure the random baselines that ship.")
-    parser.add_argument("--only", nargs="+", metavar="PATTERN", default=["*"], help="ids such as CartPole-v1 or 'ALE/*'")
-    parser.add_argument("--processes", type=int, metavar="N", default=1)
-    parser.add_argument("--file", type=Path, default=SHIPPED)
+    parser = argparse.ArgumentParser(description="Measure the shipped random baselines.")
+    parser.add_argument("--only", nargs="+", metavar="PATTERN", default=["*"], help="only these ids, such as CartPole-v1 or 'ALE/*'")
+    parser.add_argument("--processes", type=int, metavar="N", default=1, help="number of processes (1)")
+    parser.add_argument("--file", type=Path, default=SHIPPED, help="file of the baselines")
     args = parser.parse_args(arguments)
     wanted = [env for env in all_envs() if any(fnmatchcase(env["name"], pattern) for pattern in args.only)]
     wanted = [env for env in wanted if _key(env) not in _read(args.file)]
@@ -111,7 +113,7 @@ def _read(file: Path) -> dict[str, float]:
     return known
 
 
-def _pool(processes: int) -> Any:
+def _pool(processes: int) -> AbstractContextManager[ProcessPoolExecutor | None]:
     return nullcontext() if processes == 1 else ProcessPoolExecutor(processes, get_context("spawn"))
 
 

@@ -1,8 +1,8 @@
 """Generate docs/nets.md, and a page in docs/ for each algorithm, memory and net; tools/generate.py writes the files.
 
-A page has three parts: a head (what the component is), a part between two markers that is written by hand, and the rest (equations, keys,
-diagnostics, shipped specs, scores). The second marker names the paragraphs of docs/equations.md that the page quotes. If a page does not
-exist, it is written with an empty second part, to be completed by hand.
+A page has three parts: the head, which describes the component; a part that is written by hand, between two markers; and the rest
+(equations, keys, diagnostics, shipped specs, scores). The second marker names the paragraphs of docs/equations.md that the page quotes. If
+a page does not exist, it is generated with an empty second part, to be completed by hand.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -52,7 +52,7 @@ _MAX_SCORES = 12
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """Return path of each page → function that returns its text."""
+    """Return {path of a page: function that returns the text of the page}."""
     found: dict[str, Callable[[], str]] = {"docs/nets.md": _nets}
     for section in SECTIONS:
         if section.path in FOLDERS:
@@ -122,25 +122,26 @@ def _algorithm_facts(model: type[AlgorithmSpec]) -> Iterator[str]:
         yield f"- Keys for training in several processes: `meta.distributed`{sampler}"
 
 
-def _implementation(section: Section, name: str) -> tuple[Any, str]:
-    """Return the class or function that builds a component, and its docstring if it is a class that only this component uses, else ""."""
+def _implementation(section: Section, name: str) -> tuple[Callable[..., object], str]:
+    """Return the class or function that builds a component, and the docstring of a class that only this component uses (otherwise "")."""
     builders = {key: _builder(model) for key, model in section.models.items()}
     found = builders[name]
     alone = inspect.isclass(found) and list(builders.values()).count(found) == 1
     return found, (inspect.getdoc(found) or "") if alone else ""
 
 
-def _builder(model: type[BaseModel]) -> Any:
+def _builder(model: type[BaseModel]) -> Callable[..., object]:
     """Return the function that builds the body of a built-in net, or the class of another component."""
     if issubclass(model, NetSpec) and model in BODIES:
         return BODIES[model]
     assert issubclass(model, Component)
-    return model.implementation()
+    found: Callable[..., object] = model.implementation()
+    return found
 
 
 @cache
 def _paragraphs() -> dict[str, tuple[str, str]]:
-    """Return name → (file of the code, text) for each paragraph of docs/equations.md that begins with a name in bold."""
+    """Return {name: (file of the code, text)} for the paragraphs of docs/equations.md that begin with a name in bold."""
     found = dict[str, tuple[str, str]]()
     for part in (DOCS / "equations.md").read_text(encoding="utf-8").split("\n## ")[1:]:
         heading, _, content = part.partition("\n")

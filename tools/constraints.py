@@ -1,9 +1,9 @@
 """Write constraints.txt, the exact versions that the make targets install: python tools/constraints.py [--keep NAME … | --keep-all]
 
-The script asks pip which versions it would install of all packages that all extras need, without installing them, and writes these
-versions. --keep: packages that keep their version in constraints.txt; by default torch, whose newest build may need several GB.
---keep-all: all packages keep their versions. New packages that pyproject.toml needs are added, and packages that are no longer needed are
-removed.
+The script writes the versions that pip would install of all packages that all extras need; nothing is installed.
+
+--keep: packages whose version in constraints.txt does not change; by default torch, whose newest build may need several GB.
+--keep-all: no version changes. Packages that pyproject.toml newly needs are added, and packages that are no longer needed are removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD = """\
 
 
 def pins() -> dict[str, str]:
-    """Return normalised name of each package → pinned version."""
+    """Return {normalised name of a package: pinned version}."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
     return {normalised(name): version for name, _, version in (line.partition("==") for line in lines) if version}
 
@@ -38,13 +38,19 @@ def normalised(name: str) -> str:
 
 
 def text(versions: Mapping[str, str]) -> str:
-    """Return the content of constraints.txt for name → version, without local version labels such as "+cpu" in 2.13.0+cpu."""
+    """Return the content of constraints.txt, without local version labels such as "+cpu" in 2.13.0+cpu.
+
+    Args: versions: {name: version}.
+    """
     lines = [f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(versions.items(), key=lambda item: normalised(item[0]))]
     return HEAD + "".join(lines)
 
 
 def resolve(kept: Mapping[str, str]) -> dict[str, str]:
-    """Return name → version that pip would install for all packages that all extras need, if the versions in `kept` are not changed."""
+    """Return {name: version} of the packages that pip would install for all extras.
+
+    Args: kept: {name: version} of packages whose versions are fixed.
+    """
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     with tempfile.TemporaryDirectory() as folder:
         constraint, report = Path(folder) / "kept.txt", Path(folder) / "report.json"

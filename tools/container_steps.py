@@ -4,9 +4,9 @@ COPY and RUN are executed in a temporary folder that represents the root of the 
 image's Python. Three things are not checked: the base image, the installation of system packages (`apt-get install` is simulated with the
 packages of this machine), and the creation of users.
 
---root: a folder with a Debian system that has Python 3.11. The steps use this folder as their root (`unshare --root`). System packages are
-installed in it, users are created, and the program runs as the user that Containerfile names. This requires root privileges. To create such
-a folder:
+--root: a folder with a Debian system that has Python 3.11. The steps use this folder as their root (`unshare --root`): they install system
+packages in the folder, create users, and run the program as the user that Containerfile names. This option requires root privileges. To
+create such a folder:
 debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm FOLDER
 
 By default, the line of Containerfile with --index-url, for torch's CPU build, is omitted, so that pip's own settings apply; with --index,
@@ -90,7 +90,7 @@ class Steps:
             case "CMD":
                 pass
             case _:
-                raise ValueError(f"Containerfile: the instruction {word} is not known here")
+                raise ValueError(f"Containerfile: unknown instruction {word}")
 
     def _copy(self, source: str, target: Path) -> None:
         if f"!{source}" not in self.ignored:
@@ -148,8 +148,8 @@ class StepsInRoot(Steps):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder that remains")
-    where.add_argument("--root", type=Path, metavar="FOLDER", help="a folder with a Debian, which remains")
+    where.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder, which is kept")
+    where.add_argument("--root", type=Path, metavar="FOLDER", help="a folder with a Debian system, which is kept")
     parser.add_argument("--index", action="store_true", help="install torch's CPU build from the index that Containerfile names")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

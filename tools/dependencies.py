@@ -1,9 +1,10 @@
 """Write the table of dependencies in CONTRIBUTING.md: python tools/dependencies.py
 
-For each package that pyproject.toml names, the script measures its size on disk, the size together with all packages that only this package
-needs, and the processor time of its import. The import includes the packages that it imports; the time is the median of three new
-processes, minus the time of an empty process. The files of slm_lab that import the package are found in their syntax trees. The purposes
-are written in this file. If a package is not installed, its row is not changed.
+For each package that pyproject.toml names, the script measures the size of the package on disk, the size of the package together with all
+packages that it needs (for a package of an extra: without the packages of the core), and the processor time of its import. The time of an
+import is the median of three new processes, minus the time of an empty process. The script finds the files of slm_lab that import a package
+in their syntax trees. The purposes of the packages are written in this file. For a package that is not installed, the cells of sizes and
+time are empty.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ _CORE = "core"
 
 
 def requirements() -> dict[str, list[str]]:
-    """Return package that pyproject.toml names → the extras that contain it, or "core"."""
+    """Return {package that pyproject.toml names: extras that contain the package, or "core"}."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found: dict[str, list[str]] = {}
     for extra, texts in {_CORE: project["dependencies"], **project["optional-dependencies"]}.items():
@@ -132,7 +133,7 @@ def table() -> str:
 
 
 _FEW = 9
-"""Number of files up to which the table gives their number. Higher numbers are not given, since they would change with each new file."""
+"""Maximum number of files that the table gives as a number. A higher number would change with each new file."""
 
 
 def purpose(package: str) -> Purpose:
@@ -153,7 +154,7 @@ def users(package: str) -> str:
 
 @cache
 def importers() -> Mapping[str, set[str]]:
-    """Return top-level module → files of slm_lab that import it at run time, including imports inside functions."""
+    """Return {top-level module: files of slm_lab that import the module at run time, including imports inside functions}."""
     found = defaultdict[str, set[str]](set)
     for path in (ROOT / "slm_lab").rglob("*.py"):
         for module in _imported(ast.parse(path.read_text(encoding="utf-8"))):
@@ -162,6 +163,7 @@ def importers() -> Mapping[str, set[str]]:
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
+    """Yield the modules that a syntax tree imports, without imports for type checkers."""
     match node:
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return
@@ -200,7 +202,7 @@ def _closure(requirement: Requirement) -> set[str]:
 
 
 def _size(names: Iterable[str]) -> float:
-    """Return the size of the files of packages, in bytes, without byte-code."""
+    """Return the size in bytes of the files of packages, without byte-code."""
     total = 0
     for name in names:
         installed = _installed(name)

@@ -34,14 +34,14 @@ SUITES = {
 }
 """EnvPool's module → name of its suite."""
 _NO_SPACES = ("myosuite", "procgen", "atari")
-"""Suites whose spaces are not listed: the suite is refused, needs packages that may not be installed, or takes 20 s for its spaces."""
+"""Suites whose spaces are not listed: slm_lab refuses the suite, the suite needs other packages, or its spaces take 20 s."""
 
 
 def text() -> str:
-    """Return the text of the file: for each suite, a list of envs as [ids, observation, action, players, success]; ids: all ids of the env.
+    """Return the text of the file: for each suite, a list of envs as [ids, observation, action, players, success].
 
-    If EnvPool is not installed, as in the checks, the text of the existing file is returned. A test compares the file if EnvPool is
-    installed.
+    If EnvPool is not installed (for example during `make check`), the text of the existing file is returned. A test compares the file with
+    EnvPool.
     """
     if importlib.util.find_spec("envpool") is None:
         return FILE.read_text(encoding="utf-8")

@@ -46,7 +46,7 @@ def _old() -> Iterator[str]:
 
 
 def _rows(section: str) -> Iterator[str]:
-    """Yield a row for each key, or several rows if its default differs between components."""
+    """Yield a row for each key, or several rows for a key whose default differs between components."""
     components = KEYS[section]
     for key in dict.fromkeys(key for keys in components.values() for key in keys):
         owners = [name for name, keys in components.items() if key in keys]
@@ -61,7 +61,7 @@ def _rows(section: str) -> Iterator[str]:
 
 
 def _facts(section: str, name: str, key: str) -> tuple[str, str]:
-    """Return the default of a key in SLM Lab, and its default in this program, which is "" if both are equal."""
+    """Return the default of a key in SLM Lab, and the default in this program, or "" if both are equal."""
     model, there = MODELS[section][name], KEYS[section][name][key]
     if there == NEEDED:
         here = default_of(model, key)
@@ -78,7 +78,7 @@ def _literal(value: Any) -> str:
 
 
 def _cell(default: str, note: str) -> str:
-    """Return a cell with the differences of this program: the default, and then the other differences."""
+    """Return a cell with the differences between this program and SLM Lab: first the default, then the other differences."""
     if not default and not note:
         return "same"
     words = {"": "", "absent by default": "may be absent"}.get(default, default)

@@ -61,6 +61,7 @@ FILES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
+    """Write or check the files; return the exit status."""
     from tools import component_pages
 
     check, stale, left_over = "--check" in sys.argv[1:], [], component_pages.left_over()
@@ -73,7 +74,7 @@ def main() -> int:
             path.parent.mkdir(exist_ok=True)
             path.write_text(fresh, encoding="utf-8")
     sys.stdout.write("".join(f"{'out of date' if check else 'written'}: {name}\n" for name in stale))
-    sys.stdout.write("".join(f"to be removed, there is no such component: {name}\n" for name in left_over))
+    sys.stdout.write("".join(f"to be removed, since there is no such component: {name}\n" for name in left_over))
     return int(bool(left_over) or (check and bool(stale)))
 
 

@@ -6,6 +6,7 @@ import json
 
 
 def _kind(entry_point: object, namespace: str | None) -> str | None:
+    """Return the package that an env of Gymnasium needs; None for an env that only raises an error."""
     if namespace in ("phys2d", "tabular"):
         return "jax"
     module = entry_point if isinstance(entry_point, str) else ""

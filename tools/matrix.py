@@ -1,6 +1,6 @@
 """Test slm_lab with several versions of Python and its packages: python tools/matrix.py [CASE …] [--steps STEP …] [--extra NAME]
 
-A case is PYTHON-newest or PYTHON-lowest, such as 3.11-lowest. It uses the newest versions that pyproject.toml allows, or the lowest
+A case is PYTHON-newest or PYTHON-lowest, such as 3.11-lowest. A case uses the newest versions that pyproject.toml allows, or the lowest
 versions of the packages that pyproject.toml names (`uv pip install --resolution lowest-direct`). Each case has its own virtual environment
 in .matrix/, which is kept (9 GB with torch's CUDA build); uv is installed in .matrix/ too. A Python that is not on the PATH is skipped with
 a note.
@@ -35,15 +35,16 @@ TRAININGS = (
     ("dqn_cartpole.json", "dqn_cartpole", "env.max_frame=3000", "meta.max_session=1"),
     ("a3c_gae_cartpole.json", "a3c_gae_cartpole", "env.max_frame=8000", "meta.max_session=2"),
 )
-"""(file, spec, values of keys) of each training: on-policy in two Sessions, with replay, and with processes that train one shared net."""
+"""(file, spec, values of keys) of each training: on-policy with two Sessions, off-policy, and processes that train one shared net."""
 
 
 @dataclass
 class Case:
-    """A Python version and a resolution; for each step, its time or the reason why it failed; and the installed versions."""
+    """A Python version and a resolution of versions, with the results of the steps and the installed versions."""
 
     name: str
     results: dict[str, str] = field(default_factory=dict)
+    """Step → the time of the step, or the reason why the step failed."""
     versions: dict[str, str] = field(default_factory=dict)
     failed: bool = False
 
@@ -67,10 +68,10 @@ class Case:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE", help=f"by default {' '.join(CASES)}")
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE", help=f"default: {' '.join(CASES)}")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
-    parser.add_argument("--extra", default="test", help="extra of pyproject.toml that is installed, by default test; none: only the core")
-    parser.add_argument("--jobs", default="2", help="processes of the quick tests")
+    parser.add_argument("--extra", default="test", help="extra of pyproject.toml to install (default: test); none: only the core")
+    parser.add_argument("--jobs", default="2", help="number of processes of the quick tests (2)")
     arguments = parser.parse_args()
     for name in arguments.cases:
         if not re.fullmatch(r"\d\.\d+-(newest|lowest)", name):
@@ -121,7 +122,7 @@ def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
 
 
 def _works(python: str) -> bool:
-    """Return whether the command `python` runs. It may be a launcher of a version manager that does not have this version."""
+    """Return whether a version of Python runs. The command may be a launcher of a version manager that lacks this version."""
     return subprocess.run([f"python{python}", "-c", ""], capture_output=True).returncode == 0
 
 

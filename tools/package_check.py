@@ -1,8 +1,10 @@
 """Check the packages in dist/: python tools/package_check.py files | walk [--python PYTHON] [--keep FOLDER]
 
-files: Check that the wheel has exactly the files of slm_lab/ that git tracks, one version, and the metadata of pyproject.toml, and that the
+files: check that the wheel has exactly the files of slm_lab/ that git tracks, one version, and the metadata of pyproject.toml, and that the
 source distribution has all files that its tests and documentation need. The exit status is 1 if a check fails.
-walk: Run the commands of a new user with the wheel, in an empty folder and an empty virtual environment, and print the time of each step.
+
+walk: run the commands of a new user with the wheel, in an empty folder and an empty virtual environment, and print the time of each step.
+The exit status is the number of commands that failed.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def newest(pattern: str) -> Path:
     """Return the newest file in dist/ that matches a pattern. Raises SystemExit if there is none."""
     found = sorted(DIST.glob(pattern), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise SystemExit(f"{DIST}: no file {pattern}; make wheel builds it")
+        raise SystemExit(f"{DIST}: no file {pattern}; `make wheel` builds the file")
     return found[-1]
 
 
@@ -105,7 +107,7 @@ TRAIN = ("--set", "meta.max_session=1", "--set")
 
 @dataclass(frozen=True)
 class Step:
-    """A command of the walk: `slm-lab` or `python` with arguments, a text that its output contains, and its exit status."""
+    """A command of the walk: `slm-lab` or `python` with arguments, a text that the output must contain, and the expected exit status."""
 
     words: tuple[str, ...]
     prints: str
@@ -146,7 +148,7 @@ EXTRAS = {
     "cluster": ("slm-lab", "demo.json", "ppo_cartpole", "train", "--cluster", "local"),
     "minari": ("slm-lab", "demonstrations.json", "from_minari", "train"),
 }
-"""Extra → a command that needs the extra. Without the extra, the command prints its name and ends with exit status 2."""
+"""Extra → a command that needs the extra. Without the extra, the command prints the name of the extra, and its exit status is 2."""
 MINARI = """{
   "from_minari": {
     "agent": {"algorithm": {"name": "BC"}},
@@ -229,7 +231,9 @@ def _run(words: tuple[str, ...], here: Path, step: Step) -> bool:
     shown = " ".join(Path(word).name if os.path.isabs(word) else word for word in words)
     sys.stdout.write(f"{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok    '}  {shown}\n")
     if failed:
-        sys.stdout.write(f"expected exit code {step.code} and {step.prints!r}; exit code {done.returncode}:\n{done.stdout}{done.stderr}\n")
+        sys.stdout.write(
+            f"expected exit status {step.code} and {step.prints!r}; exit status {done.returncode}:\n{done.stdout}{done.stderr}\n"
+        )
     sys.stdout.flush()
     return failed
 

@@ -44,7 +44,10 @@ def table() -> str:
 
 
 def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return feature → modules that use it. Raises ValueError if a use belongs to no feature, or if a symbol of a feature is not used."""
+    """Return {feature: modules that use the feature}.
+
+    Raises ValueError if a use belongs to no feature, or if a symbol of a feature is not used.
+    """
     owner = {symbol: name for name, feature in FEATURES.items() for symbol in feature.symbols}
     if unlisted := sorted(used.keys() - owner.keys()):
         raise ValueError(f"no feature of lib/system.py lists {unlisted[0]}, which {sorted(used[unlisted[0]])[0]} uses")
@@ -57,7 +60,7 @@ def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def uses(folder: Path) -> dict[str, set[str]]:
-    """Return symbol that some systems do not have → files below `folder` that use the symbol."""
+    """Return {symbol that some systems lack: files below `folder` that use the symbol}."""
     found = defaultdict[str, set[str]](set)
     for path in sorted(folder.rglob("*.py")):
         if path.name != "system.py":
@@ -67,6 +70,7 @@ def uses(folder: Path) -> dict[str, set[str]]:
 
 
 def _uses_of(tree: ast.Module) -> Iterator[str]:
+    """Yield the symbols that a syntax tree uses and some systems lack."""
     imported = dict[str, str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -91,14 +95,14 @@ def _uses_of(tree: ast.Module) -> Iterator[str]:
 
 
 def _of_some_systems(module: str) -> bool:
-    """Return whether a module as a whole exists only on some systems, like fcntl."""
+    """Return whether a whole module exists only on some systems, like fcntl."""
     names = [_names(module, system) for system in SYSTEMS]
     return bool(names[0]) and not all(names)
 
 
 @cache
 def _lacking(module: str) -> frozenset[str]:
-    """Return the names of a module that Linux has and another system does not have; empty if a system does not have the module at all."""
+    """Return the names of a module that Linux has and another system lacks; empty if a system lacks the whole module."""
     if not module or _of_some_systems(module):
         return frozenset()
     linux, *others = (_names(module, system) for system in SYSTEMS)
@@ -116,6 +120,7 @@ def _names(module: str, system: str) -> frozenset[str]:
 
 
 def _defined(body: Iterable[ast.stmt], system: str) -> Iterator[str]:
+    """Yield the names that the statements of a stub define for a system."""
     for node in body:
         match node:
             case ast.If(test=test, body=then, orelse=otherwise):

@@ -1,4 +1,4 @@
-"""Generate the JSON Schema of spec files for editors. It ships as spec.schema.json, which tools/generate.py writes."""
+"""Generate the JSON Schema of spec files for editors, which tools/generate.py writes to spec.schema.json."""
 
 from __future__ import annotations
 
@@ -121,7 +121,10 @@ def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> No
 
 
 def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Return key → docstring for a model and its bases. They are parsed from the source code, which takes 0.3 s, too long at import."""
+    """Return {key: docstring} for a model and its bases.
+
+    The docstrings are parsed from the source code. Parsing takes 0.3 s, which would be too long at import.
+    """
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
@@ -131,7 +134,10 @@ def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return name → syntax tree of the classes of a module. The module is parsed only once; inspect.getsource would parse it per class."""
+    """Return {name: syntax tree} of the classes of a module.
+
+    The module is parsed only once; inspect.getsource would parse the module for each class.
+    """
     return {node.name: node for node in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(node, ast.ClassDef)}
 
 

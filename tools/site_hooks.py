@@ -23,7 +23,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 _UP = re.compile(r"\]\((\.\./[^)#\s]+?)/?(#[^)\s]*)?\)")
-"""Matches a link that leads out of the folder of a page. Groups: the path and the anchor."""
+"""Matches a link to a path outside the folder of a page. Groups: the path and the anchor."""
 _LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".yml": "yaml"}
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _REPLACED = {r"\\big\b|\\Big\b": "", r"\\[lr]vert\b": "|", r"\\tfrac\s*12": r"\\frac{1}{2}", r"\s+": " "}
@@ -83,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw formulas."""
+    """Replace formulas by SVG."""
     return _MATH.sub(lambda match: formula(html.unescape(match[2]), block=match[1] == "div"), content)
 
 
@@ -103,7 +103,7 @@ def _outside(file: File) -> list[str]:
 
 
 def _from_root(folder: str, link: str) -> str | None:
-    """Return the path, relative to the repository, of a link in a page in `folder`; None if it is inside docs/."""
+    """Return the path of a link in a page in `folder`, relative to the repository; None if the path is inside docs/."""
     path = posixpath.normpath(posixpath.join("docs", folder, link))
     return None if path.startswith("docs/") else path
 
@@ -124,7 +124,7 @@ def _source(path: Path, inside: list[Path]) -> str:
 
 @cache
 def formula(tex: str, block: bool) -> str:
-    """Return a formula as SVG with the height of the text around it. Its TeX is the label for screen readers."""
+    """Return a formula as SVG, scaled to the font size of the surrounding text. The TeX is the label for screen readers."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.path import Path as Outline
     from matplotlib.textpath import text_to_path

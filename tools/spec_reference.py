@@ -380,7 +380,7 @@ def key_lines(section: Section, key: str, level: str = "####") -> Iterator[str]:
 
 
 def _by(names: list[str], facts: Sequence[str]) -> str:
-    """Return a fact about a key: once if it is the same for all components, else for each group of components."""
+    """Return a fact about a key: once if the fact is the same for all components, otherwise for each group of components."""
     groups = {fact: [name for name, own in zip(names, facts, strict=True) if own == fact] for fact in dict.fromkeys(facts)}
     if len(groups) == 1:
         return facts[0]
@@ -397,6 +397,7 @@ def _elsewhere(section: Section, key: str) -> list[str]:
 
 
 def _users(names: list[str], everyone: list[str]) -> str:
+    """Return a text that lists the components that use a key."""
     rest = [name for name in everyone if name not in names]
     if not rest:
         return "all"
@@ -441,6 +442,7 @@ def _code(words: str) -> str:
 
 
 def default_of(model: type[BaseModel], key: str) -> str:
+    """Return a description of the default of a key."""
     field = model.model_fields[key]
     if field.is_required():
         return "required"
@@ -461,7 +463,7 @@ def _short(value: Any) -> Any:
 
 
 def example(section: Section, key: str) -> Any:
-    """Return an example value: from EXAMPLES, else the most frequent non-default value in the shipped specs, else the default."""
+    """Return an example value: from EXAMPLES, otherwise the most frequent non-default value in the shipped specs, otherwise the default."""
     if key in EXAMPLES and _is_allowed(section, key, EXAMPLES[key]) and not (key == "name" and section.path != "agent"):
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
@@ -486,6 +488,7 @@ def _is_allowed(section: Section, key: str, value: Any) -> bool:
 
 
 def _matches(section: Section, path: tuple[str, ...], key: str) -> bool:
+    """Return whether a path in a spec is the path of a key of the section."""
     where = tuple(section.path.split(".")) if section.path else ()
     if section.path == "schedule":
         return len(path) > 1 and path[-1] == key and path[-2].endswith("_spec") and path[-3] == "algorithm"
@@ -506,7 +509,7 @@ def shipped_specs() -> tuple[tuple[str, str, dict[str, Any]], ...]:
 
 @cache
 def _shipped() -> dict[tuple[str, ...], list[Any]]:
-    """Return the values of every key in the shipped specs, by path."""
+    """Return {path of a key: values of the key in the shipped specs}."""
     found: dict[tuple[str, ...], list[Any]] = {}
 
     def walk(value: Any, path: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ NO_ACTIVATION = ("MultiheadAttention", "Threshold", "GLU", "Softmax2d")
 
 
 def arguments(thing: Callable[..., Any], skip: tuple[str, ...] = ("self",)) -> dict[str, bool]:
-    """Return argument name → whether it is required; the name ** means that any argument is accepted."""
+    """Return {argument name: whether the argument is required}; the name ** means that any argument is accepted."""
     parameters = list(inspect.signature(thing).parameters.values())
     named = [p for p in parameters if p.name not in skip and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     more = {"**": False} if any(p.kind == p.VAR_KEYWORD for p in parameters) else {}
@@ -24,7 +24,7 @@ def arguments(thing: Callable[..., Any], skip: tuple[str, ...] = ("self",)) -> d
 
 
 def names() -> dict[str, dict[str, dict[str, bool]]]:
-    """Return table → name → argument → whether the argument is required."""
+    """Return {table: {name: {argument: whether the argument is required}}}."""
     import torch
     from torch import nn
     from torch.optim import lr_scheduler
@@ -45,7 +45,7 @@ def names() -> dict[str, dict[str, dict[str, bool]]]:
 
 
 def learning_rates() -> dict[str, float]:
-    """Return optimizer → default learning rate."""
+    """Return {optimizer: default learning rate}."""
     import torch
 
     defaults = {name: inspect.signature(vars(torch.optim)[name]).parameters["lr"].default for name in names()["OPTIMIZERS"]}

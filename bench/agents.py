@@ -113,7 +113,7 @@ def start(body: dict[str, Any], core: int) -> subprocess.Popen[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Cost of training several agents.")
+    parser = argparse.ArgumentParser(prog="python -m bench.agents", description="Measure the cost of training several agents.")
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95], help="number of pairs (10)")
     arguments = parser.parse_args()

@@ -122,7 +122,9 @@ def line(rate: Rate) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.benchmark_hours", description="Hours that the missing runs of studies take.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.benchmark_hours", description="Measure the hours that the missing runs of studies take."
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"studies: {', '.join(STUDIES)} (default: all)")
     parser.add_argument("--env", action="append", default=[], help="measure only this env (may be given several times)")
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds of training of each entry in each env (default: %(default)s)")

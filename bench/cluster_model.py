@@ -98,7 +98,7 @@ def _say(text: str) -> None:
 
 def main() -> None:
     """Measure the service times and print the prediction."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster_model", description="Predict the frames per second on a cluster.")
     parser.add_argument("--hidden", type=int, default=64, help="units of each of the two hidden layers")
     parser.add_argument("--check", action="store_true", help="train on 1, 2 and 3 nodes on this machine, and compare with the prediction")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of --check (5)")

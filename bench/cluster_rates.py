@@ -169,9 +169,9 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Measure and print the rates."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster_rates", description="Measure rates of a parameter server.")
     # argparse also checks the value without arguments, []
-    parser.add_argument("cases", nargs="*", choices=["push", "a3c", []], help="cases to measure (default: both)")
+    parser.add_argument("cases", nargs="*", choices=["push", "a3c", []], metavar="CASE", help="push or a3c (default: both)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each case (5)")
     parser.add_argument("--frames", type=int, default=400_000, help="frames of each run of A3C (400,000)")
     parser.add_argument("--processes", type=int, nargs="*", default=[], help="also measure push with these numbers of server processes")

@@ -94,9 +94,9 @@ def table(cleanrl: Path, packages: Path) -> list[tuple[str, tuple[int, int], tup
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.code_size", description="Lines of code per algorithm.")
+    parser = argparse.ArgumentParser(prog="python -m bench.code_size", description="Count the lines of code of each algorithm.")
     parser.add_argument("cleanrl", type=Path, metavar="CLEANRL", help="checkout of CleanRL")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw the table to a PNG file")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw the table as a PNG file")
     options = parser.parse_args()
     if not (options.cleanrl / "cleanrl" / "ppo.py").exists():
         parser.error(f"'{options.cleanrl}' is not a checkout of CleanRL: it has no cleanrl/ppo.py")

@@ -30,7 +30,9 @@ FIRST_SEED = 100
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.current_return", description="Compare current returns with evaluations of the same weights."
+    )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds of each spec (5)")
     arguments = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)

@@ -115,16 +115,26 @@ def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
                 restore(step)
             found = env.step(action)
             steps.append((difference(step, found), abs(found.reward - data["reward"][step]), found.reward))
-        obs, reward, theirs = np.array(steps).T
-        far = np.flatnonzero(obs > 1e-3)
-        result[way] = {
-            "largest difference of an observation": float(obs.max()),
-            "median": float(np.median(obs)),
-            "largest difference of a reward": float(reward.max()),
-            "steps until 0.001": int(far[0]) if len(far) else len(obs),
-            "returns": [float(data["reward"].sum()), float(theirs.sum())],
-        }
+        result[way] = summary(np.array(steps), data["reward"])
     return result
+
+
+def summary(steps: np.ndarray, rewards: np.ndarray) -> dict[str, Any]:
+    """Return the largest and median differences and both returns.
+
+    Args:
+        steps: [steps, 3]: for each step, the largest difference of an observation, the difference of the reward, and dm_control's reward.
+        rewards: [steps]: EnvPool's rewards.
+    """
+    obs, reward, other_rewards = steps.T
+    far = np.flatnonzero(obs > 1e-3)
+    return {
+        "largest difference of an observation": float(obs.max()),
+        "median": float(np.median(obs)),
+        "largest difference of a reward": float(reward.max()),
+        "steps until 0.001": int(far[0]) if len(far) else len(obs),
+        "returns": [float(rewards.sum()), float(other_rewards.sum())],
+    }
 
 
 def main(python: str) -> None:

@@ -204,9 +204,9 @@ def _moved(training: Training, base: str | None, seed: int) -> Training:
 
 def main() -> None:
     """Train the missing runs, and print a line for each run and the totals."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("faults", "healthy"))
-    parser.add_argument("--data", type=Path, default=DATA)
+    parser = argparse.ArgumentParser(prog="python -m bench.doctor", description="Measure the accuracy of the doctor.")
+    parser.add_argument("what", choices=("faults", "healthy"), help="runs with one fault each, or shipped specs")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the runs")
     parser.add_argument("--only", nargs="+", help="only the runs whose names contain one of these texts")
     parser.add_argument("--base", help="with faults: a shipped spec, such as ppo_acrobot, in place of the PPO of demo.json")
     parser.add_argument("--seed", type=int, default=0, help="with faults: meta.random_seed")

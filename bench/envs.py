@@ -32,11 +32,11 @@ def frames_per_second(name: str, num_envs: int, threads: int, seconds: float) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the frames per second of envs with random actions.")
-    parser.add_argument("ids", nargs="*", default=SUITES)
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser = argparse.ArgumentParser(prog="python -m bench.envs", description="Measure the frames per second of envs with random actions.")
+    parser.add_argument("ids", nargs="*", default=SUITES, metavar="ID", help="ids of envs (default: one env of each suite of EnvPool)")
+    parser.add_argument("--num-envs", type=int, default=8, help="number of parallel envs (8)")
+    parser.add_argument("--threads", type=int, default=1, help="number of threads of the env (1)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of each measurement (3)")
     given = parser.parse_args()
     for name in given.ids:
         backend, fps = frames_per_second(name, given.num_envs, given.threads, given.seconds)

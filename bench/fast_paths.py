@@ -59,7 +59,7 @@ def gain(path: FastPath, number: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the gain of each fast path.")
+    parser = argparse.ArgumentParser(prog="python -m bench.fast_paths", description="Measure the gain of each fast path.")
     parser.add_argument("paths", nargs="*", default=list(PATHS), metavar="PATH", help=f"{', '.join(PATHS)} (default: all)")
     parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95], help="number of pairs (10)")
     arguments = parser.parse_args()

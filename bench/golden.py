@@ -205,9 +205,9 @@ def run(checkout: Path, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the results of two checkouts byte by byte.")
-    parser.add_argument("other", help="the other checkout, or a file that --save wrote")
-    parser.add_argument("cases", nargs="*", help=f"cases to run (default: all): {', '.join(CASES)}")
+    parser = argparse.ArgumentParser(prog="python -m bench.golden", description="Compare the results of two checkouts byte by byte.")
+    parser.add_argument("other", metavar="OTHER_CHECKOUT", help="the other checkout, or a file that --save wrote")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the results of the other checkout to this file")
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

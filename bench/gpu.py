@@ -365,9 +365,9 @@ def print_speeds(device: str, dry: bool) -> list[dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the checks and measurements; return the exit status."""
-    parser = argparse.ArgumentParser(description="Tests and speed on a CUDA device.")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write (default: gpu.json)")
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description="Test and measure slm_lab on a CUDA device.")
+    parser.add_argument("--device", default="cuda:0", help="CUDA device (default: cuda:0)")
+    parser.add_argument("--out", type=Path, metavar="FILE", default=Path("gpu.json"), help="JSON file to write (default: gpu.json)")
     parser.add_argument("--dry-run", action="store_true", help="use the code paths of a device on the CPU, with tiny sizes")
     asked = parser.parse_args(arguments)
     device, dry = asked.device, asked.dry_run

@@ -76,8 +76,8 @@ def fitting_epochs(case: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.overlap", description="Frames per second, asynchronous against synchronous.")
-    parser.add_argument("cases", nargs="*", help=f"{', '.join(CASES)} (default: all)")
+    parser = argparse.ArgumentParser(prog="python -m bench.overlap", description="Compare asynchronous and synchronous rollouts.")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each mode (3)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -96,7 +96,7 @@ def ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compare the training speed of two checkouts.")
+    parser = argparse.ArgumentParser(prog="python -m bench.paired", description="Compare the training speed of two checkouts.")
     parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
     parser.add_argument("cases", nargs="*", default=list(FRAMES), metavar="CASE", help=f"{', '.join(FRAMES)} (default: all)")
     parser.add_argument("--pairs", type=int, default=20, choices=[n + 1 for n in T95], help="number of pairs (20)")

@@ -42,8 +42,8 @@ def updates_per_second(case: str, mode: str, locked: bool, workers: int) -> floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="Updates per second of 2 Hogwild workers against 1.")
-    parser.add_argument("cases", nargs="*", help=f"{', '.join(CASES)} (default: all)")
+    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="Compare 2 Hogwild workers with 1 worker.")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--mode", action="append", choices=MODES, help="may be given several times (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each number of workers (3)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

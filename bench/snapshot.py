@@ -105,7 +105,9 @@ def measure(parameters: int, snapshots: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.snapshot", description="Pause of the workers during a snapshot of a shared net.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.snapshot", description="Measure the pause of workers during a snapshot of shared arrays."
+    )
     parser.add_argument("--parameters", type=int, default=10_000_000, help="number of parameters of the net (10 million)")
     parser.add_argument("--snapshots", type=int, default=50, help="number of snapshots (50)")
     options = parser.parse_args()

@@ -224,7 +224,7 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.speed", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m bench.speed", description="Compare the training speed with other libraries.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each library per case (3)")
     parser.add_argument(

@@ -143,7 +143,7 @@ def show_growth(server: Server, data: Path, polls: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.view", description="Measure the cost of `slm-lab view`.")
     parser.add_argument("--runs", type=int, default=1000, help="number of runs in the list (1000)")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds for which the share of a core is measured (60)")
     parser.add_argument("--polls", type=int, default=2000, help="number of answers over which the growth of the memory is measured (2000)")

@@ -107,11 +107,11 @@ def draw(rates: dict[str, list[float]], picture: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.width", description="Frames per second of PPO on CartPole over the number of envs."
+        prog="python -m bench.width", description="Measure frames per second of PPO on CartPole over the number of envs."
     )
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each case, of which the median is printed (3)")
     parser.add_argument("--threads", type=int, default=2, help="number of torch threads of the second training curve (2)")
-    parser.add_argument("--picture", type=Path, help="draw the curves into this PNG file")
+    parser.add_argument("--picture", type=Path, help="PNG file to which the curves are drawn")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

@@ -36,7 +36,7 @@ Results = dict[str, Any]
 
 
 class Log:
-    """Records the returns of training episodes, and the steps of all envs that `record` wraps."""
+    """Records the returns of training episodes, and counts the steps of all envs with a Recorder."""
 
     def __init__(self) -> None:
         self.frame, self.begin, self.paused = 0, perf_counter(), 0.0

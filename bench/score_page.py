@@ -53,7 +53,7 @@ class Section(NamedTuple):
     """Study → source of the published scores in its file; "": none. If two studies have the same env, the run with more frames is used."""
     text: str
     reference: str = ""
-    """Source of the published score up to which `seconds` are counted, and which is 1 in the interquartile mean over envs."""
+    """Source of the published scores that are thresholds for the column of seconds, and 1 in the interquartile mean over envs."""
 
 
 SECTIONS = (
@@ -228,9 +228,9 @@ def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapp
 
 
 def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
-    """Return the threshold of the column of seconds, which is a return.
+    """Return the threshold for the column of seconds: the time until this return was reached is shown.
 
-    The threshold is the published score of the section's reference or, if there is none, the return that counts as solved.
+    The threshold is the published score of the section's reference or, without such a score, the return that counts as solved.
     """
     known = columns.get(section.reference, {}).get((one.row.env, one.row.entry))
     return one.study.solve_score(one.row.env) if known is None else known
@@ -259,7 +259,7 @@ def _advantage(one: Scored, found: Sequence[Scored]) -> str:
 
 
 def over_envs(section: Section, found: Sequence[Scored]) -> str:
-    """Return the interquartile means over all envs and a sentence about the scale; "" if there are not two envs or no scale."""
+    """Return the interquartile means over all envs and a sentence about the scales; "" with fewer than two envs or without scales."""
     columns = sources(section, found).get(section.reference, {})
     ones = {env: max(score for (its, _), score in columns.items() if its == env) for env, _ in columns}
     together = [Setting(one.row.entry, one.setting.runs) for one in found]
@@ -318,7 +318,7 @@ def _command_of(one: Scored) -> str:
 
 
 def section_text(section: Section) -> str:
-    """Return the text of a section; it has one line if there are no results."""
+    """Return the text of a section. The text of a section without results has one line."""
     found = contents(section)
     names = " ".join(section.studies)
     if not found:

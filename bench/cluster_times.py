@@ -20,7 +20,7 @@ from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
-from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers, closing
+from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers, closing_server
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import Metrics
 from slm_lab.lib.rng import session_seeds
@@ -179,7 +179,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
     with ExitStack() as stack:
 
         def start(number: int) -> _Timed:
-            remote = _Timed(stack.enter_context(closing(ParameterServer(spec, session_seeds(0, 0, 0), number))))
+            remote = _Timed(stack.enter_context(closing_server(ParameterServer(spec, session_seeds(0, 0, 0), number))))
             _HANDLES[id(remote)] = remote
             return remote
 

@@ -32,11 +32,11 @@ def smooth_actions(size: int) -> np.ndarray:
 
 def recorded(name: str) -> dict[str, np.ndarray]:
     """Step an env of EnvPool through slm_lab, and return the actions, the rewards, and each part of the observations, [STEPS + 1, …]."""
-    from slm_lab.env.make import choose_backend, find_target
+    from slm_lab.env.make import choose_backend, make_env_request
     from slm_lab.spec.models.env import EnvSpec
 
     spec = EnvSpec(name=name, max_frame=1, num_envs=1)
-    target = find_target(spec, 1)
+    target = make_env_request(spec, 1)
     backend = choose_backend(spec, target)(target)
     assert isinstance(backend.action_space, gym.spaces.Box)
     actions = smooth_actions(backend.action_space.shape[0])

@@ -16,7 +16,7 @@ from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.report.compare import Setting, summarize
 from slm_lab.experiment.report.compare_report import estimate_text, median_text
 from slm_lab.experiment.report.figure import Figure
-from slm_lab.experiment.report.metrics import Median, difference
+from slm_lab.experiment.report.metrics import Median, estimate_difference
 from slm_lab.experiment.report.pairwise import compare_pairs
 from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
@@ -255,7 +255,7 @@ def _advantage(one: Scored, found: Sequence[Scored]) -> str:
     if ours is None:
         return ""
     values = [setting.scores(one.study.metric).tolist() for setting in (ours.setting, one.setting)]
-    return estimate_text(difference(*values), "+")
+    return estimate_text(estimate_difference(*values), "+")
 
 
 def over_envs(section: Section, found: Sequence[Scored]) -> str:

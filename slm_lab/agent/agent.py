@@ -176,7 +176,7 @@ class Agent:
         if taken:
             self.load_weights({**own, **taken})
             if (trainer := self.algorithm.policy_trainer) is not None:
-                trainer.restart_optimizers()
+                trainer.refresh_stored_parameters()
             self.algorithm.copy_to_target()
         return [name for name in own if name not in taken]
 

@@ -49,7 +49,7 @@ def agent_spaces(
 
     Raises: UnsupportedSpace for spaces that agents do not support, and SpecError for an invalid env.action_mask or env.critic_keys.
     """
-    uses = _uses(spec, observation, action)
+    uses = _find_entry_uses(spec, observation, action)
     if uses:
         assert isinstance(observation, spaces.Dict)
         observation = order_entries(observation, uses)
@@ -68,7 +68,7 @@ def image_channels(spec: EnvSpec) -> Channels | None:
     return "last" if spec.channels is None and "MinAtar/" in spec.name else spec.channels
 
 
-def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
+def _find_entry_uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
     """Return a dict from the key of each entry of a Dict observation that is not an input of all nets to its use: "mask" or "critic".
     Raises SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
@@ -102,10 +102,10 @@ def _unknown_key_problems(given: Sequence[str], keys: Sequence[str], name: str) 
 
 def has_mask_per_combination(mask: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
     """Return whether an action mask has one number for each combination of the choices of a multi-discrete action's components."""
-    return isinstance(action, spaces.MultiDiscrete) and mask.shape == tuple(action.nvec.ravel()) and not _is_flat(mask, action)
+    return isinstance(action, spaces.MultiDiscrete) and mask.shape == tuple(action.nvec.ravel()) and not _has_mask_per_choice(mask, action)
 
 
-def _is_flat(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
+def _has_mask_per_choice(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
     """Return whether an action mask has one number for each choice of each component of a multi-discrete action, either as a vector or as a
     matrix with one row per component."""
     nvec, shape = action.nvec.ravel(), tuple(mask.shape or ())
@@ -121,7 +121,10 @@ def _mask_misfit_reason(key: str, mask: spaces.Space[Any], action: spaces.Space[
             fits, wanted = kinds and np.prod(mask.shape or ()) == action.n, f"[{action.n}], one number per action"
         case spaces.MultiDiscrete():
             nvec = action.nvec.ravel().tolist()
-            fits, wanted = kinds and (_is_flat(mask, action) or has_mask_per_combination(mask, action)), f"[{sum(nvec)}] or {nvec}"
+            fits, wanted = (
+                kinds and (_has_mask_per_choice(mask, action) or has_mask_per_combination(mask, action)),
+                f"[{sum(nvec)}] or {nvec}",
+            )
         case spaces.Dict() | spaces.Tuple() if size := number_of_choices(action):
             fits, wanted = kinds and mask.shape == (size,), f"[{size}], one number per choice of the discrete parts of the action"
         case _:

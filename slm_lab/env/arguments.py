@@ -33,13 +33,13 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     If an env constructor has **kwargs, the returned names include the arguments of its base classes, because **kwargs are usually passed on
     to the base classes.
     """
-    layers = _signatures(creator)
+    layers = _constructor_parameters(creator)
     parameters = [one for layer in layers for one in layer.values()]
     names = {one.name: None for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name != "self"}
     return list(names), any(one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
+def _constructor_parameters(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
     """Return one dict of parameters for each constructor: the constructor of an env class, then those of its base classes, up to the first
     constructor without **kwargs."""
     found: list[Mapping[str, inspect.Parameter]] = []
@@ -53,7 +53,7 @@ def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parame
 def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
     """Return the names of those arguments of an env constructor that have a bool as default and no annotation other than bool."""
     found: dict[str, bool] = {}
-    for parameters in _signatures(creator):
+    for parameters in _constructor_parameters(creator):
         for name, one in parameters.items():  # an argument of a class overrides the same argument of its base class
             found.setdefault(name, isinstance(one.default, bool) and one.annotation in (one.empty, bool, "bool"))
     return {name for name, boolean in found.items() if boolean}

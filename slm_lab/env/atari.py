@@ -88,7 +88,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         meanings: list[str] = getattr(env.unwrapped, "get_action_meanings")()  # noqa: B009
         self._fires = settings.use_fire_reset and "FIRE" in meanings
         self._elapsed = 0
-        self._raw = np.zeros((2, *self._screen().shape), np.uint8)
+        self._raw = np.zeros((2, *self._read_screen().shape), np.uint8)
         self._stack = np.zeros(settings.channels_shape, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
@@ -104,7 +104,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
                 self._ale.reset_game()
         self._elapsed = 0
         self._stack = np.zeros_like(self._stack)
-        self._raw[0], self._raw[1] = self._screen(), 0
+        self._raw[0], self._raw[1] = self._read_screen(), 0
         info["lives"] = self._ale.lives()
         return self._observe(), info
 
@@ -122,7 +122,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
                 self._raw[left - 1] = frame
         return self._observe(), total, terminated, truncated, info
 
-    def _screen(self) -> np.ndarray:
+    def _read_screen(self) -> np.ndarray:
         return np.asarray(self._ale.getScreenGrayscale() if self.settings.grayscale else self._ale.getScreenRGB())
 
     def _observe(self) -> np.ndarray:

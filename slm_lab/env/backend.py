@@ -123,7 +123,7 @@ class SingleEnvBackend(Protocol):
 
     env: Any
 
-    def gather(self, outcomes: Iterable[Any]) -> RawStep:
+    def finish_step(self, outcomes: Iterable[Any]) -> RawStep:
         """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended. Args: outcomes: iterable that
         contains only the result. Raises InvalidOutcome."""
 
@@ -182,7 +182,7 @@ class Backend(ABC):
         return None
 
     @classmethod
-    def variant(cls, target: EnvRequest) -> type[Backend]:
+    def backend_class_for(cls, target: EnvRequest) -> type[Backend]:
         """Return the backend class that builds the requested envs: this class, or its subclass for certain envs."""
         return cls
 

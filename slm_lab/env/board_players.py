@@ -77,7 +77,7 @@ class PerfectTicTacToe(BoardPlayer):
     shape = (3, 3)
 
     def best_moves(self, board: Board, valid: list[int]) -> list[int]:
-        values = {move: -_value(_board_after_move(board, move)) for move in valid}
+        values = {move: -_minimax_value(_board_after_move(board, move)) for move in valid}
         best = max(values.values())
         return [move for move, value in values.items() if value == best]
 
@@ -90,7 +90,7 @@ class OnePlyConnectFour(BoardPlayer):
 
     def best_moves(self, board: Board, valid: list[int]) -> list[int]:
         for own in (board, tuple(-cell for cell in board)):
-            winning = [column for column in valid if _completes_four(own, _cell(board, column))]
+            winning = [column for column in valid if _completes_four(own, _landing_cell(board, column))]
             if winning:
                 return winning
         return valid
@@ -106,15 +106,15 @@ _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 
 
 
 @cache
-def _value(board: Board) -> int:
+def _minimax_value(board: Board) -> int:
     """Return the result (1, 0 or −1) of a TicTacToe board for the player whose turn it is, if both players play perfectly."""
     if any(all(board[i] == -1 for i in line) for line in _LINES):
         return -1
     empty = [i for i, cell in enumerate(board) if not cell]
-    return max((-_value(_board_after_move(board, move)) for move in empty), default=0)
+    return max((-_minimax_value(_board_after_move(board, move)) for move in empty), default=0)
 
 
-def _cell(board: Board, column: int) -> tuple[int, int]:
+def _landing_cell(board: Board, column: int) -> tuple[int, int]:
     """Return the row and column of the cell in which a stone stops after the stone is dropped into a column of Connect Four. Row 5 is the
     lowest row of the board."""
     return max(row for row in range(6) if not board[7 * row + column]), column

@@ -50,7 +50,7 @@ class BoardGame:
         cells = tuple(f"{letter}{row + 1}" for row in range(self.rows) for letter in string.ascii_lowercase[: self.columns])
         return (*cells, PASS) if self.passes else cells
 
-    def fits(self, info: EnvInfo) -> bool:
+    def matches_env(self, info: EnvInfo) -> bool:
         """Return whether an env has the observations (with an action mask), the actions and the two agents of this game."""
         moves = len(self.moves)
         is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2

@@ -58,7 +58,7 @@ class Curriculum:
         """Return the scheduled values that an env receives with its next reset."""
         return self.current_values() if self._restored is None else self._restored[row]
 
-    def begin(self, row: int, values: Values) -> None:
+    def record_episode_start(self, row: int, values: Values) -> None:
         """Record that the env with index `row` begins an episode with the scheduled values `values`."""
         self._played[row], self.held[row] = self.held[row], values
 

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from slm_lab.env.arguments import WrapperError, unknown_key_message
 from slm_lab.env.mask_from_info import mask_entry, missing_entry_message, not_discrete_message
 from slm_lab.env.spaces import number_of_choices
-from slm_lab.env.wrappers import Parts
+from slm_lab.env.wrappers import EntrySelector
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
 
@@ -250,8 +250,8 @@ class ObservationReader:
         self._plain = None if isinstance(space, spaces.Dict) else slots[0]
         parts = dict(_leaves(space))
         paths = {slot: tuple(re.split(r"[.:]", keys[slot])[1:]) for slot in slots}
-        self._parts = [(slot, path, _last_number(path, parts.get(path))) for slot, path in paths.items()]
-        self._selected: Parts | None = None
+        self._parts = [(slot, path, _greatest_step_count(path, parts.get(path))) for slot, path in paths.items()]
+        self._selected: EntrySelector | None = None
         self._infos = {key.removeprefix("info:"): slot for slot, key in enumerate(keys) if key.startswith("info:")}
         self._mask: tuple[str, int] | None = None
         self._fills_masks = fills_masks
@@ -280,10 +280,10 @@ class ObservationReader:
         """Index, among the arrays of EnvPool's pool, of the info that is the action mask, or None if no info is used as action mask."""
         return None if self._mask is None else self._mask[1]
 
-    def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
+    def restrict_entries(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
         """Restrict observations to the entries `keys` and the action mask. Raises WrapperError for a key that is not an entry of the
         observations."""
-        self._selected = Parts(self.space, action, keys, action_mask)
+        self._selected = EntrySelector(self.space, action, keys, action_mask)
         self.space = self._selected.space
 
     def __call__(self, state: Sequence[np.ndarray]) -> Any:
@@ -325,7 +325,7 @@ def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tu
         yield path, space
 
 
-def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
+def _greatest_step_count(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
     """Return the greatest number of an observation's entry that counts steps, or None for other entries."""
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
 
@@ -387,7 +387,7 @@ class InfoTracker:
             before = self._totals.get(entry, value)
             self._totals[entry] = np.where(elapsed_N > 1, REDUCTIONS[kind](before, value), value)
 
-    def of(self, row: int) -> dict[str, float]:
+    def combined_entries(self, row: int) -> dict[str, float]:
         """Return the combined entries of meta.track_info for the current episode of the env with index `row`."""
         if self._elapsed is None:
             return {}

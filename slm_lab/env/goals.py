@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from slm_lab.env.make import find_target
+from slm_lab.env.make import make_env_request
 from slm_lab.env.normalize import RewardNormalizer
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.env.vec import Env
@@ -55,7 +55,7 @@ class GoalReward:
         if reward_K.shape != (len(achieved_KG),):
             raise ValueError(f"{self._name}: compute_reward returned {list(reward_K.shape)} for a batch of {len(achieved_KG)} goals")
         ends = getattr(self._env, "compute_terminated", None)
-        return GoalOutcome(self._scaled(reward_K), None if ends is None else _terminations(ends, achieved_KG, desired_KG))
+        return GoalOutcome(self._scaled(reward_K), None if ends is None else _compute_terminations(ends, achieved_KG, desired_KG))
 
     def close(self) -> None:
         """Close the separate env that was built to compute rewards, if `threshold` is None."""
@@ -102,7 +102,7 @@ def _check_wrappers(spec: EnvSpec) -> None:
         raise SpecError(spec.name, [Problem(f"env.{wrap.key}", f"'{wrap.wrapper.__name__}' {why}") for wrap in changing])
 
 
-def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
+def _compute_terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
     """Return whether each of K transitions ends the episode, bool [K], according to the env's method `compute_terminated`. Args: ends: the
     method `compute_terminated`.
 
@@ -118,7 +118,7 @@ def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG:
 def _unwrapped_env(spec: EnvSpec) -> Any:
     """Build one env without wrappers and return the env. Raises SpecError if the env has no method `compute_reward`."""
     env: Any = None
-    if find_target(spec, 1).registration is not None:
+    if make_env_request(spec, 1).registration is not None:
         with quiet_gymnasium():
             env = gym.make(spec.name, disable_env_checker=True, **spec.kwargs).unwrapped
     if not hasattr(env, "compute_reward"):

@@ -31,7 +31,7 @@ class GroupBackend(Backend):
         self._obs: Any = None
         self._step: RawStep | None = None
 
-    def take(self, obs: Any, raw: RawStep | None = None) -> None:
+    def set_group_rows(self, obs: Any, raw: RawStep | None = None) -> None:
         """Store the observations that the next call of `reset` or `step` returns. Args: obs: observations of the group's agents. raw:
         RawStep with the rows of all agents, or None after a reset."""
         acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
@@ -91,7 +91,7 @@ class GroupedEnv(Env):
         for group in self.groups:
             group.reseed(seed)
 
-    def _view(self, group: Env) -> GroupBackend:
+    def _group_backend(self, group: Env) -> GroupBackend:
         assert isinstance(group._backend, GroupBackend)
         return group._backend
 
@@ -101,7 +101,7 @@ class GroupedEnv(Env):
         except Exception as error:
             raise_located_outcome(error, self.name, "reset", 0)
         for group, batch in zip(self.groups, obs, strict=True):
-            self._view(group).take(batch)
+            self._group_backend(group).set_group_rows(batch)
         return self._observations([group.reset() for group in self.groups])
 
     def step(self, action_N: np.ndarray) -> VecStep:
@@ -113,7 +113,7 @@ class GroupedEnv(Env):
         except Exception as error:
             raise_located_outcome(error, self.name, "step", self._steps)
         for group, batch in zip(self.groups, raw.obs, strict=True):
-            self._view(group).take(batch, raw)
+            self._group_backend(group).set_group_rows(batch, raw)
         self.acts_N = self._backend.acts_N
         return self._join_steps([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
 
@@ -162,8 +162,8 @@ class GroupedEnv(Env):
         if not super().resume():
             return False
         for group in self.groups:
-            view = self._view(group)
-            view.take(view._obs)
+            view = self._group_backend(group)
+            view.set_group_rows(view._obs)
             group.resume()
         return True
 

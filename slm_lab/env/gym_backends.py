@@ -88,7 +88,7 @@ class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
     """Gymnasium's SyncVectorEnv, which returns only the infos that the backend uses."""
 
 
-class _Maker:
+class _EnvConstructor:
     """Picklable constructor of an env. Unpickling this object in a worker process also applies the main process's ProcessState (environment
     variables, umask, CPU cores and priority) to the worker."""
 
@@ -102,11 +102,11 @@ class _Maker:
         return _unpickle_constructor, (ProcessState.of_this_process(), self._make)
 
 
-def _unpickle_constructor(state: ProcessState, make: SingleEnvConstructor) -> _Maker:
-    return _Maker(make)
+def _unpickle_constructor(state: ProcessState, make: SingleEnvConstructor) -> _EnvConstructor:
+    return _EnvConstructor(make)
 
 
-class _EnvFns(list[_Maker]):
+class _EnvFns(list[_EnvConstructor]):
     """List of one constructor per env. AsyncVectorEnv iterates over this list and starts one process for each constructor.
 
     From the iteration over this list until the ExitStack `starting` is closed, new processes start with blocked stop signals, with one
@@ -114,10 +114,10 @@ class _EnvFns(list[_Maker]):
     """
 
     def __init__(self, make: SingleEnvConstructor, count: int, starting: contextlib.ExitStack) -> None:
-        super().__init__([_Maker(make)] * count)
+        super().__init__([_EnvConstructor(make)] * count)
         self._starting = starting
 
-    def __iter__(self) -> Iterator[_Maker]:
+    def __iter__(self) -> Iterator[_EnvConstructor]:
         self._starting.enter_context(hide_main_module())
         self._starting.enter_context(temporary_environment({name: os.environ.get(name, "1") for name in THREAD_LIMITS}))
         self._starting.enter_context(stop_signals_blocked())
@@ -148,7 +148,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
                 # Gymnasium's annotation of `worker` lacks the first arguments
                 followed = None if curriculum is None else (make, curriculum)
-                worker: Any = functools.partial(_worker, os.getpid(), track_info, make.action_mask, followed)
+                worker: Any = functools.partial(_run_worker, os.getpid(), track_info, make.action_mask, followed)
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, choose_start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
@@ -232,7 +232,7 @@ class _WorkerChecks(gym.Wrapper[Any, Any, Any, Any]):
             seed = curriculum.next_seed(0) if seed is None else seed
         else:
             set_attributes(self.env, curriculum.attributes(values), curriculum.known)
-        curriculum.begin(0, values)
+        curriculum.record_episode_start(0, values)
         return seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -293,7 +293,7 @@ class _ErrorQueue:
         self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, trace))
 
 
-def _worker(
+def _run_worker(
     parent: int,
     track_info: Sequence[str],
     action_mask: str | Literal[False] | None,
@@ -432,9 +432,9 @@ class Sync(_GymVectorBackend):
 
     def step(self, action: np.ndarray) -> RawStep:
         """Step all envs. SyncVectorEnv.step is not used, because with one CartPole env it takes 1.5 times as long as this method."""
-        return self.gather(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
+        return self.finish_step(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
 
-    def gather(self, outcomes: Iterable[Any]) -> RawStep:
+    def finish_step(self, outcomes: Iterable[Any]) -> RawStep:
         """Combine the results of the envs' steps into one RawStep, and reset the envs whose episode ended. Raises InvalidOutcome."""
         count, final, lives_N = len(self._envs), None, None
         reward_N, terminated_N, truncated_N = np.empty(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
@@ -481,21 +481,21 @@ class Sync(_GymVectorBackend):
         if not rebuild:
             if values != curriculum.held[row]:
                 set_attributes(self._envs[row], curriculum.attributes(values), curriculum.known)
-            curriculum.begin(row, values)
+            curriculum.record_episode_start(row, values)
             return None
         env = _rebuild_env(self._make, curriculum, values, self._envs[row])
         self._envs[row] = env
         if self.lone is not None:
             self.env = env
             _speed_up_contains(env.unwrapped.action_space)
-        curriculum.begin(row, values)
+        curriculum.record_episode_start(row, values)
         new_seed = curriculum.next_seed(row) if seed is None else seed
         seed_spaces(env, new_seed)
         return new_seed
 
     def _copied_last_obs(self, obs: Any) -> Any:
         """Return a copy of the last observation of an episode, because the env may reuse the observation's array."""
-        if self._plain and type(obs) is np.ndarray and self.fits(obs):
+        if self._plain and type(obs) is np.ndarray and self.matches_space(obs):
             return obs.copy()
         return copy.deepcopy(fit_to_space(self.observation_space, obs))
 
@@ -511,7 +511,7 @@ class Sync(_GymVectorBackend):
             load_env_state(env, one)
 
     def _stack(self, obs_list: list[Any]) -> Any:
-        if self._plain and len(obs_list) == 1 and self.fits(obs_list[0]):
+        if self._plain and len(obs_list) == 1 and self.matches_space(obs_list[0]):
             return obs_list[0][None]
         try:
             return concatenate(self.observation_space, self._fit_observations(obs_list) if self._narrow else obs_list, self._obs)
@@ -529,7 +529,7 @@ class Sync(_GymVectorBackend):
                 raise
         return obs_list
 
-    def fits(self, obs: Any) -> bool:
+    def matches_space(self, obs: Any) -> bool:
         """Return whether an observation already has the dtype and shape of the Box observation space, so that no conversion is needed."""
         return isinstance(obs, np.ndarray) and obs.dtype == self._dtype and obs.shape == self._shape
 
@@ -577,20 +577,20 @@ class Async(_GymVectorBackend):
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         with _worker_death():
-            self._send()
+            self._send_scheduled_values()
             obs = super().reset(seeds)
             self._prepare_reset(range(self._vec.num_envs))
             return obs
 
     def step(self, action: np.ndarray) -> RawStep:
         with _worker_death():
-            self._send()
+            self._send_scheduled_values()
             raw = super().step(action)
             if raw.final:
                 self._prepare_reset(row for row, _ in raw.final)
             return raw
 
-    def _send(self) -> None:
+    def _send_scheduled_values(self) -> None:
         """Send the scheduled values for the next resets of the envs to the worker processes, if these values have changed. This method is
         called before each step, because each step may reset an env."""
         if self._curriculum is not None and (values := self._curriculum.current_values()) != self._sent:
@@ -600,7 +600,7 @@ class Async(_GymVectorBackend):
     def _prepare_reset(self, rows: Iterable[int]) -> None:
         if self._curriculum is not None:
             for row in rows:
-                self._curriculum.begin(row, self._curriculum.current_values())
+                self._curriculum.record_episode_start(row, self._curriculum.current_values())
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def make_env(
     unsupported space.
     """
     _check_memory(spec, num_envs)
-    target = replace(find_target(spec, num_envs or spec.num_envs, threads, training), track_info=tuple(track_info))
+    target = replace(make_env_request(spec, num_envs or spec.num_envs, threads, training), track_info=tuple(track_info))
     chosen = choose_backend(spec, target)
     _check_track_info(spec, chosen, track_info)
     if minimal_num_envs and chosen in (Sync, Async, PettingZoo, Ale, EnvPool):  # other backends may need the spec's number
@@ -262,12 +262,12 @@ def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None,
     return Curriculum(spec.schedule, known, num_envs, final=not training)
 
 
-def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
+def make_env_request(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
     """Look up the env id of a spec, check the arguments of the env's constructor, and return the request for a backend. Raises
     SpecError."""
     own, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
     pool = None if own else envpool_id(spec.name)
-    registration = _registration(spec) if pool is None and zoo is None else None
+    registration = _find_registration(spec) if pool is None and zoo is None else None
     kwargs, atari = spec.kwargs, None
     if pool is not None:
         _check_envpool(spec, pool)
@@ -275,7 +275,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
         if not own and (reason := unavailable_reason(spec.name)):
             raise _env_spec_error(spec, "name", reason)
     elif is_preprocessed(spec):
-        atari, kwargs = _atari(spec), {}
+        atari, kwargs = _make_atari_settings(spec), {}
     elif registration is not None and not own:  # a user's backend checks its own arguments
         _check_arguments(spec, registration)
     curriculum = _curriculum(spec, num_envs, registration, atari is not None, training)
@@ -288,7 +288,7 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
     """Return the problems of the spec's arguments for the env's constructor, without building the env. If the env's package is missing, the
     list is empty."""
     try:
-        find_target(spec, spec.num_envs)
+        make_env_request(spec, spec.num_envs)
     except SpecError as error:
         own = ":" in spec.name
         return [problem for problem in error.problems if own or problem.path != "env.name"]
@@ -373,7 +373,7 @@ def _env_spec_error(spec: EnvSpec, key: str, message: str) -> SpecError:
     return SpecError(spec.name, [Problem(f"env.{key}", message)])
 
 
-def _registration(spec: EnvSpec) -> Registration | None:
+def _find_registration(spec: EnvSpec) -> Registration | None:
     """Return Gymnasium's registration of the spec's env id, or None if the id is not registered, but the spec's backend (envpool or a
     user's backend) may support the id. Raises SpecError."""
     module, _, name = spec.name.rpartition(":")
@@ -419,7 +419,7 @@ def _registered_ids_text(module: str, name: str, before: set[str]) -> str:
     return f"{nearest_hint(name, ids) or ';'} it registers {', '.join(ids[:_SHOWN])}{more}"
 
 
-def _atari(spec: EnvSpec) -> AtariSettings:
+def _make_atari_settings(spec: EnvSpec) -> AtariSettings:
     kwargs = dict(spec.kwargs)
     if kwargs.pop("reward_clipping", False):
         raise _env_spec_error(
@@ -470,7 +470,7 @@ def _string_flag_problems(spec: EnvSpec, flags: Collection[str]) -> list[Problem
 def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend:
     try:
         with quiet_gymnasium():
-            return backend.variant(target)(target)
+            return backend.backend_class_for(target)(target)
     except WrapperError as error:
         raise _env_spec_error(spec, *error.args) from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:

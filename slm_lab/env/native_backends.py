@@ -112,7 +112,7 @@ class EnvPool(Backend):
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def variant(cls, target: EnvRequest) -> type[Backend]:
+    def backend_class_for(cls, target: EnvRequest) -> type[Backend]:
         env = envpool_envs().get(_envpool_name_and_config(target)[0])
         return EnvPoolAgents if env is not None and env.players > 1 else cls
 
@@ -156,17 +156,17 @@ class EnvPool(Backend):
         self._tracked = InfoTracker(target.track_info, spec._state_keys)
         self._read = ObservationReader(space, spec._state_keys, fills_masks=self._suite == "jumanji")
         for wrap in target.wraps:  # env.obs_keys is the only wrapper that reaches this backend
-            self._read.select(**wrap.kwargs, action=self.action_space)
+            self._read.restrict_entries(**wrap.kwargs, action=self.action_space)
         self._read.add_mask(target.action_mask, self.action_space)
         self.observation_space = self._read.space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         with quiet_gymnasium(), nullcontext() if self._folder is None else chdir(self._folder.name):
             if seeds is not None or self._pool is None:
-                self._make(seeds)
+                self._create_pool(seeds)
             return self._reset_rows(np.arange(self._num_envs, dtype=np.int32))
 
-    def _make(self, seeds: Sequence[int] | None) -> None:
+    def _create_pool(self, seeds: Sequence[int] | None) -> None:
         """Create EnvPool's pool of envs. The seeds of a pool cannot be changed after the pool has been created."""
         self.close()
         self._pool = import_envpool().make(
@@ -228,7 +228,7 @@ class EnvPool(Backend):
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         infos = {key.removeprefix("info:"): values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}
-        return {**row_info(infos, row), **self._tracked.of(row)}
+        return {**row_info(infos, row), **self._tracked.combined_entries(row)}
 
     def close(self) -> None:
         if self._pool is not None:
@@ -275,20 +275,20 @@ class EnvPoolAgents(EnvPool):
     def _pool_seeds(self, seeds: Sequence[int]) -> list[int]:
         return [*seeds, *seeds]
 
-    def _make(self, seeds: Sequence[int] | None) -> None:
-        super()._make(seeds)
+    def _create_pool(self, seeds: Sequence[int] | None) -> None:
+        super()._create_pool(seeds)
         self._seeds = None if seeds is None else list(seeds)
         self._resets_N[:] = 0
 
     def _reset_rows(self, rows: np.ndarray) -> Any:
         """Reset the envs with the indices `rows`, in ascending order, and return the observations of the agents in these envs."""
-        self._fill(len(rows))
+        self._fill_batch(len(rows))
         obs = super()._reset_rows(rows)
         self._resets_N[rows] += 1
         self._length_N[rows] = 0
         return obs
 
-    def _fill(self, count: int) -> None:
+    def _fill_batch(self, count: int) -> None:
         """Reset as many spare envs of EnvPool's pool as are missing in a batch of `count` envs, because the pool returns only full
         batches."""
         if count < self._num_envs:
@@ -370,7 +370,7 @@ class EnvPoolAgents(EnvPool):
         rows = self._num_envs * len(self.agents)
         found = {key: values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}
         own = {key.removeprefix("info:"): one[row if len(one) == rows else row // len(self.agents)] for key, one in found.items()}
-        return {**own, **self._tracked.of(row)}
+        return {**own, **self._tracked.combined_entries(row)}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
         if not self._replays or self._seeds is None:
@@ -392,7 +392,7 @@ class EnvPoolAgents(EnvPool):
         for index in range(max(map(len, state))):
             envs = np.array([env for env, moves in enumerate(state) if len(moves) > index], np.int32)
             moves = np.array([state[env][index] for env in envs], np.int32)
-            self._fill(len(envs))
+            self._fill_batch(len(envs))
             self._pool._send([envs, envs, moves])
             self._note_moves(envs, moves, self._receive()[self._at["elapsed_step"]])
 

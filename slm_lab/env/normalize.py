@@ -90,7 +90,7 @@ class RunningStats:
         """Return a copy of the statistics as Moments."""
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
-    def set(self, moments: Moments) -> None:
+    def set_statistics(self, moments: Moments) -> None:
         """Replace the statistics by the statistics of `moments`."""
         if self._store is None:
             self._set(moments)
@@ -122,7 +122,7 @@ class RunningStats:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the statistics by statistics that `state_dict` returned."""
-        self.set(Moments(int(state["count"]), np.asarray(state["mean"]), np.asarray(state["m2"])))
+        self.set_statistics(Moments(int(state["count"]), np.asarray(state["mean"]), np.asarray(state["m2"])))
 
 
 def _moments(batch: np.ndarray) -> Moments:
@@ -291,18 +291,18 @@ class Normalizers:
             stats.merge(delta)
 
     @property
-    def vector(self) -> np.ndarray:
+    def statistics_vector(self) -> np.ndarray:
         """All statistics in one float64 vector, which is empty if there are no statistics."""
         parts = [part for stats in self._stats.values() for part in stats.moments()]
         return np.concatenate([np.ravel(np.asarray(part, np.float64)) for part in parts]) if parts else np.zeros(0)
 
-    @vector.setter
-    def vector(self, vector: np.ndarray) -> None:
+    @statistics_vector.setter
+    def statistics_vector(self, vector: np.ndarray) -> None:
         at = 0
         for stats in self._stats.values():
             shape, size = stats.mean.shape, stats.mean.size
             mean, m2 = vector[at + 1 : at + 1 + 2 * size].reshape(2, *shape)
-            stats.set(Moments(int(vector[at]), mean, m2))
+            stats.set_statistics(Moments(int(vector[at]), mean, m2))
             at += 1 + 2 * size
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,7 +324,7 @@ class Normalizers:
         if self.reward is not None and returns is not None and len(returns) == len(self.reward.return_N):
             self.reward.return_N[:] = returns
 
-    def take_obs_statistics(self, state: dict[str, Any]) -> bool:
+    def load_foreign_obs_statistics(self, state: dict[str, Any]) -> bool:
         """Load the observation statistics that another run has saved.
 
         Returns False, without loading, if only one of the two runs has observation statistics, or if the shapes of the observations differ.

@@ -164,13 +164,13 @@ def fit_to_space(space: spaces.Space[Any], value: Any, name: str = "observation"
     match space:
         case spaces.Dict():
             if not isinstance(value, Mapping):
-                _refuse(space, value, name, lead)
+                _raise_misfit(space, value, name, lead)
             if missing := [key for key in space.spaces if key not in value]:
                 raise InvalidOutcome(f"{name} has no part {missing[0]!r}; its space is {space_text(space)}")
             return {key: fit_to_space(part, value[key], f"{name}[{key!r}]", lead) for key, part in space.spaces.items()}
         case spaces.Tuple():
             if not (isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim)) or len(value) < len(space.spaces):
-                _refuse(space, value, name, lead)
+                _raise_misfit(space, value, name, lead)
             return tuple(fit_to_space(part, value[i], f"{name}[{i}]", lead) for i, part in enumerate(space.spaces))
     return _fit_array(space, value, name, lead)
 
@@ -182,7 +182,7 @@ def _fit_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int,
         return value
     array = _array(value)
     if array is None or array.shape != shape or (converted := _cast(array, np.dtype(space.dtype))) is None:
-        _refuse(space, value, name, lead)
+        _raise_misfit(space, value, name, lead)
     inside = _is_in_space(space, converted)
     if not inside.all():
         row = int(np.argmin(inside.reshape(len(inside), -1).all(axis=1))) if lead else None
@@ -223,7 +223,7 @@ def _is_in_space(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
     return np.ones(1, bool)
 
 
-def _refuse(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> NoReturn:
+def _raise_misfit(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> NoReturn:
     raise InvalidOutcome(_misfit_message(space, value, name, lead))
 
 

@@ -18,7 +18,7 @@ from slm_lab.env.mask_from_info import MASK_KEYS, mask_entry, missing_entry_mess
 from slm_lab.env.outcome import InvalidOutcome, fit_to_space, raise_invalid_outcome, value_text
 from slm_lab.env.pettingzoo_games import Result, pettingzoo_constructor, possible_agents, wrap_game
 from slm_lab.env.spaces import number_of_choices
-from slm_lab.env.wrappers import Parts
+from slm_lab.env.wrappers import EntrySelector
 from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_id
 
 _LONGEST = 100_000
@@ -112,7 +112,7 @@ class PettingZoo(Backend):
         for name, info in game.infos.items():
             if self._kind_of[name].undeclared and (found := next((key for key in MASK_KEYS if key in info), None)):
                 raise InvalidOutcome(undeclared_message(found))
-        self._note(index)
+        self._update_observations(index)
 
     def step(self, action: np.ndarray) -> RawStep:
         count, rows = len(self._names), len(self._elements)
@@ -147,7 +147,7 @@ class PettingZoo(Backend):
             game.present = []
         for name in (*result.terminated, *result.truncated):
             self._infos[index * len(self._names) + self._names.index(name)] = dict(game.infos[name])
-        self._note(index, result.truncated)
+        self._update_observations(index, result.truncated)
         return result
 
     def _actions_by_row(self, action: Any) -> list[Any]:
@@ -160,7 +160,7 @@ class PettingZoo(Backend):
                 each[row] = int(one) if kind.discrete else one
         return each
 
-    def _note(self, index: int, truncated: Sequence[str] = ()) -> None:
+    def _update_observations(self, index: int, truncated: Sequence[str] = ()) -> None:
         """Update the observations of the agents of one env.
 
         Args: truncated: agents whose episodes were truncated. The last observations of these agents keep their action masks, because the
@@ -224,7 +224,7 @@ class PettingZoo(Backend):
             game.env.close()
 
 
-class _Kind:
+class _AgentKind:
     """A kind of agents: all agents of an env that have equal spaces. This class converts the observations and actions of the agents of one
     kind.
 
@@ -243,7 +243,7 @@ class _Kind:
         self.discrete = isinstance(action, spaces.Discrete)
         self.plain_actions = isinstance(action, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box)
         for wrap in target.wraps:  # env.obs_keys is the only wrapper that reaches this backend
-            self._parts = Parts(given, action, **wrap.kwargs)
+            self._parts = EntrySelector(given, action, **wrap.kwargs)
             given = self._parts.space
         self.own: spaces.Space[Any] = given
         self.mask, self.mask_of_info = self._find_mask_entry(target)
@@ -328,7 +328,7 @@ class _Kind:
         return np.asarray(mask != 0, np.int8)
 
 
-def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
+def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_AgentKind]:
     """Return a list of the kinds of agents of an env, in the order of the first agent of each kind. Raises WrapperError."""
     found: list[tuple[list[Any], spaces.Space[Any], spaces.Space[Any]]] = []
     for name in names:
@@ -338,7 +338,7 @@ def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
             found.append(([name], *own))
         else:
             alike.append(name)
-    return [_Kind(*one, target) for one in found]
+    return [_AgentKind(*one, target) for one in found]
 
 
 def _zero_element(space: spaces.Space[Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.envpool_suites import missing_opengl
-from slm_lab.env.make import find_target
+from slm_lab.env.make import make_env_request
 from slm_lab.env.native_backends import EnvPool, EnvPoolAgents
 from slm_lab.env.pettingzoo_backend import PettingZoo
 from slm_lab.env.pettingzoo_games import Result
@@ -47,11 +47,11 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
     if ":" not in spec.backend and (pool := envpool_id(spec.name)) is not None:
         return _rendered_envpool_spec(spec, pool, mode, recorder)
     if ":" not in spec.backend and pettingzoo_id(spec.name) is not None:
-        find_target(spec, 1)  # raises SpecError for an env that cannot be made
+        make_env_request(spec, 1)  # raises SpecError for an env that cannot be made
         return _with_drawing_backend(spec, "DrawnPettingZoo", recorder)
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
-    target = find_target(spec, 1)
+    target = make_env_request(spec, 1)
     own: dict[str, Any] = {}
     wrappers: list[WrapperSpec] = []
     screen = "AtariScreen" if target.atari is not None else "MinAtarScreen" if target.entry_point.startswith("minatar.") else None
@@ -90,7 +90,7 @@ def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> di
 def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
     """Return a copy of an env spec whose env EnvPool builds and renders (see `with_rendering`). Raises SpecError if EnvPool cannot render
     the env."""
-    find_target(spec, 1)  # raises SpecError for an env that cannot be made
+    make_env_request(spec, 1)  # raises SpecError for an env that cannot be made
     suite = envpool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
     if mode == "human" and importlib.util.find_spec("cv2") is None:
@@ -120,8 +120,8 @@ class DrawnEnvPool(EnvPool):
     applies_wraps = True
 
     @classmethod
-    def variant(cls, target: EnvRequest) -> type[Backend]:
-        return DrawnEnvPoolAgents if super().variant(target) is EnvPoolAgents else cls
+    def backend_class_for(cls, target: EnvRequest) -> type[Backend]:
+        return DrawnEnvPoolAgents if super().backend_class_for(target) is EnvPoolAgents else cls
 
     def __init__(self, target: EnvRequest) -> None:
         recorders = [wrap.kwargs["recorder"] for wrap in target.wraps if wrap.wrapper is Record]

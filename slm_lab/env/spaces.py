@@ -434,7 +434,9 @@ def _continuous_action_codec(space: spaces.Box) -> tuple[ActionSpace, Codec]:
     return ActionSpace("continuous", dim=len(low), bounded=bool(np.isfinite([low, high]).all())), decode
 
 
-def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
+def is_compatible_space(
+    one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
+) -> bool:
     """Return whether an agent that was trained with the observation space `one` can use observations of the space `other`.
 
     The structure, sizes, keys and encoding of the two spaces must be equal. The bounds of the two spaces may differ, unless observations

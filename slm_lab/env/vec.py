@@ -164,7 +164,7 @@ class Env:
         except (TypeError, ValueError, OverflowError):
             plain = False
         if not plain:
-            return self._finish_step(lone.gather([outcome]))
+            return self._finish_step(lone.finish_step([outcome]))
         self._return_N[0] += reward
         obs_N, reward_N = self._encode_lone(obs), np.empty(1, self._reward_type)
         reward_N[0] = reward
@@ -237,7 +237,7 @@ class Env:
             terminated_N = raw.terminated_N & valid_N
             truncated_N = raw.truncated_N & valid_N & ~terminated_N
             over_N = terminated_N | truncated_N
-            episodes = self._finish(over_N, truncated_N)
+            episodes = self._ended_episodes(over_N, truncated_N)
             last_obs, reset_N = self._true_last_obs(raw, obs)
             waiting_N = over_N & ~reset_N
             first_N = first_N | reset_N
@@ -306,7 +306,7 @@ class Env:
         numbers = self.info.observation.packed_float_count
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
-    def _finish(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
+    def _ended_episodes(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
         """Return a list of the episodes that end in this step. In Atari, an episode is a complete game."""
         rows = np.flatnonzero(over_N)
         lengths = (self._steps - self._begin_N[rows]).tolist()
@@ -321,7 +321,7 @@ class Env:
         info = picked_numbers(self._backend.episode_info(row), self._track_info) if self._track_info else {}
         return info if self.curriculum is None else info | self.curriculum.end_episode(row, float(self._return_N[row]))
 
-    def follow(self, frame: int) -> None:
+    def set_frame(self, frame: int) -> None:
         """Set the number of frames trained so far, from which the rules of env.schedule compute the values for the next episodes."""
         if self.curriculum is not None:
             self.curriculum.frame = frame

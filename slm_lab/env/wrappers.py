@@ -43,7 +43,7 @@ class ConfiguredWrapper:
             raise WrapperError(self.key, f"{name} cannot wrap {env}: {type(error).__name__}: {error}") from error
 
 
-class Parts:
+class EntrySelector:
     """Function object that selects some entries of a Dict or Tuple observation (see `space_parts`), always including the action mask. If
     only one entry is selected, the result is this entry instead of a dict."""
 
@@ -79,7 +79,7 @@ class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], keys: list[str], action_mask: str | Literal[False] | None = None) -> None:
         super().__init__(env)
-        self._parts = Parts(env.observation_space, env.action_space, keys, action_mask)
+        self._parts = EntrySelector(env.observation_space, env.action_space, keys, action_mask)
         self.observation_space = self._parts.space
 
     def observation(self, observation: Any) -> Any:

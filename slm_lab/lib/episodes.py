@@ -34,7 +34,7 @@ class CurrentReturn(NamedTuple):
     episodes: int
 
     @staticmethod
-    def of(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
+    def from_independent_returns(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
         """Return the mean of returns that are assumed to be independent, with the standard error of the mean.
 
         If `returns` is empty, return None.
@@ -54,7 +54,7 @@ class CurrentReturn(NamedTuple):
         variance that is expected for independent returns, the excess is added to the squared standard error (random effects of a one-way
         analysis of variance).
         """
-        found, groups = CurrentReturn.of(returns), isqrt(len(returns))
+        found, groups = CurrentReturn.from_independent_returns(returns), isqrt(len(returns))
         if found is None or found.error is None or groups < 2:
             return found
         start_G = np.arange(groups) * len(returns) // groups

@@ -152,7 +152,7 @@ class Store(Protocol):
     def arrays(self) -> dict[str, np.ndarray]:
         """Maps the names of all shared arrays, which include the prefixes of their parts, to the arrays."""
 
-    def at(self, name: str, part: Shareable) -> Store:
+    def store_for_part(self, name: str, part: Shareable) -> Store:
         """Return the store that an inner part uses. Args: part: inner part, which belongs to the part of the Session that uses this store.
         name: prefix of the names of the inner part's arrays."""
 
@@ -236,7 +236,7 @@ def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -
     """Attach each part of a Session to its arrays in `arrays`, whose names begin with the prefixes that `prefixed_arrays` added."""
     for prefix, part in parts.items():
         part.attach(
-            store.at(prefix, part),
+            store.store_for_part(prefix, part),
             {name.removeprefix(f"{prefix}/"): array for name, array in arrays.items() if name.startswith(f"{prefix}/")},
         )
 
@@ -262,7 +262,7 @@ class SharedArrays:
         self._writing = False
         self._copies: dict[str, np.ndarray] = {}
 
-    def at(self, name: str, part: Shareable) -> Self:
+    def store_for_part(self, name: str, part: Shareable) -> Self:
         """Return this store, because all parts of a Session use the same memory."""
         return self
 

@@ -239,7 +239,7 @@ def is_same_or_nested(one: str, other: str) -> bool:
     return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
 
 
-def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, source: str = "--set ") -> None:
+def set_value_at(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, source: str = "--set ") -> None:
     """Set the key at `path` of a raw spec to `value`, in place. Missing sections are created, and are validated later.
 
     Args: source: text that precedes the path in the messages of problems.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.experiment.execute.executor import Context, Died, Event, Executor, Message, Task
+from slm_lab.experiment.execute.executor import Context, Event, Executor, Message, Task, TaskDied
 
 
 class FakeTask(Task):
@@ -58,7 +58,7 @@ class _FakeContext(Context):
         except BaseException as error:
             code = 1
             self.send("failed", f"{type(error).__name__}: {error}")
-        self._inbox.append(Died(self._task, f"ended with exit code {code}", "", code))
+        self._inbox.append(TaskDied(self._task, f"ended with exit code {code}", "", code))
 
 
 class FakeExecutor(Executor):
@@ -90,7 +90,7 @@ class FakeExecutor(Executor):
     def report_death(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
         """Report the death of a task, as if its process had been killed or, with `lost=True`, its node had been lost. The thread of the
         task continues."""
-        task.inbox.append(Died(task, reason, "", lost=lost))
+        task.inbox.append(TaskDied(task, reason, "", lost=lost))
 
     def _end(self, task: FakeTask) -> None: ...
 
@@ -165,7 +165,7 @@ class ExecutorContract:
         task.stop(_SECONDS)
         *messages, died = self.until(executor, _has_died)
         assert [(event.kind, event.content) for event in _messages(messages)] == [("stopped", (True,))], (messages, died)
-        assert isinstance(died, Died)
+        assert isinstance(died, TaskDied)
         assert (died.task, died.code, died.lost) == (task, 0, False)
 
     def test_many_orders_arrive_in_order_while_messages_come(self, executor: Executor) -> None:
@@ -219,7 +219,7 @@ class ExecutorContract:
         *messages, died = self.until(executor, _has_died)
         assert [event.kind for event in _messages(messages)] == ["before", "failed"]
         assert "broken on purpose" in list(_messages(messages))[-1].content[0]
-        assert isinstance(died, Died)
+        assert isinstance(died, TaskDied)
         assert died.code == 1
 
     def test_a_restarted_task_has_new_arguments_and_counts_its_processes(self, executor: Executor) -> None:
@@ -236,7 +236,7 @@ class ExecutorContract:
         begin = time.monotonic()
         task.stop(0.5)
         events = self.until(executor, _has_died)
-        assert isinstance(events[-1], Died)
+        assert isinstance(events[-1], TaskDied)
         assert events[-1].task == task
         assert time.monotonic() - begin >= 0.4
 
@@ -265,4 +265,4 @@ def _messages(events: list[Event]) -> Iterator[Message]:
 
 
 def _has_died(events: list[Event]) -> bool:
-    return any(isinstance(event, Died) for event in events)
+    return any(isinstance(event, TaskDied) for event in events)

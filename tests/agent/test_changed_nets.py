@@ -321,7 +321,7 @@ def doubled(kind: type, name: str) -> Callable[..., Any]:
         found = getattr(kind, name)(self, *args)
         return (
             found._replace(loss=2.0 * found.loss)
-            if isinstance(found, objective.Terms)
+            if isinstance(found, objective.ObjectiveTerms)
             else tuple(2.0 * one for one in found)
             if isinstance(found, tuple)
             else 2.0 * found

@@ -8,10 +8,10 @@ import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes import direct, direct_layers
-from slm_lab.agent.net.passes.direct import CriticsPass, DirectPass, GraphFreeSequence
+from slm_lab.agent.net.passes.direct import CriticsPass, GraphFreePass, GraphFreeSequence
 from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, NUMPY_PRODUCT_ROWS, NUMPY_PRODUCT_SIZE, GraphFreeLinear
 from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.ops.arrays import array, ignore_float_errors
+from slm_lab.agent.ops.arrays import as_array, ignore_float_errors
 from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.agent.optim.flat import FlatParams
@@ -37,7 +37,7 @@ def build(rows: int = 150, critic: bool = True, **keys: Any) -> tuple[ActorCriti
 def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
     """Equal to rounding in sums of some hundred terms."""
     scale = max(1.0, float(expected.detach().abs().max()))
-    np.testing.assert_allclose(array(found), expected.detach().numpy(), rtol=rtol, atol=rtol * scale)
+    np.testing.assert_allclose(as_array(found), expected.detach().numpy(), rtol=rtol, atol=rtol * scale)
 
 
 @pytest.mark.parametrize("matmul_mode", [MatmulMode(), MatmulMode(onednn=128)], ids=["torch", "onednn"])
@@ -72,7 +72,7 @@ def test_outputs_and_gradients_are_those_of_autograd(
     expected = flat.grad.clone()
     flat.grad.zero_()
     found, again = net.forward_pass(obs), net.forward_pass(obs)
-    assert isinstance(found, DirectPass)
+    assert isinstance(found, GraphFreePass)
     near(found.values[0], outputs[0])
     near(found.values[1], outputs[1])
     near(net.values(obs), outputs[1])
@@ -120,7 +120,7 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], net: dict[str,
         agent.algorithm.net.forward_pass = lambda *args, own=forward_pass, seen=passes, **keys: seen.append(own(*args, **keys)) or seen[-1]
         metrics, flat = agent.update(), agent.algorithm.trainer.flat
         assert passes
-        assert all(isinstance(one, DirectPass if on else GraphPass) for one in passes)
+        assert all(isinstance(one, GraphFreePass if on else GraphPass) for one in passes)
         assert torch.equal(flat.buffer, start) == (net is MLP)
         after.append((metrics.loss, metrics.grad_norm, flat.param.clone(), flat.buffer.clone()))
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-4)
@@ -313,7 +313,7 @@ def test_recurrent_nets_and_nets_that_are_not_flattened_take_a_graph() -> None:
 def test_an_actor_alone_has_values_of_zero() -> None:
     net, flat, obs = build(critic=False)
     found = net.forward_pass(obs)
-    assert isinstance(found, DirectPass)
+    assert isinstance(found, GraphFreePass)
     assert not found.values[1].any()
     grad_params = torch.randn(150, 3)
     net.actor(obs).backward(grad_params)
@@ -335,7 +335,7 @@ def test_products_in_bfloat16_are_near() -> None:
     expected.backward(grad_out)
     grad = flat.grad.clone()
     flat.grad.zero_()
-    found = DirectPass([mlp], obs.numpy())
+    found = GraphFreePass([mlp], obs.numpy())
     near(found.values[0], expected, 2e-2)
     found.backward(grad_out.clone())
     assert float((flat.grad - grad).norm() / grad.norm()) < 5e-2
@@ -347,7 +347,7 @@ def test_numbers_that_are_not_finite_raise_no_warning(recwarn: pytest.WarningsRe
         flat.param.fill_(size).neg_()
         with ignore_float_errors():
             found = net.forward_pass(obs)
-            assert isinstance(found, DirectPass)
+            assert isinstance(found, GraphFreePass)
             found.backward(*(value.copy() for value in found.values))
         assert not flat.grad.isfinite().all()
     assert not recwarn.list

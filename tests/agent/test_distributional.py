@@ -15,7 +15,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.distributional_dqn import DistributionalQLearning
 from slm_lab.agent.net.distributional import DistributionalQNet, build_q_net
 from slm_lab.agent.ops.masks import MASKED
-from slm_lab.agent.ops.projection import categorical_loss, project
+from slm_lab.agent.ops.projection import categorical_loss, project_distribution
 from slm_lab.agent.ops.quantiles import quantile_huber_loss
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ObservationSpace
@@ -38,7 +38,7 @@ def distributional(name: str, **options: Any) -> tuple[Agent, DistributionalQLea
 def test_projection_by_hand() -> None:
     """Atoms −1, 0, 1: 0.5 + 0.5 z puts them on 0, 0.5 and 1; a termination leaves the reward alone; beyond the ends they are clipped."""
     p_BZ = torch.tensor([[0.2, 0.3, 0.5]] * 3)
-    found = project(p_BZ, torch.tensor([0.5, -0.25, 9.0]), torch.tensor([0.5, 0.0, 0.9]), -1.0, 1.0)
+    found = project_distribution(p_BZ, torch.tensor([0.5, -0.25, 9.0]), torch.tensor([0.5, 0.0, 0.9]), -1.0, 1.0)
     assert torch.allclose(found, torch.tensor([[0.0, 0.35, 0.65], [0.25, 0.75, 0.0], [0.0, 0.0, 1.0]]))
 
 
@@ -48,13 +48,13 @@ def test_projection_is_equation_7() -> None:
     p_BZ = torch.rand(20, 7, generator=generator).softmax(1)
     return_B, discount_B = 4.0 * torch.randn(20, generator=generator), torch.rand(20, generator=generator)
     atom_Z = [-3.0 + i for i in range(7)]
-    found = project(p_BZ, return_B, discount_B, -3.0, 3.0)
+    found = project_distribution(p_BZ, return_B, discount_B, -3.0, 3.0)
     for b in range(20):
         moved = [min(max(float(return_B[b] + discount_B[b] * z), -3.0), 3.0) for z in atom_Z]
         expected = [sum(float(p) * min(max(1.0 - abs(t - z), 0.0), 1.0) for p, t in zip(p_BZ[b], moved, strict=True)) for z in atom_Z]
         assert found[b].tolist() == pytest.approx(expected, abs=1e-5)
     assert torch.allclose(found.sum(1), torch.ones(20))
-    assert not project(p_BZ, return_B.index_fill(0, torch.tensor([3]), math.nan), discount_B, -3.0, 3.0)[3].isfinite().all()
+    assert not project_distribution(p_BZ, return_B.index_fill(0, torch.tensor([3]), math.nan), discount_B, -3.0, 3.0)[3].isfinite().all()
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -86,7 +86,7 @@ def by_hand(algorithm: DistributionalQLearning, batch: Transitions, double: bool
         if algorithm.spec.name == "QRDQN":
             losses.append(quantile_by_pairs(atoms, reward + discount * next_AZ[best]))
         else:
-            p_Z = project(next_AZ[best].softmax(0)[None], reward[None], discount[None], -2.0, 2.0)[0]
+            p_Z = project_distribution(next_AZ[best].softmax(0)[None], reward[None], discount[None], -2.0, 2.0)[0]
             losses.append(-(p_Z * atoms.log_softmax(0)).sum())
     return torch.stack(losses).mean()
 

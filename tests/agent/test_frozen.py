@@ -163,8 +163,8 @@ def test_data_that_were_replaced_are_trained() -> None:
 def test_a_range_of_the_vector_has_the_frozen_parameters_inside_it() -> None:
     """Of a net that is divided among servers: weights of 15, 5, 10 and 2 numbers, of which this one serves the numbers 12 to 24."""
     flat = FlatParams(net())
-    flat._serve_part(torch.zeros(12), slice(12, 24))
-    assert flat.parts_in_group(0, (0, 1, 2, 3)) == [slice(0, 3), slice(3, 8), slice(8, 12)]
-    assert flat.parts_in_group(0, (3,)) == []
+    flat._keep_served_range(torch.zeros(12), slice(12, 24))
+    assert flat.param_slices_in_group(0, (0, 1, 2, 3)) == [slice(0, 3), slice(3, 8), slice(8, 12)]
+    assert flat.param_slices_in_group(0, (3,)) == []
     flat.sync_parameters()
     assert flat.frozen == ()

@@ -12,7 +12,7 @@ import torch
 import slm_lab
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.env.bit_flip import BitFlip
-from slm_lab.env.goals import GoalReward, _terminations
+from slm_lab.env.goals import GoalReward, _compute_terminations
 from slm_lab.env.make import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -323,4 +323,6 @@ def test_terminations_of_an_env_that_takes_a_single_goal() -> None:
         return bool(np.linalg.norm(achieved - desired) <= 0.5)
 
     achieved = np.array([[0.0, 0.0], [3.0, 0.0], [1.0, 0.4]])
-    np.testing.assert_array_equal(_terminations(ends, achieved, np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])), [True, False, True])
+    np.testing.assert_array_equal(
+        _compute_terminations(ends, achieved, np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])), [True, False, True]
+    )

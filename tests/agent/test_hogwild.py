@@ -15,7 +15,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.algorithm.value_scale import PercentileScale, ValueTargetDeviation
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net.passes.direct import DirectPass
+from slm_lab.agent.net.passes.direct import GraphFreePass
 from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop, shared_statistics
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics
@@ -226,14 +226,14 @@ def test_a_shared_gradient_is_that_of_one_net(stores: Stores, monkeypatch: pytes
     one, other = (Worker(session(a3c(), store), seed) for seed, store in enumerate(stores(synced=False)))
     alone = Worker(session(a3c(), None), 0)
     grads, expected = gradients(one.agent), gradients(alone.agent)
-    backward = DirectPass.backward
+    backward = GraphFreePass.backward
 
-    def late(direct_pass: DirectPass, *grads: np.ndarray) -> None:
-        monkeypatch.setattr(DirectPass, "backward", backward)
+    def late(direct_pass: GraphFreePass, *grads: np.ndarray) -> None:
+        monkeypatch.setattr(GraphFreePass, "backward", backward)
         other.update()
         backward(direct_pass, *grads)
 
-    monkeypatch.setattr(DirectPass, "backward", late)
+    monkeypatch.setattr(GraphFreePass, "backward", late)
     metrics = one.update()
     alone.update()
     assert torch.equal(grads[0], expected[0])
@@ -271,7 +271,7 @@ def test_a_gradient_of_weights_that_a_snapshot_has_replaced_is_not_stale(stores:
     (store,) = stores(1)
     trainer = session(a3c(), store).algorithm.trainer
     grad = np.ones(trainer.flat.size, np.float32)
-    assert [trainer.receive(grad, [0.01], (), pulled) for pulled in (7, 1, 0, 1)] == [0.0, 0.0, 2.0, 2.0]
+    assert [trainer.step_with_remote_gradient(grad, [0.01], (), pulled) for pulled in (7, 1, 0, 1)] == [0.0, 0.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(("anneal", "frames"), [(EntropyAnneal(end_ratio=0.2, frames=80), 80), (True, 20_000)])
@@ -472,7 +472,7 @@ def test_batch_statistics_are_the_mean_over_sessions(synced: bool, stores: Store
         net.refresh()
     for net, change in zip(nets, changes, strict=True):
         net.flat.buffer.add_(change)
-        with net.updating():
+        with net.update_context():
             pass
         assert torch.equal(net.flat.buffer, net.flat.master_buffer), "pulled"
     expected = base + 0.5 - 0.25 / 2 + 1.0 / 3
@@ -487,7 +487,7 @@ def test_stale_batch_statistics_stay_within_bounds(stores: Stores) -> None:
         for net in nets:
             net.flat.buffer.lerp_(torch.full_like(net.flat.buffer, 1e-3), 0.1)  # as batch norm does, from the statistics of its last pull
         for net in nets:
-            with net.updating():
+            with net.update_context():
                 pass
             assert (net.flat.master_buffer > -1e-6).all()
     assert (flat(agents[0]).master_buffer < 0.5).all()

@@ -16,7 +16,14 @@ from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.distributions import Categorical, MultiCategorical
 from slm_lab.agent.ops.masks import MASKED, ActionMask
-from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate, discrete_actor_loss, discrete_soft_value
+from slm_lab.agent.ops.objective import (
+    Objective,
+    ObjectiveCoefficients,
+    ObjectiveTerms,
+    differentiate,
+    discrete_actor_loss,
+    discrete_soft_value,
+)
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.lib.masks import draw_valid_actions, uniform_logp
@@ -44,7 +51,7 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_renormalised
     obs, generator = observations(), torch.Generator().manual_seed(1)
     valid, logits = valid_of(obs), torch.randn(ROWS, ACTIONS, generator=generator)
     action, advantage = torch.ones(ROWS, dtype=torch.int64), torch.randn(ROWS, generator=generator)
-    coefs, distribution = Coefs(0.0, 0.1), Categorical(ActionSpace("discrete", (ACTIONS,)))
+    coefs, distribution = ObjectiveCoefficients(0.0, 0.1), Categorical(ActionSpace("discrete", (ACTIONS,)))
     leaf = logits.clone().requires_grad_()
     loss = torch.zeros(())
     for row in range(ROWS):
@@ -53,12 +60,12 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_renormalised
         loss = loss - (advantage[row] * chosen.log_prob(torch.tensor(place)) + 0.1 * chosen.entropy()) / ROWS
     loss.backward()
 
-    def by_autograd(params: torch.Tensor, value: torch.Tensor) -> Terms:
+    def by_autograd(params: torch.Tensor, value: torch.Tensor) -> ObjectiveTerms:
         logp, entropy = distribution.evaluate(params, action)
         policy_loss = -(logp * advantage).mean()
-        return Terms(policy_loss - 0.1 * entropy.mean(), policy_loss, 0.0, entropy.mean(), logp)
+        return ObjectiveTerms(policy_loss - 0.1 * entropy.mean(), policy_loss, 0.0, entropy.mean(), logp)
 
-    masked, nothing = ActionMask.of(SPACE)(logits, obs), torch.zeros(ROWS)  # type: ignore[misc]
+    masked, nothing = ActionMask.from_observation_space(SPACE)(logits, obs), torch.zeros(ROWS)  # type: ignore[misc]
     with ignore_float_errors():
         closed = Objective(distribution)([masked, nothing], action, nothing, advantage, nothing, coefs)
     for found in (closed, differentiate(by_autograd, [masked, nothing])):
@@ -72,7 +79,7 @@ def test_discrete_soft_values_and_losses_ignore_invalid_actions() -> None:
     obs = observations()
     valid, generator = valid_of(obs), torch.Generator().manual_seed(2)
     logits, q = torch.randn(ROWS, ACTIONS, generator=generator), torch.randn(ROWS, ACTIONS, generator=generator)
-    masked = ActionMask.of(SPACE)(logits, obs)  # type: ignore[misc]
+    masked = ActionMask.from_observation_space(SPACE)(logits, obs)  # type: ignore[misc]
     values = discrete_soft_value(masked, q, 0.2)
     found = discrete_actor_loss(masked, q, 0.2, penalty=0.5)
     for row in range(ROWS):
@@ -146,7 +153,9 @@ def masked_policy(rule: Any, nvec: tuple[int, ...] = (ACTIONS,)) -> tuple[Policy
     torch.manual_seed(0)
     net = QNet(MLPNetSpec.model_validate(MLP), space, nvec)
     distribution = Categorical(action) if len(nvec) == 1 else MultiCategorical(action)
-    policy = Policy(action, np.random.default_rng(0), net, distribution, rule, flat=FlatParams(net), mask=ActionMask.of(space))
+    policy = Policy(
+        action, np.random.default_rng(0), net, distribution, rule, flat=FlatParams(net), mask=ActionMask.from_observation_space(space)
+    )
     mask = np.tile(np.array([0, 1, 1, 0, 1] if size == ACTIONS else [1, 0, 1, 0, 1, 1, 0], np.float32), (6000, 1))
     return policy, np.concatenate([np.full((6000, INPUTS), 0.3, np.float32), mask], axis=1), mask[0] != 0
 

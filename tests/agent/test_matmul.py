@@ -119,7 +119,7 @@ def with_matmul(toy: Spec, asked: str) -> Spec:
 def test_large_products_are_those_of_the_modules(size: int, products: list[tuple[int, ...]]) -> None:
     """Forward and both gradients, each by oneDNN if all its sizes suffice."""
     net = chain_of(nn.Tanh, [size, 160, size, 24])
-    mlp = partial(ONEDNN.run, net)
+    mlp = partial(ONEDNN.call_with_mode, net)
     x, grad = torch.randn(200, size, requires_grad=True), torch.randn(200, 24)
     assert_near(all_grads(mlp, x, list(net.parameters()), grad), all_grads(net, x, list(net.parameters()), grad))
     two_layers = 2 * [(200, size, 160), (200, 160, size), (size, 200, 160)]  # outputs and gradients of inputs; of weights
@@ -206,7 +206,7 @@ def rounded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def test_products_are_rounded_and_all_else_is_float32() -> None:
     net = chain_of(nn.Tanh, [6, 16, 4])
-    mlp = partial(BFLOAT16.run, net)
+    mlp = partial(BFLOAT16.call_with_mode, net)
     first, second = net[0], net[2]
     x, grad = torch.randn(9, 6, requires_grad=True), torch.randn(9, 4)
     ours = all_grads(mlp, x, list(net.parameters()), grad)
@@ -227,7 +227,7 @@ def test_second_derivatives() -> None:
     net, grads = chain_of(nn.Tanh, [4, 16, 2]), []
     x = torch.randn(20, 4, requires_grad=True)
     for mode in (BFLOAT16, FLOAT32):
-        (first,) = torch.autograd.grad(mode.run(net, x).sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(mode.call_with_mode(net, x).sum(), x, create_graph=True)
         grads.append(torch.autograd.grad(first.square().sum(), net[0].weight)[0])
     assert 0 < (grads[0] - grads[1]).abs().max() < 0.05 * grads[1].abs().max()
 

@@ -26,7 +26,7 @@ from slm_lab.agent.ops.distributions import (
     Product,
 )
 from slm_lab.agent.ops.losses import bounds_loss, clipped_surrogate_loss, policy_gradient_loss
-from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective, Terms, differentiate
+from slm_lab.agent.ops.objective import VALUE_LIMIT, Objective, ObjectiveCoefficients, ObjectiveTerms, differentiate
 from slm_lab.lib.records import ActionSpace
 
 B = 64
@@ -76,7 +76,9 @@ def rows(distribution: ActionDistribution) -> dict[str, Tensor]:
     }
 
 
-def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs, params: Tensor, value: Tensor) -> Terms:
+def by_autograd(
+    distribution: ActionDistribution, row: dict[str, Tensor], coefs: ObjectiveCoefficients, params: Tensor, value: Tensor
+) -> ObjectiveTerms:
     logp, entropy = distribution.evaluate(params, row["action"])
     if coefs.clip_eps is None:
         policy_loss = policy_gradient_loss(logp, row["advantage"])
@@ -90,10 +92,10 @@ def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
     outside = (
         bounds_loss(distribution.loc_and_log_scale(params)[0]) if isinstance(distribution, Normal) and coefs.bounds else torch.zeros(())
     )
-    return Terms(loss + coefs.bounds * outside, policy_loss, value_loss, entropy.mean(), logp, outside)
+    return ObjectiveTerms(loss + coefs.bounds * outside, policy_loss, value_loss, entropy.mean(), logp, outside)
 
 
-def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs, weight: float = 1.0) -> Any:
+def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs: ObjectiveCoefficients, weight: float = 1.0) -> Any:
     params, value, *others = row.values()
     with ignore_float_errors():
         return Objective(distribution)((params, value), *others, coefs, weight)
@@ -103,16 +105,16 @@ def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
 @pytest.mark.parametrize(
     "coefs",
     [
-        Coefs(0.5, 0.01, clip_eps=0.2),
-        Coefs(0.7, 0.0, clip_eps=0.1),
-        Coefs(0.5, 0.03, policy=1.3),
-        Coefs(0.5, 0.0, value_std=0.1),
-        Coefs(0.5, 0.01, clip_eps=0.2, dual_clip=1.3),
-        Coefs(0.5, 0.01, clip_eps=0.2, bounds=0.7),
+        ObjectiveCoefficients(0.5, 0.01, clip_eps=0.2),
+        ObjectiveCoefficients(0.7, 0.0, clip_eps=0.1),
+        ObjectiveCoefficients(0.5, 0.03, policy=1.3),
+        ObjectiveCoefficients(0.5, 0.0, value_std=0.1),
+        ObjectiveCoefficients(0.5, 0.01, clip_eps=0.2, dual_clip=1.3),
+        ObjectiveCoefficients(0.5, 0.01, clip_eps=0.2, bounds=0.7),
     ],
     ids=str,
 )
-def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> None:
+def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: ObjectiveCoefficients) -> None:
     distribution = DISTRIBUTIONS[name]()
     if not isinstance(distribution, Normal):
         coefs = coefs._replace(bounds=0.0)
@@ -133,7 +135,7 @@ def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> N
 
 
 def test_gradients_add_up_over_microbatches() -> None:
-    distribution, coefs = Categorical(DISCRETE), Coefs(0.5, 0.01)
+    distribution, coefs = Categorical(DISCRETE), ObjectiveCoefficients(0.5, 0.01)
     row = rows(distribution)
     whole = closed_form(distribution, row, coefs).outputs
     parts = []
@@ -149,7 +151,7 @@ def test_what_is_not_finite_is_not_finite_in_the_loss(bad: str, recwarn: pytest.
     distribution = Categorical(DISCRETE)
     row = rows(distribution)
     row[bad][3] = float("nan")
-    assert not math.isfinite(closed_form(distribution, row, Coefs(0.5, 0.01, clip_eps=0.2)).terms.loss)
+    assert not math.isfinite(closed_form(distribution, row, ObjectiveCoefficients(0.5, 0.01, clip_eps=0.2)).terms.loss)
     assert not recwarn.list
 
 

@@ -11,9 +11,9 @@ import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes import direct_layers
-from slm_lab.agent.net.passes.direct import CriticsPass, DirectPass
+from slm_lab.agent.net.passes.direct import CriticsPass, GraphFreePass
 from slm_lab.agent.net.q_nets import QNet, build_critics
-from slm_lab.agent.ops.arrays import array, ignore_float_errors
+from slm_lab.agent.ops.arrays import as_array, ignore_float_errors
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import SimbaNetSpec
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_autograd(keys: dict[str, Any], small: bool, monk
     flat.grad.zero_()
     with ignore_float_errors():
         found, again = net.forward_pass(obs), net.forward_pass(obs).select(some)
-        assert isinstance(found, DirectPass)
+        assert isinstance(found, GraphFreePass)
         np.testing.assert_allclose(found.values[0], outputs[0].detach(), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(net.values(obs), outputs[1].detach(), rtol=1e-4, atol=1e-4)
         net.forward_pass(other)
@@ -134,7 +134,7 @@ def test_action_values() -> None:
     net.enable_graph_free_pass(flat)
     obs = torch.randn(4, 5)
     with ignore_float_errors():
-        np.testing.assert_allclose(array(net.values(obs)), net(obs)[0].detach(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(as_array(net.values(obs)), net(obs)[0].detach(), rtol=1e-4, atol=1e-5)
     assert net.direct.get() is not None
 
 

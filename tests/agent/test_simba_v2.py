@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.hypersphere import UnitBlock, UnitEmbedding, UnitTop
+from slm_lab.agent.net.hypersphere import UnitBlock, UnitEmbedding, UnitLastHiddenLayer
 from slm_lab.agent.net.q_nets import build_critics
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
@@ -50,7 +50,7 @@ def test_a_block_by_hand() -> None:
 
 
 def test_what_the_scales_are_at_first() -> None:
-    block, top, embedding = UnitBlock(8, 3), UnitTop(8, 8), UnitEmbedding(5, 8)
+    block, top, embedding = UnitBlock(8, 3), UnitLastHiddenLayer(8, 8), UnitEmbedding(5, 8)
     found = [(one.gain[0].item() * one.factor, one.gain[0].item()) for one in (embedding.scaler, block.scaler, block.alpha, top.scaler)]
     root = math.sqrt(2.0 / 8)
     np.testing.assert_allclose(found, [(root, root), (root / 2, root / 2), (1 / 4, 1 / math.sqrt(8)), (1.0, 1.0)], rtol=1e-6)

@@ -14,7 +14,7 @@ from slm_lab.cli.list_names import KINDS
 from slm_lab.cli.parser import COMMANDS, MODES, make_parser
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.report.compare import Summary
-from slm_lab.experiment.report.compare_report import settings_lines
+from slm_lab.experiment.report.compare_report import settings_table
 from slm_lab.experiment.report.metrics import Estimate, Median
 from slm_lab.experiment.report.search_report import SearchSummary
 from slm_lab.experiment.report.study_report import EntryResult, text_lines
@@ -42,7 +42,7 @@ def test_compare() -> None:
         )
         for i in range(3)
     ]  # fmt: skip
-    lines = format_table(settings_lines(rows), keys=2)
+    lines = format_table(settings_table(rows), keys=2)
     assert too_wide(lines) == []
     assert sum(line.startswith("name") for line in lines) > 1, "several blocks, each with the names"
 
@@ -80,7 +80,7 @@ def test_live_tables() -> None:
     search.totals = Totals([trial], 100, 4, 100_000_000)
     run: Any = SimpleNamespace(entry=LONG * 2, env=f"Env{LONG}-v0", random_seed=10_000)
     study = StudyTable([RunState(run, "running")], 4, console)
-    for table in (search.rows(), study.rows()):
+    for table in (search.active_runs_table(), study.active_runs_table()):
         console.print(table)
     lines = file.getvalue().splitlines()
     assert len(lines) == 4

@@ -115,7 +115,7 @@ def test_of_an_env_that_two_studies_have_the_run_with_more_frames_counts(folder:
 def test_a_figure_has_the_published_score_as_a_line(folder: Path) -> None:
     results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1900))
     (figure,) = figures_of(contents(MUJOCO)).values()
-    level, mean = figure.panel.lines
+    level, mean = figure.first_panel.lines
     assert (level.name, level.curve.value[0], level.dashed) == ("published: 1654", 1653.74, True)
     assert mean.curve.value.tolist() == [1000, 1800]
 

@@ -20,7 +20,7 @@ packages = needs("envpool")
 
 def game(name: str, num_envs: int = 1, **keys: Any) -> EnvPoolAgents:
     target = EnvRequest(name, None, {}, num_envs, **keys)
-    backend = EnvPool.variant(target)(target)
+    backend = EnvPool.backend_class_for(target)(target)
     assert isinstance(backend, EnvPoolAgents)
     return backend
 
@@ -36,7 +36,7 @@ def acting(backend: EnvPoolAgents) -> list[bool]:
 
 
 def test_one_player_envs_stay_as_they_are() -> None:
-    assert EnvPool.variant(EnvRequest("CheetahRun-v1", None, {}, 1)) is EnvPool
+    assert EnvPool.backend_class_for(EnvRequest("CheetahRun-v1", None, {}, 1)) is EnvPool
 
 
 def test_a_game_by_hand() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.env.make import find_target
+from slm_lab.env.make import make_env_request
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.lib.process import STOP_SIGNALS, hide_main_module
 from slm_lab.spec.models.env import EnvSpec
@@ -218,4 +218,4 @@ def test_the_main_module_is_hidden_for_a_while() -> None:
 
 def test_target_of_a_module_is_known_elsewhere() -> None:
     spec: Any = EnvSpec(name=PREFIX + "Toy-v0", max_frame=1)
-    assert find_target(spec, 1).main_module_reason is None
+    assert make_env_request(spec, 1).main_module_reason is None

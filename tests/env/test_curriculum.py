@@ -28,7 +28,7 @@ def episodes(env: Env, steps: int, frame: int = 0) -> list[tuple[int, int, float
     found, count = [], env.info.num_envs
     for _ in range(steps):
         frame += count
-        env.follow(frame)
+        env.set_frame(frame)
         found += [(frame, one.length, one.total_reward, one.info) for one in env.step(env.sample()).episodes]
     return found
 
@@ -89,8 +89,8 @@ def test_a_continued_env_equals_one_without_a_break(num_envs: int) -> None:
     assert other._backend._envs[0].unwrapped.length == 9  # type: ignore[attr-defined]
     for _ in range(50):
         frame += num_envs
-        one.follow(frame)
-        other.follow(frame)
+        one.set_frame(frame)
+        other.set_frame(frame)
         action_N = one.sample()
         a, b = one.step(action_N), other.step(action_N)
         np.testing.assert_array_equal(a.obs_N, b.obs_N)
@@ -107,7 +107,7 @@ def test_rebuilt_envs_have_streams_of_their_own_that_repeat() -> None:
         env = make_env(spec, seed, num_envs=2)
         seen = [env.reset()]
         for step in range(30):
-            env.follow(2 * step)
+            env.set_frame(2 * step)
             seen.append(env.step(env.sample()).obs_N)
         env.close()
         return np.stack(seen)
@@ -219,7 +219,7 @@ def test_envs_in_processes_are_rebuilt_with_the_seeds_of_those_in_this_process()
         env = make_env(EnvSpec.model_validate({"name": "CartPole-v1", "max_frame": 100, **keys}), 7, num_envs=2)
         found = [env.reset()]
         for step in range(8):
-            env.follow(2 * step)
+            env.set_frame(2 * step)
             found.append(env.step(np.zeros(2, np.int64)).obs_N.copy())
         env.close()
         return np.array(found)

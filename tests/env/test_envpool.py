@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from slm_lab.env import envpool_suites, make_env
 from slm_lab.env.envpool_suites import ObservationReader, TruncationReader, correct_action_space, correct_observation_space
-from slm_lab.env.make import choose_backend, find_target
+from slm_lab.env.make import choose_backend, make_env_request
 from slm_lab.env.render import with_rendering
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.env_ids import envpool_envs
@@ -38,12 +38,12 @@ def problems(name: str, **keys: Any) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", ["CheetahRun-v1", "envpool:CartPole-v1", "MiniGrid-DoorKey-8x8-v0", "Jumanji/Game2048-v1"])
 def test_envpool_is_chosen_for_its_own_ids(name: str) -> None:
     spec = EnvSpec(name=name, max_frame=1, num_envs=1)
-    assert choose_backend(spec, find_target(spec, 1)).name == "envpool"
+    assert choose_backend(spec, make_env_request(spec, 1)).name == "envpool"
 
 
 def test_gymnasium_s_ids_keep_their_meaning() -> None:
     spec = EnvSpec(name="CartPole-v1", max_frame=1, num_envs=1)
-    assert find_target(spec, 1).registration is not None
+    assert make_env_request(spec, 1).registration is not None
 
 
 def test_bounds_that_mean_none() -> None:

@@ -113,7 +113,7 @@ def test_success_counts_in_any_step() -> None:
     found = []
     for elapsed, success in ((1, 0.0), (2, 1.0), (3, 0.0), (0, 1.0), (1, 0.0)):
         tracker.add([np.zeros(1), np.array([success])], np.array([elapsed]))
-        found.append(tracker.of(0)["success:max"])
+        found.append(tracker.combined_entries(0)["success:max"])
     assert found == [0, 1, 1, 1, 0]
 
 

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env.layout import box_layout, channels_axis, is_stacked
-from slm_lab.env.spaces import entry_layouts, observation_codec, same_form, space_from_dict, space_to_dict
+from slm_lab.env.spaces import entry_layouts, is_compatible_space, observation_codec, space_from_dict, space_to_dict
 from tests.env.test_step import build
 
 STACK = [{"name": "FrameStackObservation", "stack_size": 4}]
@@ -166,9 +166,9 @@ def test_a_wrapper_that_changes_stacked_observations_ends_the_stack() -> None:
 
 
 def test_spaces_that_are_divided_differently_have_another_form() -> None:
-    assert same_form(box(0, 1, (5,), np.float32), box(0, 2, (5,), np.float32))
-    assert not same_form(box(0, 4, (5,)), box(0, 2, (5,)))
-    assert not same_form(box(0, 255, (9, 9, 3)), box(0, 2, (9, 9, 3)))
-    assert not same_form(box(0, 4, (9, 9, 3)), box(0, 2, (9, 9, 3)), "image")
-    assert not same_form(box(0, 255, (8, 8, 9)), box(0, 255, (8, 9, 8)), None, "last")
-    assert same_form(box(-1, 9, (9, 9), np.float32), box(-1, 7, (9, 9), np.float32))
+    assert is_compatible_space(box(0, 1, (5,), np.float32), box(0, 2, (5,), np.float32))
+    assert not is_compatible_space(box(0, 4, (5,)), box(0, 2, (5,)))
+    assert not is_compatible_space(box(0, 255, (9, 9, 3)), box(0, 2, (9, 9, 3)))
+    assert not is_compatible_space(box(0, 4, (9, 9, 3)), box(0, 2, (9, 9, 3)), "image")
+    assert not is_compatible_space(box(0, 255, (8, 8, 9)), box(0, 255, (8, 9, 8)), None, "last")
+    assert is_compatible_space(box(-1, 9, (9, 9), np.float32), box(-1, 7, (9, 9), np.float32))

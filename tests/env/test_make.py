@@ -15,7 +15,7 @@ from gymnasium.spaces import Text
 
 from slm_lab.env import BACKENDS
 from slm_lab.env.arguments import accepted_arguments, boolean_arguments
-from slm_lab.env.make import choose_backend, find_target
+from slm_lab.env.make import choose_backend, make_env_request
 from slm_lab.spec.models.env import Backend as spec_backends
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
@@ -25,7 +25,7 @@ from tests.env.toys import PREFIX
 
 def chosen(name: str, num_envs: int = 4, **keys: Any) -> str:
     spec = EnvSpec(name=name, max_frame=1, num_envs=num_envs, **keys)
-    return choose_backend(spec, find_target(spec, num_envs)).name
+    return choose_backend(spec, make_env_request(spec, num_envs)).name
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: 
     )
     monkeypatch.setitem(gym.registry, "Own-v0", own)
     for name, fresh in (("CartPole-v1", True), ("Own-v0", False)):
-        backend = BACKENDS["native"](find_target(EnvSpec(name=name, max_frame=1, num_envs=4), 4))
+        backend = BACKENDS["native"](make_env_request(EnvSpec(name=name, max_frame=1, num_envs=4), 4))
         assert backend.fresh is fresh
         backend.close()
 

@@ -233,7 +233,7 @@ def test_an_env_that_fails_once_leaves_finite_statistics(monkeypatch: pytest.Mon
         env.step(action)
     assert env.normalizers.reward is not None
     env.normalizers.reward(np.array([1.0, 2.0, np.nan]))  # in a step of the env it is an error
-    assert np.isfinite(env.normalizers.vector).all()
+    assert np.isfinite(env.normalizers.statistics_vector).all()
     assert env.state_dict()["reward_stats"]["count"] == 17
 
 
@@ -263,7 +263,7 @@ def test_shared_statistics_equal_those_of_one_that_saw_both() -> None:
             if step.first_N.any():
                 one.obs.update(step.last_obs_N[step.first_N])
     np.testing.assert_array_equal(envs[0].normalizers.vector, envs[1].normalizers.vector)
-    np.testing.assert_allclose(envs[0].normalizers.vector, one.vector, rtol=1e-6)
+    np.testing.assert_allclose(envs[0].normalizers.vector, one.statistics_vector, rtol=1e-6)
     assert envs[0].normalizers.obs.stats.count == one.obs.stats.count  # type: ignore[union-attr]
 
 
@@ -289,11 +289,11 @@ def test_deltas_and_vector() -> None:
     play(alone, actions)
     np.testing.assert_allclose(steps[-1].obs_N, np.clip(build_raw_last(actions), -10, 10))  # not normalised yet
     learner.merge_deltas(worker.normalizers.take_deltas())
-    np.testing.assert_allclose(learner.vector, alone.normalizers.vector, rtol=1e-9)
-    worker.normalizers.vector = learner.vector
-    np.testing.assert_array_equal(worker.normalizers.vector, learner.vector)
+    np.testing.assert_allclose(learner.statistics_vector, alone.normalizers.statistics_vector, rtol=1e-9)
+    worker.normalizers.statistics_vector = learner.statistics_vector
+    np.testing.assert_array_equal(worker.normalizers.statistics_vector, learner.statistics_vector)
     assert [delta.samples for delta in worker.normalizers.take_deltas()] == [0, 0]
-    assert len(Normalizers().vector) == 0
+    assert len(Normalizers().statistics_vector) == 0
 
 
 def build_raw_last(actions: list[np.ndarray]) -> np.ndarray:

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env import make_env
-from slm_lab.env.make import choose_backend, find_target
+from slm_lab.env.make import choose_backend, make_env_request
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError
 from tests.env.test_step import build
@@ -65,9 +65,9 @@ def test_async_processes_apply_them_too() -> None:
 def test_backends_that_cannot_wrap(backend: str) -> None:
     found = spec(num_envs=8, wrappers=["ClipReward"], backend=backend)
     with pytest.raises(SpecError, match=r"env\.backend.*env\.wrappers"):
-        choose_backend(found, find_target(found, 8))
+        choose_backend(found, make_env_request(found, 8))
     auto = found.model_copy(update={"backend": "auto"})
-    assert choose_backend(auto, find_target(auto, 8)).name == "sync"
+    assert choose_backend(auto, make_env_request(auto, 8)).name == "sync"
 
 
 def test_atari_wrapped_is_not_a_stack_of_frames_any_more() -> None:

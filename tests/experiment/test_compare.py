@@ -27,10 +27,10 @@ from slm_lab.experiment.report.compare_report import (
     comparison_graphs,
     estimate_text,
     explanations,
-    settings_lines,
+    settings_table,
     write_comparison,
 )
-from slm_lab.experiment.report.metrics import Estimate, Median, estimate
+from slm_lab.experiment.report.metrics import Estimate, Median, estimate_mean
 from slm_lab.experiment.report.pairwise import Comparison
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
@@ -91,11 +91,11 @@ def test_policies_of_a_session_are_one_seed(tmp_path: Path) -> None:
     body = {"meta": {"sampler": {"num_policies": 2}}}
     setting = only(make_run(tmp_path / "a", [[10, 50], [20, 30], [30, 90], [50, 50]], spec=body))
     summary = summarize(setting, 90)
-    assert (summary.seeds, summary.sessions, summary.solved, setting.count()) == (2, 2, 1, "2 seeds of 2 policies")
+    assert (summary.seeds, summary.sessions, summary.solved, setting.count_text()) == (2, 2, 1, "2 seeds of 2 policies")
     assert summary.final_return is not None
     assert summary.final_return.value == (40 + 70) / 2
     assert summary.opt_steps_per_second == 10  # 5 of each policy
-    assert only(make_run(tmp_path / "b", [[1, 2], [1, 2]], name="b", spec={"meta": {"sampler": None}})).count() == "2 seeds"
+    assert only(make_run(tmp_path / "b", [[1, 2], [1, 2]], name="b", spec={"meta": {"sampler": None}})).count_text() == "2 seeds"
 
 
 def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.Capt
     """The threshold is judged on ten of them, which the mean of the last 100 episodes reaches later; rows of evaluation come first."""
     run = make_run(tmp_path / "a", [[10, 20, 30, 60], [10, 20, 30, 60]], shared=True, new=[[10, 60, 60, 70], [10, 60, 70, 80]])
     (graph,) = (one for name, one in comparison_graphs([only(run)], "frame", metric="return_new").items() if name == "mean_returns")
-    assert (graph.panel.lines[0].curve.value.tolist(), graph.panel.y_label) == (
+    assert (graph.first_panel.lines[0].curve.value.tolist(), graph.first_panel.y_label) == (
         [10, 10, 60, 60, 60, 70, 70, 80],
         "mean return (episodes since the last row)",
     )
@@ -172,7 +172,7 @@ def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"r{i}", [[i, 10 + i], [i, 30 + i]], name="a3c", shared=True) for i in (0, 10)]
     other = make_run(tmp_path / "o", [[1, 2], [3, 4], [5, 6]])
     settings = read_settings([*map(str, runs), str(other)])
-    assert [(one.name, len(one.seeds), one.sessions, one.count()) for one in settings] == [
+    assert [(one.name, len(one.seeds), one.sessions, one.count_text()) for one in settings] == [
         ("a3c", 2, 4, "2 seeds of 2 sessions"),
         ("a2c", 3, 3, "3 seeds"),
     ]
@@ -264,7 +264,7 @@ def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> 
     assert (none.solved, none.steps_to_threshold, none.seconds_to_threshold) == (0, never, never)
     assert (one.solved, one.steps_to_threshold) == (1, never)  # one of three, which is no median of all
     assert (all_of_them.solved, all_of_them.steps_to_threshold) == (2, (300, None, None, False))  # 200, 300, never
-    assert "1 of 3  ∞" in format_table(settings_lines([one]))[1]
+    assert "1 of 3  ∞" in format_table(settings_table([one]))[1]
     compare([str(run)], solve=-200.0, out=tmp_path / "out")
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["steps_to_threshold"] is None
     assert all_of_them.final_return is not None
@@ -272,33 +272,33 @@ def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> 
 
 
 def test_estimate_by_hand() -> None:
-    assert estimate([]) is estimate([None]) is None
-    assert estimate([None, 3.0]) == (3, None, None)
-    assert estimate([0.0, 10.0]) == pytest.approx((5, 5 - 63.53, 5 + 63.53))  # 12.706 · 7.0711 / √2
+    assert estimate_mean([]) is estimate_mean([None]) is None
+    assert estimate_mean([None, 3.0]) == (3, None, None)
+    assert estimate_mean([0.0, 10.0]) == pytest.approx((5, 5 - 63.53, 5 + 63.53))  # 12.706 · 7.0711 / √2
     values = np.random.default_rng(1).normal(7.0, 2.0, 400).tolist()
-    mean = estimate(values)
+    mean = estimate_mean(values)
     assert mean is not None
     assert mean.low is not None
     assert mean.high is not None
     assert mean.high - mean.low == pytest.approx(2 * 1.96 * np.std(values) / 20, rel=0.05)
-    assert estimate(values) == mean
+    assert estimate_mean(values) == mean
 
 
 def test_lines_of_the_graphs(tmp_path: Path) -> None:
     plain = make_run(tmp_path / "a", [[0, 10], [4, 20]], norms=[1.0, 3.0])
     shared = make_run(tmp_path / "b", [[1, 1], [3, 3]], name="a3c", shared=True)
     graphs = comparison_graphs(read_settings([str(plain), str(shared)]), "frame", solve=9)
-    threshold, one, other = graphs["mean_returns"].panel.lines
+    threshold, one, other = graphs["mean_returns"].first_panel.lines
     assert (threshold.name, threshold.curve.value[0], threshold.curve.frame[-1]) == ("solved: 9", 9, 450)
     assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
     assert one.band is not None
     assert [edge.tolist() for edge in one.band] == [[0, 10], [4, 20]]
     assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed of 2 sessions)", [1, 3, 1, 3], None)
     assert one.colour != other.colour
-    assert graphs["grad_norm"].panel.lines[0].curve.value.tolist() == [2, 2]
-    (variance,) = graphs["return_variance"].panel.lines  # of one seed there is none
+    assert graphs["grad_norm"].first_panel.lines[0].curve.value.tolist() == [2, 2]
+    (variance,) = graphs["return_variance"].first_panel.lines  # of one seed there is none
     assert variance.curve.value.tolist() == [8, 50]
-    assert {graph.panel.x_label for graph in graphs.values()} == {"global frames (of all workers together)"}
+    assert {graph.first_panel.x_label for graph in graphs.values()} == {"global frames (of all workers together)"}
     assert "return_variance" not in comparison_graphs(read_settings([str(shared)]), "wall_t")
 
 
@@ -394,7 +394,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
         "mean_returns_CartPole-v1": "CartPole-v1",
         "mean_returns_Pendulum-v1": "Pendulum-v1",
     }
-    assert all(len(graph.panel.lines) == 1 for graph in graphs.values())
+    assert all(len(graph.first_panel.lines) == 1 for graph in graphs.values())
     labelled = read_settings([str(run), str(other)], ["mine", "mine"])
     assert [one.name for one in labelled] == ["mine (CartPole-v1)", "mine (Pendulum-v1)"]
     assert compare([str(run), str(other)], out=tmp_path / "out").splitlines()[0].split()[:2] == ["name", "env"]

@@ -158,7 +158,7 @@ def test_bands_stay_within_the_range(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a", [[0, 500], [0, 500], [0, 100]], norms=[0.1, 9.0, 0.1])
     graphs = comparison_graphs(read_settings([str(run)]), "frame", metric="total_reward")
     for name, (low, high) in {"mean_returns": (0, 500), "grad_norm": (0, np.inf)}.items():
-        (line,) = graphs[name].panel.lines
+        (line,) = graphs[name].first_panel.lines
         assert line.band is not None
         assert (line.band[0] >= low).all()
         assert (line.band[1] <= high).all()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slm_lab.experiment.report.metrics import difference, estimate
+from slm_lab.experiment.report.metrics import estimate_difference, estimate_mean
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.statistics import (
     adjust_holm,
@@ -141,7 +141,7 @@ def test_the_interval_of_paired_scores_excludes_0_if_their_p_value_is_below_5_pe
     rng = np.random.default_rng(seed)
     seeds = rng.normal(0.0, 50.0, 6)
     own, theirs = (seeds + rng.normal(1.0, 1.0, 6)).tolist(), seeds.tolist()
-    one, p = difference(own, theirs, paired=True), t_test(own, theirs, paired=True)
+    one, p = estimate_difference(own, theirs, paired=True), t_test(own, theirs, paired=True)
     assert one is not None
     assert one.low is not None
     assert p is not None
@@ -157,13 +157,13 @@ RETURNS = st.lists(st.floats(LOW, HIGH), min_size=2, max_size=6)
 @example([0.0, 0.0], [0.0, 1.24e-143])
 @given(RETURNS, RETURNS)
 def test_no_interval_leaves_the_range(own: list[float], others: list[float]) -> None:
-    for one in (estimate(own, (LOW, HIGH)), bootstrap_statistic([np.array(own)], interquartile_mean, replicates=100)):
+    for one in (estimate_mean(own, (LOW, HIGH)), bootstrap_statistic([np.array(own)], interquartile_mean, replicates=100)):
         assert one is not None
         assert one.low is not None
         assert one.high is not None
         assert LOW <= one.low <= one.value + 1e-9
         assert one.value - 1e-9 <= one.high <= HIGH
-    apart = difference(own, others, bounds=(LOW, HIGH))
+    apart = estimate_difference(own, others, bounds=(LOW, HIGH))
     assert apart is not None
     assert apart.low is not None
     assert apart.high is not None
@@ -179,8 +179,8 @@ def test_no_interval_leaves_the_range(own: list[float], others: list[float]) -> 
 
 def test_bounds_by_hand() -> None:
     """The interval of 100 and 380 in CartPole is not 240 [-1539, 2019]; bounds that a value violates are no bounds."""
-    assert estimate([100.0, 380.0], (0.0, 500.0)) == (240.0, 0.0, 500.0)
-    free = estimate([100.0, 380.0], (0.0, 200.0))
+    assert estimate_mean([100.0, 380.0], (0.0, 500.0)) == (240.0, 0.0, 500.0)
+    free = estimate_mean([100.0, 380.0], (0.0, 200.0))
     assert free is not None
     assert free.low == pytest.approx(240 - 12.706 * 140)
 
@@ -259,7 +259,9 @@ def test_ordinary_intervals_do_not_hold_at_every_number_of_seeds() -> None:
     rng, found = np.random.default_rng(0), 0
     for _ in range(100):
         values = rng.normal(0.0, 1.0, 64).tolist()
-        intervals = [one for count in range(2, 40) if (one := estimate(values[:count])) and one.low is not None and one.high is not None]
+        intervals = [
+            one for count in range(2, 40) if (one := estimate_mean(values[:count])) and one.low is not None and one.high is not None
+        ]
         found += any(not low <= 0.0 <= high for _, low, high in intervals)
     assert found / 100 > 0.25
 

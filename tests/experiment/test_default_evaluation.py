@@ -214,7 +214,7 @@ def test_every_way_of_training_evaluates(make_spec: MakeSpec, tmp_path: Path, no
     assert result.metrics["evaluated"] is True
     assert "evaluated" not in "".join(_summary(result.metrics, 1)), "it is no number"
     frames, in_turn = (512, 32) if "distributed" in meta else (1024, 0)
-    for index in result.paths.sessions():
+    for index in result.paths.table_numbers():
         expected = [*range(frames // 8 - in_turn * index, frames, frames // 8), frames]
         assert [int(row["frame"]) for row in rows(result.paths.session_df(index, "eval"))] == expected
 

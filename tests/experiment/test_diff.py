@@ -81,7 +81,7 @@ def test_the_first_row_that_differs(tmp_path: Path) -> None:
     """wall_t differs in every row and is no result; session 1 diverges before session 0."""
     one, other = made(tmp_path / "a", [[1, 2, 3], [4, 5, 6]]), made(tmp_path / "longer", [[1, 2, 9], [4, 7, 8]])
     result = found(one, other)
-    first = result.first
+    first = result.first_table_difference
     assert first is not None
     assert first.session == 1
     assert first.rows.first is not None
@@ -106,7 +106,7 @@ def test_rows_of_the_same_frame_are_compared() -> None:
     one = {"frame": ["100", "200", "300"], "loss": ["1.0", "", "nan"], "fps": ["1", "2", "3"], "old": ["1", "1", "1"]}
     other = {"frame": ["200", "300", "400"], "loss": ["", "nan", "5"], "fps": ["7", "7", "7"]}
     rows = compare_rows(one, other)
-    assert (rows.rows, rows.first, rows.only, rows.only_columns, rows.same) == (2, None, ((100,), (400,)), (("old",), ()), False)
+    assert (rows.rows, rows.first, rows.only, rows.only_columns, rows.rows_equal) == (2, None, ((100,), (400,)), (("old",), ()), False)
     rows = compare_rows({"frame": ["1", "2"], "loss": ["1", "2"]}, {"frame": ["1", "2"], "loss": ["1.0", "2.5"]})
     assert (rows.equal, rows.first and rows.first[-2:]) == (1, ("2", "2.5"))
     assert compare_rows(one, other, after=200, up_to=300).rows == 1
@@ -156,7 +156,7 @@ def test_intervals_stay_within_the_range_of_returns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_needed_seeds_show_the_difference_in_four_of_five_cases(paired: bool) -> None:
     """Simulated: the interval of `difference` excludes 0 in about 80 % of samples of that many seeds."""
-    from slm_lab.experiment.report.metrics import difference
+    from slm_lab.experiment.report.metrics import estimate_difference
 
     rng = np.random.default_rng(0)
     gap, base = np.array([1.0, 3.0, 2.0, 2.0]), np.array([0.0, 5.0, 9.0, 2.0]) if paired else np.array([0.0, 2.0, 1.0, 1.0])
@@ -167,7 +167,7 @@ def test_the_needed_seeds_show_the_difference_in_four_of_five_cases(paired: bool
     for _ in range(600):
         pairs = rng.normal(2.0, spread, count) if paired else rng.normal(2.0, float(np.std(base + gap, ddof=1)), count)
         others = np.zeros(count) if paired else rng.normal(0.0, float(np.std(base, ddof=1)), count)
-        one = difference(list(pairs), list(others), paired=paired)
+        one = estimate_difference(list(pairs), list(others), paired=paired)
         shown += one is not None and one.low is not None and one.low > 0
     assert 0.7 < shown / 600 < 0.95, (count, shown / 600)
 

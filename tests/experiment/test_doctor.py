@@ -18,7 +18,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor
-from slm_lab.experiment.report.doctor import Finding, as_text, change_option, examine
+from slm_lab.experiment.report.doctor import Finding, change_option, diagnosis_text, examine
 from slm_lab.experiment.report.report_data import diagnosis
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -326,7 +326,7 @@ def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
     for kind in ("ppo", "dqn", "appo"):
         run = make_run(tmp_path / kind, kind=kind)
         assert diagnose(run) == []
-        assert "no problem found" in as_text(run, examine(run))
+        assert "no problem found" in diagnosis_text(run, examine(run))
     (only,) = diagnose(make_run(tmp_path / "two", others=1))
     assert (only.rule, only.severity) == ("seeds", "remark")
 
@@ -383,7 +383,7 @@ def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
         found = of_rule(diagnose(run), "large_updates")
         assert found is not None
         assert (found.severity, found.sessions) == (severity, (0,))
-        assert "(session 0)" in as_text(run, examine(run))
+        assert "(session 0)" in diagnosis_text(run, examine(run))
 
 
 def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:
@@ -498,7 +498,7 @@ def test_a_run_without_rows_cannot_be_examined(tmp_path: Path, capsys: pytest.Ca
     assert (code, out) == (2, "")
     assert f"{run.paths.root} has no rows to examine (status: done)" in err
     assert str(table) in err
-    assert "no problem found" not in as_text(Run(run.paths), examine(Run(run.paths)))
+    assert "no problem found" not in diagnosis_text(Run(run.paths), examine(Run(run.paths)))
     assert diagnosis(Run(run.paths)) is None, "not [], which the page would show as no fault"
 
 

@@ -115,7 +115,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
     monkeypatch.setattr(trial, "choose_engine", lambda *spec: "in turns")
     made = Trial(make_spec(meta={"max_session": 2}), tmp_path)
     assert made.run()["sessions"] == 2
-    assert made.paths.sessions() == [0, 1]
+    assert made.paths.table_numbers() == [0, 1]
 
 
 def test_failures_are_those_that_failed() -> None:

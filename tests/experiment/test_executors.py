@@ -56,9 +56,9 @@ def test_an_order_to_end_requests_a_stop(monkeypatch: pytest.MonkeyPatch) -> Non
     from slm_lab.experiment.execute.ray.task_actor import Limits, TaskActor
 
     actor = TaskActor("task", 0, Path.cwd(), Limits(None, None))
-    actor.order(0, pack("work"))
+    actor.receive_orders(0, pack("work"))
     assert not actor.context.stop.requested
-    actor.order(1, pack(None))
+    actor.receive_orders(1, pack(None))
     assert actor.context.stop.requested
 
 

@@ -165,8 +165,8 @@ def test_boards_in_plain_text(net: str) -> None:
     info, obs_N = connect_four(net)
     assert info.observation.has_images == (net == "ConvNet")
     game = BOARD_GAMES["ConnectFour-v1"]
-    assert game.fits(info)
-    assert not BOARD_GAMES["TicTacToe-v1"].fits(info)
+    assert game.matches_env(info)
+    assert not BOARD_GAMES["TicTacToe-v1"].matches_env(info)
     drawn = game.board_text(info.observation, obs_N[0], "X", "O").splitlines()
     assert [drawn[0], *drawn[-2:]] == ["   1 2 3 4 5 6 7", "   X . . . . . .", "   X O O O . . ."]
     assert game.valid_moves(info.observation, obs_N[0]) == list("234567")

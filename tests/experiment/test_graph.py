@@ -74,12 +74,12 @@ def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(path
     write_rows(paths, 0, [30.0, 50.0])
     run, labels = Run(paths), Labels("small", {"train": "last 100 episodes", "eval": ""})
     returns = {0: return_curves(run.tables("train")[0])}
-    assert [line.name for line in trial_figures(returns, labels)["mean_returns"].panel.lines] == ["session 0"]
+    assert [line.name for line in trial_figures(returns, labels)["mean_returns"].first_panel.lines] == ["session 0"]
     known = replace(labels, baseline=22.0)
     for figures in (trial_figures(returns, known), session_figures(0, returns[0], known)):
-        first, *_ = figures["mean_returns"].panel.lines
+        first, *_ = figures["mean_returns"].first_panel.lines
         assert (first.name, first.curve.value.tolist(), first.curve.frame.tolist()) == (BASELINE, [22, 22], [0, 2000])
-        assert y_range(figures["mean_returns"].panel)[0] < 22
+        assert y_range(figures["mean_returns"].first_panel)[0] < 22
     monkeypatch.setattr(analyze, "known_baseline", lambda spec: None)
     monkeypatch.setattr(analyze, "measure_baseline", lambda spec, stop: 22.0)
     analyze_trial(make_spec(), paths)

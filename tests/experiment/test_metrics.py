@@ -14,7 +14,7 @@ from slm_lab.experiment.report.metrics import (
     consistency_curve,
     last_value,
     mean_current_return,
-    mean_scalars,
+    mean_metrics,
     metric_columns,
     session_metrics,
 )
@@ -98,10 +98,10 @@ def test_consistency_by_hand() -> None:
 
 def test_trial_is_the_mean_over_sessions_that_have_the_metric() -> None:
     """The mean of counts is a count."""
-    assert mean_scalars([{"a": 1.0, "b": None}, {"a": 3.0, "b": None}]) == {"a": 2.0, "b": None}
-    assert mean_scalars([{"a": 1.0}, {"a": None}]) == {"a": 1.0}
-    assert mean_scalars([]) == {}
-    frame, one = (mean_scalars(sessions) for sessions in ([{"frame": 1000}, {"frame": 2001}], [{"frame": 1.0}]))
+    assert mean_metrics([{"a": 1.0, "b": None}, {"a": 3.0, "b": None}]) == {"a": 2.0, "b": None}
+    assert mean_metrics([{"a": 1.0}, {"a": None}]) == {"a": 1.0}
+    assert mean_metrics([]) == {}
+    frame, one = (mean_metrics(sessions) for sessions in ([{"frame": 1000}, {"frame": 2001}], [{"frame": 1.0}]))
     assert [repr(metrics["frame"]) for metrics in (frame, one)] == ["1500", "1.0"]
 
 

@@ -277,7 +277,7 @@ def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: in
     clock.load_state_dict({**clock.state_dict(), "frame": frame, "prev_frame": frame})
     recorder = Recorder(clock, ScheduledValues(), 10, rows)
     recorder.means["loss"].add(100.0)  # from the checkpoint, and in the row of frame 10 too
-    recorder.resume([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
+    recorder.restore_row_history([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
     drive(clock, recorder, 30, 1, 1.0)
     assert [row["frame"] for row in rows] == frames
     assert rows[0]["loss"] is None
@@ -378,7 +378,7 @@ def test_a_table_continues_from_its_rows() -> None:
     rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
 
     fresh = RowBuilder(Clock(), ScheduledValues())
-    fresh.resume(rows)
+    fresh.restore_row_history(rows)
     assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
     assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
     fresh.clock.frame = 800
@@ -387,7 +387,7 @@ def test_a_table_continues_from_its_rows() -> None:
     saved = RowBuilder(Clock(), ScheduledValues())
     saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
     saved.clock.epi, saved.clock.t, saved.clock.opt_step = 10, 310, 38
-    saved.resume(rows)
+    saved.restore_row_history(rows)
     assert (saved.frame, list(saved.rewards)) == (600, [7.0, 20.5, 31.5])
     assert (saved.clock.epi, saved.clock.t, saved.clock.opt_step) == (10, 310, 38)
 

@@ -10,7 +10,7 @@ import pytest
 from slm_lab.experiment.events import Row, RowValues
 from slm_lab.experiment.report.compare import SeedResult, recent_returns
 from slm_lab.experiment.report.metrics import Table
-from slm_lab.experiment.report.run import global_table
+from slm_lab.experiment.report.run import join_worker_tables
 from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS
 from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
@@ -41,7 +41,7 @@ class Worker:
         )
         if not fresh:  # as a Session does that takes over from one that died, without a checkpoint
             self.clock.load_unshared_state({}, 1)
-            self.recorder.resume([{name: str(value) for name, value in row.items()} for row in rows])
+            self.recorder.restore_row_history([{name: str(value) for name, value in row.items()} for row in rows])
 
 
 def trial(workers: int, killed_at: int | None = None) -> dict[int, Table]:
@@ -76,7 +76,7 @@ def expected(frame: float) -> float:
 def test_the_global_curve_does_not_depend_on_the_number_of_workers(workers: int, killed_at: int | None) -> None:
     """Also if a worker is killed: the window goes on without a gap, and the rows of each worker count every episode once."""
     tables = trial(workers, killed_at)
-    one = global_table(tables)
+    one = join_worker_tables(tables)
     assert np.array_equal(one["frame"], one["global_frame"])
     assert set(range(ROWS, END + 1, ROWS)) <= set(one["frame"].tolist())
     assert one["total_reward"] == pytest.approx([expected(frame) for frame in one["frame"]], rel=1e-12)
@@ -145,7 +145,7 @@ def test_the_wall_time_continues_after_the_rows_in_the_file() -> None:
     clock.begin()
     clock.tick(10)
     counts = dict.fromkeys(("epi", "t", "opt_step"), "1")
-    recorder.resume([{"frame": "10", "wall_t": "70.5", "total_reward": "", **counts}])
+    recorder.restore_row_history([{"frame": "10", "wall_t": "70.5", "total_reward": "", **counts}])
     clock.tick(10)
     recorder.on_step([])
     assert rows[0].values["frame"] == 20

@@ -30,8 +30,8 @@ def test_sessions_with_a_table(tmp_path: Path) -> None:
         paths.session_df(index).touch()
     paths.session_df(3, "eval").touch()
     RunPaths(paths.root, "ppo_other").session_df(7).touch()
-    assert paths.sessions() == [0, 2, 10]
-    assert paths.sessions("eval") == [3]
+    assert paths.table_numbers() == [0, 2, 10]
+    assert paths.table_numbers("eval") == [3]
 
 
 def test_the_folder_of_a_single_confirmation_holds_trials(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_policies_are_told_from_sessions(tmp_path: Path) -> None:
     assert paths.pbt(1).name == "ppo_t0_s1_pbt.csv"
     for index in (4, 0):
         paths.session_df(index).touch()
-    assert (paths.sessions(), paths.trials()) == ([0, 4], [0])
+    assert (paths.table_numbers(), paths.trials()) == ([0, 4], [0])
 
 
 def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_sessions_that_wait_are_queued() -> None:
     with progress:
         progress.update(0, 250, 0.0, None)
         assert [state.status for state in progress.states] == ["", "starts", "queued", "queued"]
-        progress.ended(0, "done", "")
+        progress.show_session_end(0, "done", "")
         assert [state.status for state in progress.states] == ["done", "starts", "starts", "queued"]
     assert "queued" in file.getvalue()
 

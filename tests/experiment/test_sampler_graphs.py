@@ -166,8 +166,8 @@ def test_timeline_picture_shows_every_kind(tmp_path: Path) -> None:
         Span("learner", "saving & such", 0.9, 0.95),
     ]
     timeline = timeline_figure("a", spans)
-    assert list(timeline.panel.rows) == ["learner", "inference", "worker 0", "worker 9", "worker 10"]
-    (rollouts,) = (kind for kind in timeline.panel.bars if kind.name == "collecting a rollout")
+    assert list(timeline.first_panel.rows) == ["learner", "inference", "worker 0", "worker 9", "worker 10"]
+    (rollouts,) = (kind for kind in timeline.first_panel.bars if kind.name == "collecting a rollout")
     shared = [bar for bar in rollouts.bars if bar.text.startswith("worker 0")]
     assert {bar.thickness for bar in shared} == {0.4}
     assert shared[0].middle - shared[1].middle == pytest.approx(0.4)

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
-from slm_lab.experiment.report.metrics import Curve, Estimate, Median, ReachedPoint, difference, estimate, first_reached, median_point
+from slm_lab.experiment.report.metrics import (
+    Curve,
+    Estimate,
+    Median,
+    ReachedPoint,
+    estimate_difference,
+    estimate_mean,
+    first_reached,
+    median_point,
+)
 from slm_lab.experiment.report.study_report import compare_with_published, explanations, study_rows, study_settings
 from slm_lab.experiment.report.study_result import ResultRun, merge_rows
 from slm_lab.spec.load.study_file import load_study
@@ -39,7 +48,7 @@ def test_coverage_of_the_mean(name: str, count: int) -> None:
     draw, mean = DRAWS[name]
     rng, covered = np.random.default_rng(0), 0
     for _ in range(2000):
-        covered += covers(estimate(draw(rng, count).tolist()), mean)
+        covered += covers(estimate_mean(draw(rng, count).tolist()), mean)
     assert (0.89 if name == "skewed" else 0.93) <= covered / 2000 <= 0.97  # four skewed values: 0.906
 
 
@@ -47,31 +56,31 @@ def test_an_interval_without_a_rare_failure_misses_the_mean() -> None:
     """One seed of 16 stays at -500 on average: in 36 % of studies none does. docs/study.md states the figure."""
     rng, covered = np.random.default_rng(4), 0
     for _ in range(2000):
-        covered += covers(estimate(np.where(rng.random(16) < 1 / 16, -500.0, rng.normal(-80.0, 3.0, 16)).tolist()), -80.0 - 420.0 / 16)
+        covered += covers(estimate_mean(np.where(rng.random(16) < 1 / 16, -500.0, rng.normal(-80.0, 3.0, 16)).tolist()), -80.0 - 420.0 / 16)
     assert 0.6 <= covered / 2000 <= 0.68
 
 
 def test_coverage_of_the_difference() -> None:
     rng, covered = np.random.default_rng(1), 0
     for _ in range(2000):
-        covered += covers(difference(rng.normal(1.0, 1.0, 5).tolist(), rng.normal(0.0, 4.0, 12).tolist()), 1.0)
+        covered += covers(estimate_difference(rng.normal(1.0, 1.0, 5).tolist(), rng.normal(0.0, 4.0, 12).tolist()), 1.0)
     assert 0.94 <= covered / 2000 <= 0.975
 
 
 def test_a_paired_difference_is_that_of_the_pairs() -> None:
     seeds = np.random.default_rng(2).normal(0.0, 50.0, 8)
-    one = difference((seeds + 1.0).tolist(), seeds.tolist(), paired=True)
+    one = estimate_difference((seeds + 1.0).tolist(), seeds.tolist(), paired=True)
     assert (one.value, one.low, one.high) == pytest.approx((1.0, 1.0, 1.0))
-    apart = difference((seeds + 1.0).tolist(), seeds.tolist())
+    apart = estimate_difference((seeds + 1.0).tolist(), seeds.tolist())
     assert apart.low is not None
     assert apart.low < -20.0
-    assert difference([1.0], [2.0, 3.0]) == (-1.5, None, None)
-    assert difference([], [2.0]) is None
+    assert estimate_difference([1.0], [2.0, 3.0]) == (-1.5, None, None)
+    assert estimate_difference([], [2.0]) is None
 
 
 def test_welch_by_hand() -> None:
     """Means 3 and 7, variances 2.5 / 5 and 10 / 4: t with 4.25 → 4 degrees of freedom is 2.776."""
-    one = difference([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0])
+    one = estimate_difference([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0])
     parts = 2.5 / 5 + 10.0 / 4
     freedom = parts**2 / ((2.5 / 5) ** 2 / 4 + (10.0 / 4) ** 2 / 3)
     assert math.floor(freedom) == 4
@@ -152,9 +161,9 @@ def test_coverage_of_the_median() -> None:
 
 
 def test_verdicts() -> None:
-    score = estimate([90.0, 110.0, 100.0, 104.0])
+    score = estimate_mean([90.0, 110.0, 100.0, 104.0])
     assert [compare_with_published(score, published) for published in (None, 101.0, 105.0, 200.0)] == ["", "≥", "≈", "below"]
-    assert compare_with_published(estimate([90.0]), 95.0) == "below"
+    assert compare_with_published(estimate_mean([90.0]), 95.0) == "below"
 
 
 @pytest.mark.parametrize("count", [5, 99, 100, 101, 999])

@@ -266,9 +266,9 @@ def test_rows_of_another_node(saved: RunPaths, fake: Fake, calls: Callable[[], l
     server = SinkServer()
     for restart, frame in enumerate((250, 500)):
         server.begin(0, restart, saved, 0, ["wandb"])
-        server.call(0, restart, "open_table", 0)
+        server.call_sink_method(0, restart, "open_table", 0)
         server.write(0, restart, Row(0, "train", {**ROW, "frame": frame}))
-    server.call(0, 1, "close", "done")
+    server.call_sink_method(0, 1, "close", "done")
     wait_for_trackers(saved, 0, ["wandb"], [0])
     assert [call[1] for call in calls() if call[0] == "log"] == [250, 500]
     assert [call[1] for call in calls() if call[0] == "finish"] == [1, 0]

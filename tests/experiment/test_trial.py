@@ -102,7 +102,7 @@ print("metrics", Trial(spec, plan=Plan(data_dir=Path("data"), jobs=1)).run())
     assert "small: 2 sessions ? 1,000 frames" in output
     after = run.paths
     assert after.root != before.root
-    assert after.sessions() == [0, 1]
+    assert after.table_numbers() == [0, 1]
     for index in (0, 1):
         assert rows(before.session_df(index)) == rows(after.session_df(index))
         assert rows(before.session_df(index, "eval")) == rows(after.session_df(index, "eval"))

@@ -109,9 +109,9 @@ def test_a_copy_of_the_process_ends_with_its_next_beat() -> None:
         finally:
             os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    before = heartbeat.value
+    before = heartbeat.beat_counter
     heartbeat.beat(STEPPING)
-    assert heartbeat.value != before
+    assert heartbeat.beat_counter != before
 
 
 def test_a_run_whose_process_was_ended(make_spec: MakeSpec, tmp_path: Path) -> None:

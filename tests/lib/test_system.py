@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slm_lab.experiment.execute.executor import Context, Died, Message
+from slm_lab.experiment.execute.executor import Context, Message, TaskDied
 from slm_lab.experiment.execute.local import fork_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import RunLock, in_use
@@ -165,7 +165,7 @@ def test_a_task_is_spawned_and_its_death_seen_without_descriptors_of_processes(m
     ((features, group, pid, parent),) = [event.content for event in events if isinstance(event, Message)]
     assert features == FEATURES.keys() - LINUX_ONLY
     assert (group, parent) == (pid, os.getpid()), "a child of this process, not of a fork server"
-    assert {event.task.name: event.code for event in events if isinstance(event, Died)} == {"reports": 0, "dies": -signal.SIGKILL}
+    assert {event.task.name: event.code for event in events if isinstance(event, TaskDied)} == {"reports": 0, "dies": -signal.SIGKILL}
 
 
 FOLLOWS = """

@@ -14,7 +14,7 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.spec.load.loader import LoadedSpecs, load_spec, load_with_notices
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, parse_search
-from slm_lab.spec.report import Report, SpecError, override, to_path
+from slm_lab.spec.report import Report, SpecError, set_value_at, to_path
 from tests.spec.conftest import Specs
 
 GOOD: dict[str, list[Any]] = {
@@ -281,7 +281,7 @@ def test_a_trial_equals_the_same_value_written_in_the_file(agent: dict[str, Any]
     spec = searched({f"{key}__choice": [value]}, agent=agent).specs[0]
     trial = SearchSpace(spec).trial_spec({SearchSpace(spec).keys[0]: value})
     written = copy.deepcopy({**THEIRS, "agent": agent})
-    override(written, to_path(key.replace("[0]", "")), value, Report())
+    set_value_at(written, to_path(key.replace("[0]", "")), value, Report())
     direct = load_with_notices({"a": written}, "a").specs[0]
     assert trial.agent == direct.agent
     completed = Session(

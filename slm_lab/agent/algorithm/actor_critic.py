@@ -11,7 +11,7 @@ from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.ops.arrays import A, as_tensor, ignore_float_errors
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance
+from slm_lab.agent.ops.objective import ObjectiveCoefficients, ObjectiveTerms, explained_variance
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
 from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, RolloutOutputs, compute_critic_outputs, single_pass_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -71,14 +71,16 @@ class ActorCritic(PolicyGradient):
 
     def _add_loss(self, batch: Minibatch[Any], weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
-        coefs = Coefs(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef, value_std=self.value_std)
-        terms = self.propagate(lambda params_BP, value_B: self._objective(params_BP, value_B, batch, entropy_coef), batch, coefs, weight)
+        coefs = ObjectiveCoefficients(self.spec.val_loss_coef, entropy_coef, self.spec.policy_loss_coef, value_std=self.value_std)
+        terms = self.add_objective_gradient(
+            lambda params_BP, value_B: self._objective(params_BP, value_B, batch, entropy_coef), batch, coefs, weight
+        )
         self.meter.report_loss(terms.loss, weight, entropy=terms.entropy, policy_loss=terms.policy_loss, value_loss=terms.value_loss)
 
-    def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
+    def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, entropy_coef: float) -> ObjectiveTerms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
-        value_loss = self.value_loss(self.scaled(value_B), self.scaled(batch.target_B))
+        value_loss = self.value_loss(self.scale_values(value_B), self.scale_values(batch.target_B))
         loss = torch.add(self.spec.policy_loss_coef * policy_loss, value_loss, alpha=self.spec.val_loss_coef)
-        return Terms(torch.sub(loss, entropy, alpha=entropy_coef), policy_loss, value_loss, entropy, logp_B)
+        return ObjectiveTerms(torch.sub(loss, entropy, alpha=entropy_coef), policy_loss, value_loss, entropy, logp_B)

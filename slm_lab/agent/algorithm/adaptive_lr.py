@@ -28,7 +28,7 @@ class AdaptiveLearningRate(SharedStatistic):
 
         The learning rate is lowered if `kl` is above twice the target divergence, and raised if `kl` is below half the target divergence.
         """
-        self.run(self._adapt, kl)
+        self.run_exclusively(self._adapt, kl)
 
     def _adapt(self, kl: float) -> None:
         spec, rate = self.spec, float(self.numbers[0])

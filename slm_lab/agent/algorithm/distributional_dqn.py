@@ -12,7 +12,7 @@ from slm_lab.agent.net.distributional import DistributionalQNet
 from slm_lab.agent.ops.arrays import as_tensor, as_type_of
 from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.objective import value_diagnostics
-from slm_lab.agent.ops.projection import categorical_loss, project
+from slm_lab.agent.ops.projection import categorical_loss, project_distribution
 from slm_lab.agent.ops.quantiles import quantile_huber_loss
 from slm_lab.agent.ops.targets import action_atoms, action_atoms_gradient
 from slm_lab.agent.replay.replay import Transitions
@@ -119,7 +119,7 @@ class C51(DistributionalQLearning):
         self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None
     ) -> DistributionLoss:
         low, high = self.spec.v_min, self.spec.v_max
-        target_BZ = project(next_BZ.softmax(1), return_B, discount_B, low, high)
+        target_BZ = project_distribution(next_BZ.softmax(1), return_B, discount_B, low, high)
         loss, grad_BZ, divergence_B = categorical_loss(atoms_BZ, target_BZ, weight_B)
         atom_Z = torch.linspace(low, high, atoms_BZ.shape[1], device=atoms_BZ.device)
         return DistributionLoss(loss, grad_BZ, divergence_B, atoms_BZ.softmax(1) @ atom_Z, target_BZ @ atom_Z)

@@ -11,7 +11,7 @@ from slm_lab.agent.algorithm.replay_actor_critic import AnyBatch, CriticPass
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.q_nets import QCritics, build_critics
 from slm_lab.agent.ops.arrays import as_tensor
-from slm_lab.agent.ops.projection import categorical_loss, lowest_mean_distribution, project
+from slm_lab.agent.ops.projection import categorical_loss, lowest_mean_distribution, project_distribution
 from slm_lab.spec.models.algorithm import DistributionalSACSpec
 from slm_lab.spec.models.net import NetSpec
 
@@ -48,7 +48,7 @@ class DistributionalSAC(SoftActorCritic):
         discount_B = self.spec.gamma * (1.0 - batch.terminated_B)
         return_B = batch.reward_B - discount_B * self.alpha * as_tensor(next_action.logp_B)
         next_BZ = self._combine_critics(next_CBZ.softmax(-1))
-        return outputs, logit_CBZ, project(next_BZ, return_B, discount_B, self.spec.v_min, self.spec.v_max)
+        return outputs, logit_CBZ, project_distribution(next_BZ, return_B, discount_B, self.spec.v_min, self.spec.v_max)
 
     def _combine_critics(self, p_CBZ: Tensor) -> Tensor:
         """Combine the distributions of the two critics, [C, B, Z], to one distribution [B, Z], by the spec key critic_reduction.

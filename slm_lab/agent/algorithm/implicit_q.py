@@ -88,7 +88,7 @@ class IQL(OfflineAlgorithm):
         advantage_B = self._recorded_action_values(q, batch).amin(0) - outputs.values[0][0, :, 0]
         loss_B, slope_B = expectile_loss(advantage_B, self.spec.expectile)
         outputs.backward((-slope_B / len(slope_B)).view(1, -1, 1))
-        self.meter.report(value_loss=self.value_trainer.check(loss_B.mean()))
+        self.meter.report(value_loss=self.value_trainer.check_finite(loss_B.mean()))
         self.value_trainer.step()
         self.value_trainer.set_train_mode(False)
         return advantage_B
@@ -99,7 +99,7 @@ class IQL(OfflineAlgorithm):
         self.actor_trainer.set_train_mode(True)
         weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MOST_WEIGHT)
         terms = self.add_imitation_gradient(self.net.forward_pass(batch.obs_B), batch, weight_B)
-        self.meter.report(actor_loss=self.actor_trainer.check(terms.loss), entropy=terms.entropy)
+        self.meter.report(actor_loss=self.actor_trainer.check_finite(terms.loss), entropy=terms.entropy)
         self.actor_trainer.step()
         self.actor_trainer.set_train_mode(False)
 

@@ -42,7 +42,7 @@ class GradientMeter:
 
         The caller has already added `weight` times the gradient of the loss to `Parameter.grad`.
         """
-        self._report(weight, {"loss": self.trainer.check(loss), **values})
+        self._report(weight, {"loss": self.trainer.check_finite(loss), **values})
 
     def report(self, **values: Tensor | float) -> None:
         """Report scalars of the next gradient step, such as diagnostics."""

@@ -14,7 +14,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.ops.autograd import ForwardPass
 from slm_lab.agent.ops.distributions import ActionDistribution, NormalTanh, SquashedNormal
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate
+from slm_lab.agent.ops.objective import Objective, ObjectiveCoefficients, ObjectiveTerms, differentiate
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.demonstration_replay import build_demonstration_replay
 from slm_lab.agent.replay.replay import Replay, Transitions
@@ -58,7 +58,7 @@ class OfflineAlgorithm(Algorithm):
     def _closed_form(self) -> Objective | None:
         return Objective(self.distribution) if Objective.supports(self.distribution, self.device) else None
 
-    def add_imitation_gradient(self, actor: ForwardPass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
+    def add_imitation_gradient(self, actor: ForwardPass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> ObjectiveTerms:
         """Add the gradient of −E[w log π(a|s)] − c H with respect to the actor's parameters to `Parameter.grad`.
 
         The expectation E is the mean over the actions of the batch. Returns the terms of the objective −E[w log π(a|s)] − c H.
@@ -73,12 +73,12 @@ class OfflineAlgorithm(Algorithm):
             )
         else:  # the policy gradient with weights in place of advantages
             rows = (batch.action_B, batch.logp_B, weight_B, actor.values[1])
-            terms, grads, grad_log_std_D = self._closed_form(actor.values, *rows, Coefs(0.0, entropy_coef))
+            terms, grads, grad_log_std_D = self._closed_form(actor.values, *rows, ObjectiveCoefficients(0.0, entropy_coef))
             add_log_std_gradient(self.distribution, grad_log_std_D)
         actor.backward(grads[0], None)
         return terms
 
-    def _imitation_objective(self, params_BP: Tensor, batch: Transitions, weight_B: Tensor, entropy_coef: float) -> Terms:
+    def _imitation_objective(self, params_BP: Tensor, batch: Transitions, weight_B: Tensor, entropy_coef: float) -> ObjectiveTerms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         policy_loss, entropy = policy_gradient_loss(logp_B, weight_B), entropy_B.mean()
-        return Terms(policy_loss - entropy_coef * entropy, policy_loss, 0.0, entropy, logp_B)
+        return ObjectiveTerms(policy_loss - entropy_coef * entropy, policy_loss, 0.0, entropy, logp_B)

@@ -17,7 +17,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.ops.arrays import A, as_tensor, as_type_of, flatten_time_and_envs
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.losses import ValueLoss
-from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate
+from slm_lab.agent.ops.objective import Objective, ObjectiveCoefficients, ObjectiveTerms, differentiate
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Minibatch, RolloutOutputs
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage
@@ -78,14 +78,20 @@ class PolicyGradient(Algorithm):
         """Number by which values and targets are divided in the value loss, or None if values and targets are not divided."""
         return None if self.deviation is None else self.deviation.std
 
-    def scaled(self, value_B: Tensor) -> Tensor:
+    def scale_values(self, value_B: Tensor) -> Tensor:
         """Return values or targets [B], divided by `value_std` and clamped, or unchanged if `value_std` is None."""
         return value_B if self.deviation is None else self.deviation.scale(value_B)
 
     def parts(self) -> dict[str, TrainablePart]:
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
-    def propagate(self, objective: Callable[[Tensor, Tensor], Terms], batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
+    def add_objective_gradient(
+        self,
+        objective: Callable[[Tensor, Tensor], ObjectiveTerms],
+        batch: Minibatch[Any],
+        coefs: ObjectiveCoefficients,
+        weight: float = 1.0,
+    ) -> ObjectiveTerms:
         """Compute the objective of a minibatch, add `weight` times its gradient to `Parameter.grad`, and return the terms of the objective.
 
         Call this method inside `ignore_float_errors()`.

@@ -16,7 +16,7 @@ from slm_lab.agent.algorithm.value_scale import PercentileScale, ValueNormalizer
 from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.distributions import Normal
 from slm_lab.agent.ops.losses import bounds_loss, clipped_surrogate_loss, clipped_value_loss, symlog
-from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance, ratio_diagnostics
+from slm_lab.agent.ops.objective import ObjectiveCoefficients, ObjectiveTerms, explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.returns import gae, standardize, vtrace
 from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -144,8 +144,12 @@ class PPO(PolicyGradient):
             batch = replace(batch, advantage_B=self.percentile(batch.advantage_B))
         if self.deviation is not None:
             self.deviation.update(symlog(batch.target_B) if spec.symlog else batch.target_B)
-        coefs = Coefs(spec.val_loss_coef, entropy_coef, 1.0, clip_eps, self.value_std, spec.dual_clip, spec.bounds_loss_coef)
-        terms = self.propagate(lambda params_BP, value_B: self._objective(params_BP, value_B, batch, clip_eps, entropy_coef), batch, coefs)
+        coefs = ObjectiveCoefficients(
+            spec.val_loss_coef, entropy_coef, 1.0, clip_eps, self.value_std, spec.dual_clip, spec.bounds_loss_coef
+        )
+        terms = self.add_objective_gradient(
+            lambda params_BP, value_B: self._objective(params_BP, value_B, batch, clip_eps, entropy_coef), batch, coefs
+        )
         steps.add(terms.logp_B, batch.logp_B)
         if spec.target_kl is not None and len(steps.logps) > 1 and steps.diagnostics(clip_eps, -1)[0] > 1.5 * spec.target_kl:
             self.trainer.discard_gradient()
@@ -159,7 +163,7 @@ class PPO(PolicyGradient):
     def _has_closed_form(self) -> bool:
         return super()._has_closed_form() and not self.spec.clip_vloss and not self.spec.symlog
 
-    def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Terms:
+    def _objective(self, params_BP: Tensor, value_B: Tensor, batch: Minibatch, clip_eps: float, entropy_coef: float) -> ObjectiveTerms:
         spec, (logp_B, entropy_B) = self.spec, self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = clipped_surrogate_loss(logp_B, batch.logp_B, batch.advantage_B, clip_eps, spec.dual_clip)  # eq. 7
@@ -168,10 +172,10 @@ class PPO(PolicyGradient):
         if entropy_coef:
             loss = torch.sub(loss, entropy, alpha=entropy_coef)
         if not spec.bounds_loss_coef:
-            return Terms(loss, policy_loss, value_loss, entropy, logp_B)
+            return ObjectiveTerms(loss, policy_loss, value_loss, entropy, logp_B)
         assert isinstance(self.distribution, Normal)
         outside = bounds_loss(self.distribution.loc_and_log_scale(params_BP)[0])
-        return Terms(torch.add(loss, outside, alpha=spec.bounds_loss_coef), policy_loss, value_loss, entropy, logp_B, outside)
+        return ObjectiveTerms(torch.add(loss, outside, alpha=spec.bounds_loss_coef), policy_loss, value_loss, entropy, logp_B, outside)
 
     def _value_loss(self, value_B: Tensor, batch: Minibatch, clip_eps: float) -> Tensor:
         old_value_B, target_B = batch.value_B, batch.target_B
@@ -179,7 +183,7 @@ class PPO(PolicyGradient):
             value_B, old_value_B, target_B = symlog(value_B), symlog(old_value_B), symlog(target_B)
         if self.spec.clip_vloss:
             return clipped_value_loss(value_B, old_value_B, target_B, clip_eps)
-        return self.value_loss(self.scaled(value_B), self.scaled(target_B))
+        return self.value_loss(self.scale_values(value_B), self.scale_values(target_B))
 
     def parts(self) -> dict[str, TrainablePart]:
         own = {"percentile": self.percentile, "normalizer": self.normalizer, "rate": self.rate}

@@ -8,7 +8,7 @@ from slm_lab.agent.algorithm.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs, Terms
+from slm_lab.agent.ops.objective import ObjectiveCoefficients, ObjectiveTerms
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.rollout.minibatch import Minibatch, RolloutBatch, compute_critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout
@@ -38,13 +38,13 @@ class Reinforce(PolicyGradient):
 
     def _add_loss(self, batch: Minibatch, weight: float) -> None:
         entropy_coef = self.entropy_schedule.value(self.clock.global_frame)
-        coefs = Coefs(0.0, entropy_coef, self.spec.policy_loss_coef)
-        terms = self.propagate(lambda params_BP, _: self._objective(params_BP, batch, entropy_coef), batch, coefs, weight)
+        coefs = ObjectiveCoefficients(0.0, entropy_coef, self.spec.policy_loss_coef)
+        terms = self.add_objective_gradient(lambda params_BP, _: self._objective(params_BP, batch, entropy_coef), batch, coefs, weight)
         self.meter.report_loss(terms.loss, weight, entropy=terms.entropy)
 
-    def _objective(self, params_BP: Tensor, batch: Minibatch, entropy_coef: float) -> Terms:
+    def _objective(self, params_BP: Tensor, batch: Minibatch, entropy_coef: float) -> ObjectiveTerms:
         logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
         entropy = entropy_B.mean()
         policy_loss = policy_gradient_loss(logp_B, batch.advantage_B)
         loss = self.spec.policy_loss_coef * policy_loss - entropy_coef * entropy
-        return Terms(loss, policy_loss, 0.0, entropy, logp_B)
+        return ObjectiveTerms(loss, policy_loss, 0.0, entropy, logp_B)

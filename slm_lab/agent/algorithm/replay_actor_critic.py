@@ -113,7 +113,7 @@ class ReplayActorCritic(Algorithm, ABC):
                     if due:
                         self.update_targets()
         self.actor_trainer.end_update()
-        return self.metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
+        return self.finish_update_metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _critic_step(self, batch: AnyBatch) -> Tensor:
         """Take a gradient step on the critics, and return the critics' outputs for the batch, computed before the gradient step."""
@@ -188,7 +188,7 @@ class ReplayActorCritic(Algorithm, ABC):
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
         loss, entropy = self.add_actor_gradient(batch, q)
-        value = self.actor_trainer.check(loss)
+        value = self.actor_trainer.check_finite(loss)
         norm = self.actor_trainer.step()
         self.actor_trainer.set_train_mode(False)
         self.trainer.set_train_mode(True)
@@ -221,7 +221,7 @@ class ReplayActorCritic(Algorithm, ABC):
         noise_BD = self.rng.standard_normal((rows, self.info.action.dim), np.float32)
         return upload(torch.from_numpy(noise_BD), self.device) if isinstance(example, Tensor) else noise_BD
 
-    def metrics(self, reports: list[ActorReport]) -> Metrics:
+    def finish_update_metrics(self, reports: list[ActorReport]) -> Metrics:
         """Return the metrics of an update, averaged over its gradient steps.
 
         The metric `loss` is the sum of critic loss and actor loss. The metric `grad_norm` is the norm of the critics' gradient and the

@@ -286,8 +286,8 @@ class SoftActorCritic(ReplayActorCritic):
         assert isinstance(self.distribution, SquashedNormal)
         return self.distribution.rsample(params_BP, self.sample_action_noise(len(params_BP), params_BP))
 
-    def metrics(self, reports: list[ActorReport]) -> Metrics:
-        found = super().metrics(reports)
+    def finish_update_metrics(self, reports: list[ActorReport]) -> Metrics:
+        found = super().finish_update_metrics(reports)
         found.extra["alpha"] = self.entropy_coef
         return found
 

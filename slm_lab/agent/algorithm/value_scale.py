@@ -26,7 +26,7 @@ class SharedStatistic:
         self.name, self.numbers = name, np.zeros(size)
         self._store: Store | None = None
 
-    def run(self, section: Callable[..., None], *args: float) -> None:
+    def run_exclusively(self, section: Callable[..., None], *args: float) -> None:
         """Call `section`, a method of this object that changes `numbers`, while other processes wait."""
         if self._store is None:
             section(*args)
@@ -64,7 +64,7 @@ class ValueTargetMoments(SharedStatistic):
         variance, mean = torch.var_mean(target_B, correction=0)
         new_variance, new_mean = (float(variance), float(mean)) if target_B.device.type == "cpu" else torch.stack((variance, mean)).tolist()
         if math.isfinite(new_variance) and math.isfinite(new_mean):
-            self.run(self._merge_moments, target_B.numel(), new_mean, new_variance)
+            self.run_exclusively(self._merge_moments, target_B.numel(), new_mean, new_variance)
 
     def _merge_moments(self, new: int, new_mean: float, new_variance: float) -> None:
         count = float(self.numbers[0])
@@ -132,7 +132,7 @@ class PercentileScale(SharedStatistic):
             ends = torch.tensor([0.05, 0.95], device=advantage_B.device)
             low, high = torch.quantile(advantage_B.float(), ends).tolist()
             if math.isfinite(high - low):
-                self.run(self._update_range, high - low)
+                self.run_exclusively(self._update_range, high - low)
         return advantage_B / max(1.0, self.percentile_range)
 
     def _update_range(self, new_range: float) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
 from slm_lab.agent.net.layers import init_output, linear_layer, make_activation
-from slm_lab.agent.net.passes.direct import DirectPass, GraphFreeNet, GraphFreeSequence, flatten_sequential
-from slm_lab.agent.ops.arrays import array, as_tensor
+from slm_lab.agent.net.passes.direct import GraphFreeNet, GraphFreePass, GraphFreeSequence, flatten_sequential
+from slm_lab.agent.ops.arrays import as_array, as_tensor
 from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.masks import ActionMask, MaskedPass
 from slm_lab.lib.records import ObservationSpace
@@ -76,7 +76,7 @@ class ActorCriticNet(GraphFreeNet):
             linear = nn.Linear(features, 1)
             init_output(linear, spec, spec.critic_init_std)
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
-        self.mask = ActionMask.of(obs)
+        self.mask = ActionMask.from_observation_space(obs)
         self.state_size = sum(body.state_size for body in self.bodies)
         """Size of the concatenated hidden states of all bodies. The size is 0 for feed-forward nets."""
 
@@ -129,10 +129,10 @@ class ActorCriticNet(GraphFreeNet):
         if chains is None:
             with torch.set_grad_enabled(learn):
                 return GraphPass(*self(as_tensor(obs_B)))
-        passed = DirectPass(chains, array(obs_B))
+        passed = GraphFreePass(chains, as_array(obs_B))
         if self.critic_head is None:
             passed.values += (np.zeros(len(obs_B), np.float32),)
-        return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(array(obs_B)))
+        return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(as_array(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor:
         """Return state values [B] without gradients. The net must be feed-forward.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.hypersphere import UnitBlock, UnitEmbedding, UnitTop
+from slm_lab.agent.net.hypersphere import UnitBlock, UnitEmbedding, UnitLastHiddenLayer
 from slm_lab.agent.net.layers import (
     BatchNorm2d,
     ImageToFloat,
@@ -67,7 +67,7 @@ class Body(nn.Module):
             not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
         ):
             return self.layers(x_B)  # all products are too small for oneDNN
-        return matmul_mode.run(self.layers, x_B)
+        return matmul_mode.call_with_mode(self.layers, x_B)
 
 
 class RecurrentBody(Body):
@@ -133,7 +133,7 @@ def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Bo
     """
     flatten, size = _flattening_modules(obs)
     blocks = [UnitBlock(spec.width, spec.blocks) for _ in range(spec.blocks)]
-    return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitTop(spec.width, spec.width)), spec.width)
+    return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitLastHiddenLayer(spec.width, spec.width)), spec.width)
 
 
 class ConcatenatedHeads(nn.Module):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain
 from slm_lab.agent.net.body import RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output, linear_layer
-from slm_lab.agent.net.passes.direct import DirectPass, GraphFreeNet, GraphFreeSequence
+from slm_lab.agent.net.passes.direct import GraphFreeNet, GraphFreePass, GraphFreeSequence
 from slm_lab.agent.net.q_nets import QNet
-from slm_lab.agent.ops.arrays import A, array, as_tensor
+from slm_lab.agent.ops.arrays import A, as_array, as_tensor
 from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.masks import ActionMask
 from slm_lab.lib.records import ObservationSpace
@@ -101,7 +101,7 @@ class DistributionalQNet(QNet):
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], kind: str, keys: dict[str, Any]) -> None:
         GraphFreeNet.__init__(self)
-        self.nvec, self.mask = nvec, ActionMask.of(obs)
+        self.nvec, self.mask = nvec, ActionMask.from_observation_space(obs)
         self.actor_body = build_body(spec, obs, "actor")
         self.actor_head = HEADS[kind](self.actor_body.features, sum(nvec), spec, **keys)
         self.value_head = None
@@ -117,7 +117,7 @@ class DistributionalQNet(QNet):
         Args: learn: whether gradients of the parameters are needed.
         """
         if (chains := self.direct.get(learn)) is not None:
-            return DirectPass(chains, array(obs_B))
+            return GraphFreePass(chains, as_array(obs_B))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.actor_head.distribution_params(self.actor_body(as_tensor(obs_B))))
 

@@ -93,7 +93,7 @@ class UnitBlock(nn.Module):
         return normalize_vectors(h_BF + self.alpha(changed_BF - h_BF))
 
 
-class UnitTop(nn.Module):
+class UnitLastHiddenLayer(nn.Module):
     """Layer of SimbaV2 before the output layer, which computes s ⊙ W h."""
 
     def __init__(self, n_in: int, n_out: int) -> None:

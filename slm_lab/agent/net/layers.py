@@ -230,9 +230,9 @@ class UnpackObservations(nn.Module):
         self.encoders = nn.ModuleList(encoders)
 
     def forward(self, obs_B: Tensor) -> Tensor:
-        return self.join(unpack(obs_B, self.parts, self.normalize))
+        return self.encode_and_concatenate(unpack(obs_B, self.parts, self.normalize))
 
-    def join(self, entries: Sequence[Tensor]) -> Tensor:
+    def encode_and_concatenate(self, entries: Sequence[Tensor]) -> Tensor:
         """Encode images, flatten other entries, and return the concatenation of all entries [B, F].
 
         Args: entries: the entries of an observation, float32 [B, *shape] each.

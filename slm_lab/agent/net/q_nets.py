@@ -12,13 +12,13 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
-from slm_lab.agent.net.hypersphere import UnitTop
+from slm_lab.agent.net.hypersphere import UnitLastHiddenLayer
 from slm_lab.agent.net.layers import init_layer, init_output, linear_layer, make_activation
 from slm_lab.agent.net.passes import direct
-from slm_lab.agent.net.passes.direct import CriticsPass, DirectPass, GraphFreeNet, GraphFreeSequence, flatten_sequential
+from slm_lab.agent.net.passes.direct import CriticsPass, GraphFreeNet, GraphFreePass, GraphFreeSequence, flatten_sequential
 from slm_lab.agent.net.passes.direct_layers import GraphFreeLinear, array_activation, existing_gradients
 from slm_lab.agent.net.passes.validity import ParameterVector
-from slm_lab.agent.ops.arrays import array, as_tensor
+from slm_lab.agent.ops.arrays import as_array, as_tensor
 from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, MatmulMode
@@ -41,7 +41,7 @@ class QNet(GraphFreeNet):
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
         super().__init__()
-        self.nvec, self.mask = nvec, ActionMask.of(obs)
+        self.nvec, self.mask = nvec, ActionMask.from_observation_space(obs)
         self.actor_body: Body = build_body(spec, obs, "actor")
         self.actor_head = ActorHead(self.actor_body.features, sum(nvec), spec)
         self.value_head: nn.Linear | None = None
@@ -81,8 +81,8 @@ class QNet(GraphFreeNet):
         """
         chains = self.direct.get(learn)
         if chains is not None:
-            passed = DirectPass(chains, array(obs_B))
-            return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(array(obs_B)))
+            passed = GraphFreePass(chains, as_array(obs_B))
+            return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(as_array(obs_B)))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.critic(as_tensor(obs_B)))
 
@@ -159,7 +159,7 @@ class QCritic(nn.Module):
         if self.action_after_body:
             act = make_activation(getattr(spec, "hid_layers_activation", "relu"))
             if isinstance(spec, SimbaV2NetSpec):
-                self.joint = nn.Sequential(UnitTop(features + actions, features), act)
+                self.joint = nn.Sequential(UnitLastHiddenLayer(features + actions, features), act)
             else:
                 self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
                 init_layer(self.joint[0], init_fn, type(act).__name__.lower())
@@ -184,7 +184,7 @@ class QCritic(nn.Module):
         This method does not support critics whose body receives the action.
         """
         if action_B is not None:
-            features_BF = self.body.matmul_mode.run(self.joint, torch.cat((features_BF, action_B), dim=1))
+            features_BF = self.body.matmul_mode.call_with_mode(self.joint, torch.cat((features_BF, action_B), dim=1))
         return self.head(features_BF)
 
     def build_graph_free_sequence(self) -> GraphFreeSequence | None:

@@ -24,14 +24,14 @@ def as_tensor(x: Tensor | np.ndarray) -> Tensor:
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
 
 
-def array(x: Tensor | np.ndarray) -> np.ndarray:
+def as_array(x: Tensor | np.ndarray) -> np.ndarray:
     """Return x as an array. If x is a tensor on the CPU, the array shares the memory of x."""
     return x if isinstance(x, np.ndarray) else (x if x.is_cpu else x.cpu()).numpy()
 
 
 def as_type_of(example: A, x: Tensor | np.ndarray) -> A:
     """Return x as an array if `example` is an array, otherwise as a tensor."""
-    return array(x) if isinstance(example, np.ndarray) else as_tensor(x)
+    return as_array(x) if isinstance(example, np.ndarray) else as_tensor(x)
 
 
 def copy(x: A) -> A:

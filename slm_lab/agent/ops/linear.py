@@ -71,7 +71,7 @@ class MatmulMode:
             return self._matmul(weight.mT, grad.mT).mT
         return self._matmul(grad, weight)
 
-    def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    def call_with_mode(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
         """Call function(*args), in which linear layers compute their products with this MatmulMode. Return a float32 tensor.
 
         With `bfloat16=True`, torch.autocast converts convolutions and the products of other modules to bfloat16.

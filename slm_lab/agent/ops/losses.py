@@ -105,32 +105,32 @@ def symlog(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.log1p(torch.abs(x))
 
 
-def _squared(error: A) -> tuple[A, A]:
+def _squared_loss_and_slope(error: A) -> tuple[A, A]:
     return error * error, 2.0 * error
 
 
-def _smooth_l1(error: A, beta: float = 1.0) -> tuple[A, A]:
+def _smooth_l1_loss_and_slope(error: A, beta: float = 1.0) -> tuple[A, A]:
     if beta == 0.0:
-        return _absolute(error)
+        return _absolute_loss_and_slope(error)
     slope = clip(error / beta, -1.0, 1.0)
     return slope * (error - 0.5 * beta * slope), slope
 
 
-def _huber(error: A, delta: float = 1.0) -> tuple[A, A]:
+def _huber_loss_and_slope(error: A, delta: float = 1.0) -> tuple[A, A]:
     slope = clip(error, -delta, delta)
     return slope * (error - 0.5 * slope), slope
 
 
-def _absolute(error: A) -> tuple[A, A]:
+def _absolute_loss_and_slope(error: A) -> tuple[A, A]:
     slope = np.sign(error) if isinstance(error, np.ndarray) else torch.sign(error)
     return slope * error, slope
 
 
 LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] = {
-    "MSELoss": (F.mse_loss, _squared),
-    "SmoothL1Loss": (F.smooth_l1_loss, _smooth_l1),
-    "HuberLoss": (F.huber_loss, _huber),
-    "L1Loss": (F.l1_loss, _absolute),
+    "MSELoss": (F.mse_loss, _squared_loss_and_slope),
+    "SmoothL1Loss": (F.smooth_l1_loss, _smooth_l1_loss_and_slope),
+    "HuberLoss": (F.huber_loss, _huber_loss_and_slope),
+    "L1Loss": (F.l1_loss, _absolute_loss_and_slope),
 }
 """Regression losses for values, by the names of modules in torch.nn. Each value of LOSSES is a pair of functions. The first function maps
 (prediction, target) to the mean loss with an autograd graph. The second function maps errors (prediction − target) to the loss of each

@@ -31,7 +31,7 @@ class ActionMask:
         self._columns = slice(begin, end)
 
     @staticmethod
-    def of(obs: ObservationSpace) -> ActionMask | None:
+    def from_observation_space(obs: ObservationSpace) -> ActionMask | None:
         """Return the action mask of an observation space, or None if the space has no mask."""
         return None if obs.mask is None else ActionMask(*obs.mask)
 
@@ -44,10 +44,10 @@ class ActionMask:
 
         The first A of the P outputs belong to the A discrete choices.
         """
-        return masked(outputs, self.valid_choices(obs))
+        return mask_outputs(outputs, self.valid_choices(obs))
 
 
-def masked(outputs: A, valid: A) -> A:
+def mask_outputs(outputs: A, valid: A) -> A:
     """Return outputs [..., P] in which each of the first A outputs is replaced by MASKED where `valid`, bool [..., A], is false."""
     choices, size = valid.shape[-1], outputs.shape[-1]
     if choices == size:
@@ -72,7 +72,7 @@ class MaskedPass:
     def __init__(self, inner: ForwardPass, valid_BA: Any) -> None:
         first, *others = inner.values
         self._inner, self._valid_BA = inner, as_type_of(first, valid_BA)
-        self.values: tuple[Any, ...] = (masked(first, self._valid_BA), *others)
+        self.values: tuple[Any, ...] = (mask_outputs(first, self._valid_BA), *others)
 
     def select(self, rows: Any) -> MaskedPass:
         return MaskedPass(self._inner.select(rows), self._valid_BA[rows])

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, array, filled_vector
+from slm_lab.agent.ops.arrays import A, as_array, filled_vector
 from slm_lab.agent.ops.device import is_asynchronous, to_floats
 from slm_lab.agent.ops.distributions import (
     LOG_2PI,
@@ -38,7 +38,7 @@ CLOSED_FORM = True
 used."""
 
 
-class Terms(NamedTuple):
+class ObjectiveTerms(NamedTuple):
     """Value of an objective, which is a loss to minimise, and values of the terms that the objective adds."""
 
     loss: Tensor | float
@@ -56,7 +56,7 @@ VALUE_LIMIT = 10.0
 """Bound to which values and targets are clipped after their division by `Coefs.value_std`."""
 
 
-class Coefs(NamedTuple):
+class ObjectiveCoefficients(NamedTuple):
     """Weights and parameters of the terms of an Objective."""
 
     value: float
@@ -103,7 +103,7 @@ def _evaluate_categorical(
     return logp_PB[action_B, row_B], entropy_B, gradient
 
 
-def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+def _evaluate_normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # transposed, as in _evaluate_categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
     loc_BD, log_std_BD = distribution.loc_and_log_scale(params_BP)  # log_std_BD is [1, D] if log σ does not depend on the state
     is_free, dim = distribution.log_std is not None, distribution.action.dim
@@ -134,7 +134,7 @@ def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) 
     return logp_B, entropy_B, gradient
 
 
-def _multi_categorical(
+def _evaluate_multi_categorical(
     distribution: MultiCategorical, params_BP: np.ndarray, action_BD: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # as in _evaluate_categorical; the logits of component d are the rows from first_D[d] on
@@ -159,7 +159,7 @@ def _multi_categorical(
     return np.add.reduce(logp_PB[chosen], axis=0), np.add.reduce(entropy_DB, axis=0), gradient
 
 
-def _bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+def _evaluate_bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # log π(a) = a z − log(1 + exp z);  H = log(1 + exp z) − z σ(z), with logits z
     softplus_BD = np.logaddexp(np.float32(0.0), params_BD)
     p_BD = np.exp(params_BD - softplus_BD)
@@ -173,7 +173,7 @@ def _bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_BD: np.nda
     return logp_B, np.add.reduce(softplus_BD - params_BD * p_BD, axis=1), gradient
 
 
-def _product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+def _evaluate_product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # log π and H are sums over the factors of the product, so each factor has its own gradient
     rows = zip(distribution.split_params(params_BP), distribution.split_actions(action_BD), strict=True)
     logps, entropies, gradients = zip(*(EVALUATE[type(part)](part, params, own) for (part, params), own in rows), strict=True)
@@ -189,11 +189,11 @@ def _product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray
 EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, Gradient]]] = {
     Categorical: _evaluate_categorical,
     Argmax: _evaluate_categorical,
-    MultiCategorical: _multi_categorical,
-    MultiArgmax: _multi_categorical,
-    Bernoulli: _bernoulli,
-    Normal: _normal,
-    Product: _product,
+    MultiCategorical: _evaluate_multi_categorical,
+    MultiArgmax: _evaluate_multi_categorical,
+    Bernoulli: _evaluate_bernoulli,
+    Normal: _evaluate_normal,
+    Product: _evaluate_product,
 }
 """Mapping from the class of a distribution to a function (distribution, parameters [B, P], actions [B]) that returns log π(a|s) [B], the
 entropy [B], and the Gradient."""
@@ -202,7 +202,7 @@ entropy [B], and the Gradient."""
 class TermsAndGradients(NamedTuple):
     """An objective, its terms, and its gradients."""
 
-    terms: Terms
+    terms: ObjectiveTerms
     """The objective and its terms, without an autograd graph."""
     outputs: tuple[Any, ...]
     """Gradients of the objective with respect to the net's outputs, which are distribution parameters [B, P] and values [B]."""
@@ -210,7 +210,7 @@ class TermsAndGradients(NamedTuple):
     """Gradient of the objective with respect to a state-independent log_std, or None."""
 
 
-def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
+def differentiate(objective: Callable[..., ObjectiveTerms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
     """Return the terms of objective(*outputs), and `weight` times the gradients with respect to the outputs, computed by autograd.
 
     If the objective depends directly on parameters, such as a state-independent log_std, the gradients of these parameters are added to
@@ -224,7 +224,7 @@ def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], we
         # no gradient argument: torch would import sympy (0.5 s) to check the argument
         (loss if weight == 1.0 else weight * loss).backward()
     detached: list[Any] = [term.detach() if isinstance(term, Tensor) else term for term in terms]
-    return TermsAndGradients(Terms(*detached), tuple(leaf.grad for leaf in leaves))
+    return TermsAndGradients(ObjectiveTerms(*detached), tuple(leaf.grad for leaf in leaves))
 
 
 class Objective:
@@ -251,7 +251,7 @@ class Objective:
         old_logp_B: Tensor | np.ndarray,
         advantage_B: Tensor | np.ndarray,
         target_B: Tensor | np.ndarray,
-        coefs: Coefs,
+        coefs: ObjectiveCoefficients,
         weight: float = 1.0,
     ) -> TermsAndGradients:
         """Return the objective of a minibatch, and `weight` times its gradients.
@@ -260,16 +260,16 @@ class Objective:
 
         Args: outputs: distribution parameters [B, P] and values [B].
         """
-        params_BP, value_B = map(array, outputs)
+        params_BP, value_B = map(as_array, outputs)
         B = len(value_B)
-        logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, array(action_B))
+        logp_B, entropy_B, gradient = self.evaluate(self.distribution, params_BP, as_array(action_B))
         if coefs.clip_eps is None:
-            loss_B, grad_logp_B = _policy_gradient(logp_B, array(advantage_B))
+            loss_B, grad_logp_B = _policy_gradient(logp_B, as_array(advantage_B))
         else:
-            loss_B, grad_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps, coefs.dual_clip)
+            loss_B, grad_logp_B = _clipped_surrogate(logp_B, as_array(old_logp_B), as_array(advantage_B), coefs.clip_eps, coefs.dual_clip)
         grad_logp_B *= coefs.policy * weight / B
         grad_params_BP, grad_log_std_D = gradient(grad_logp_B, -coefs.entropy * weight / B)
-        error_B, grad_error_B = _value_error(value_B, array(target_B), coefs.value_std)
+        error_B, grad_error_B = _value_error(value_B, as_array(target_B), coefs.value_std)
         policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
         value_loss = float(error_B.dot(error_B)) / B
         error_B *= 2.0 * coefs.value * weight / B
@@ -280,7 +280,7 @@ class Objective:
             bounds_loss, grad_loc_BD = _bounds_loss(self.distribution.loc_and_log_scale(params_BP)[0])
             total += coefs.bounds * bounds_loss
             grad_params_BP[:, : grad_loc_BD.shape[1]] += (coefs.bounds * weight) * grad_loc_BD
-        terms = Terms(float(np.float32(total)), policy_loss, value_loss, entropy, torch.from_numpy(logp_B), bounds_loss)
+        terms = ObjectiveTerms(float(np.float32(total)), policy_loss, value_loss, entropy, torch.from_numpy(logp_B), bounds_loss)
         return TermsAndGradients(terms, (grad_params_BP, error_B), grad_log_std_D)
 
 
@@ -407,7 +407,7 @@ def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
     The explained variance is 1 for a perfect critic and 0 for a constant prediction. If all returns are equal, the result is 0. If a return
     or value is not finite, the result is NaN.
     """
-    value, target, valid = array(value_TN).ravel(), array(return_TN).ravel(), array(valid_TN)
+    value, target, valid = as_array(value_TN).ravel(), as_array(return_TN).ravel(), as_array(valid_TN)
     if b"\0" in valid.tobytes():  # a sixth of the time of .all()
         value, target = value[valid.ravel()], target[valid.ravel()]
         if not len(target):
@@ -438,7 +438,10 @@ def value_diagnostics(q: Tensor | np.ndarray, target: Tensor | np.ndarray) -> tu
     """Return the mean absolute temporal-difference error, |target − q|, and the mean value q."""
     if isinstance(q, Tensor) and isinstance(target, Tensor) and is_asynchronous(q):
         return (target - q.detach()).abs().mean(), q.detach().mean()
-    q_B, target_B = array(q.detach() if isinstance(q, Tensor) else q), array(target)  # a numpy call has less overhead than a torch call
+    q_B, target_B = (
+        as_array(q.detach() if isinstance(q, Tensor) else q),
+        as_array(target),
+    )  # a numpy call has less overhead than a torch call
     if q_B.ndim > 1:
         q_B, target_B = q_B.reshape(-1), target_B.reshape(-1)
     return float(np.add.reduce(np.abs(target_B - q_B))) / len(q_B), float(np.add.reduce(q_B)) / len(q_B)

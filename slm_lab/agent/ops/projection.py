@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: float, high: float) -> Tensor:
+def project_distribution(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: float, high: float) -> Tensor:
     """Return probabilities [B, Z] of the distribution of r + γ X, projected onto the atoms of X (arXiv:1707.06887, equation 7).
 
     X is a random return that has the probabilities `p_BZ` on Z atoms.

@@ -200,7 +200,7 @@ class FlatParams:
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
-            self._serve_part(master, slice(0, self.size) if self.division is None else self.division.process_range(serves))
+            self._keep_served_range(master, slice(0, self.size) if self.division is None else self.division.process_range(serves))
         elif master.data_ptr() != self.param.data_ptr():  # else the store uses `param` itself as the copy of this process
             self.master = master
             if self.param.device != self.master.device or self.param_indices is not None:
@@ -209,7 +209,7 @@ class FlatParams:
             self.master_buffer = torch.from_numpy(arrays["buffers"])
         self.pull()
 
-    def _serve_part(self, master: Tensor, part: slice) -> None:
+    def _keep_served_range(self, master: Tensor, part: slice) -> None:
         """Store only the elements `part` of the parameter vector, in `master`, and free the memory of the module's parameters."""
         assert self.param_indices is None
         self.param = self.master = master
@@ -222,7 +222,7 @@ class FlatParams:
         self._packed_parts = self._parts = [_intersection(own, part) for own in self._parts]
         self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
-    def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
+    def param_slices_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
         """Return the slices of parameters in an optimizer group, relative to the start of the group in `master`, without empty slices.
 
         Args: index: index of the optimizer group. params: indices of the parameters in `self.params`.

@@ -35,7 +35,7 @@ class FlatOptimizer(ABC):
     def step(self) -> None:
         """Take one optimizer step with the gradient in `grad`."""
 
-    def restart(self) -> None:  # noqa: B027  # most optimizers store no copy of the parameters
+    def refresh_stored_parameters(self) -> None:  # noqa: B027  # most optimizers store no copy of the parameters
         """Replace stored copies of the parameters by the current parameters.
 
         Call this method if the parameters were replaced after the optimizer was built.
@@ -245,9 +245,9 @@ class Lookahead(FlatOptimizer):
         one.inner, one.slow = self.inner.for_slice(where), self.slow[where]
         return one
 
-    def restart(self) -> None:
+    def refresh_stored_parameters(self) -> None:
         self.slow.copy_(self.param)
-        self.inner.restart()
+        self.inner.refresh_stored_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         return {"inner": self.inner.state_dict(), "slow": self.slow.to("cpu", copy=True), "steps": self.steps}
@@ -409,9 +409,9 @@ class PartitionedOptimizer(FlatOptimizer):
             latest = torch.stack([before, *(optimizer.statistics[name] for optimizer in self._active)]).amax()
             total += latest - before
 
-    def restart(self) -> None:
+    def refresh_stored_parameters(self) -> None:
         for _, optimizer in self.parts:
-            optimizer.restart()
+            optimizer.refresh_stored_parameters()
 
 
 FLAT: dict[str, Callable[..., FlatOptimizer]] = {

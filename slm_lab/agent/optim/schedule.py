@@ -60,14 +60,14 @@ def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSch
     Raises SpecError if the scheduler does not accept the arguments in the spec.
     """
     try:
-        schedule = _build(spec, base_lr)
+        schedule = _build_schedule(spec, base_lr)
         schedule(0), schedule(1)  # a length of zero raises its error only when the schedule is called
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
     return schedule
 
 
-def _build(spec: LRSchedulerSpec, base_lr: float) -> LRSchedule:
+def _build_schedule(spec: LRSchedulerSpec, base_lr: float) -> LRSchedule:
     if spec.name == "LinearToZero":
         return linear_to_min(base_lr, **spec.kwargs)
     if spec.name == "LinearToMin":

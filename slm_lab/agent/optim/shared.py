@@ -73,7 +73,7 @@ class SharedParams:
         self._pulled_buffer.copy_(self.flat.buffer)
 
     @contextmanager
-    def updating(self, *, copy: bool = True) -> Iterator[None]:
+    def update_context(self, *, copy: bool = True) -> Iterator[None]:
         """Return the context for one update of the shared parameters. The block of the with statement must step `flat.master`.
 
         After the block, the changes of buffers are added to the shared buffers, and the update is counted.
@@ -111,7 +111,7 @@ class SharedParams:
         self.report = {"staleness": staleness, "lock_wait": waited, "bytes_pushed": float(pushed), "bytes_pulled": float(pulled)}
         self._copy_from_shared()
 
-    def receive(self, step: Callable[[], None], pulled: int, buffers: Sequence[np.ndarray]) -> float:
+    def apply_remote_update(self, step: Callable[[], None], pulled: int, buffers: Sequence[np.ndarray]) -> float:
         """Apply the update of another process by calling `step`, which steps `flat.master`. Return the staleness of the update.
 
         Args:
@@ -123,7 +123,7 @@ class SharedParams:
         if buffers:
             flat.buffer.numpy()[:], self._pulled_buffer.numpy()[:] = buffers
         self._pulled = min(pulled, self.version)  # `version` is lower after the store was restored from a snapshot
-        with self.updating(copy=False):
+        with self.update_context(copy=False):
             step()
         return self.report["staleness"]
 

@@ -72,7 +72,7 @@ class OptimizerGroup:
         if isinstance(optimizer, ShapedOptimizer) and optimizer.shaped:
             optimizer.freeze([position for position, param in enumerate(self.flat.group_param_indices(self.index)) if param in frozen])
             return
-        parts = self.flat.parts_in_group(self.index, frozen)
+        parts = self.flat.param_slices_in_group(self.index, frozen)
         if parts or isinstance(optimizer, PartitionedOptimizer):
             self._ensure_partitioned().freeze(parts)
 
@@ -108,18 +108,18 @@ class OptimizerGroup:
         Args: part: slice of the group's vector to which the statistics belong. By default, the statistics belong to the full vector.
         """
         part = part or slice(0, len(self.grad))
-        if (indices := self._indices_in(part)) is None:
+        if (indices := self._unpadded_indices_in(part)) is None:
             return state
         return map_vectors(state, part.stop - part.start, lambda vector: vector[indices.to(vector.device)])
 
     def _add_padding(self, state: Any, part: slice) -> Any:
         """Return optimizer statistics with padding between parameters (the inverse of `_remove_padding`)."""
-        if (indices := self._indices_in(part)) is None:
+        if (indices := self._unpadded_indices_in(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
         return map_vectors(state, len(indices), lambda vector: zeros.index_copy(0, indices.cpu(), vector.cpu()))
 
-    def _indices_in(self, part: slice) -> Tensor | None:
+    def _unpadded_indices_in(self, part: slice) -> Tensor | None:
         if self._param_indices is None or part == slice(0, len(self.grad)):
             return self._param_indices
         return self._param_indices[(self._param_indices >= part.start) & (self._param_indices < part.stop)] - part.start
@@ -223,19 +223,19 @@ class Trainer:
         """The store, if the optimizer statistics exist only in the process of the store, otherwise None."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
-    def _parts(self) -> dict[str, OptimizerGroup]:
+    def _groups_by_name(self) -> dict[str, OptimizerGroup]:
         return {f"optim{group.index}": group for group in self.groups}
 
     def shared_arrays(self) -> Named:
         updates = {"updates": SharedArray(np.zeros(1, np.int64), "own")}
         calls = {"calls": SharedArray(self._calls_W[[self._index]], "own")} if self.counts_calls else {}
-        return self.flat.shared_arrays() | updates | calls | prefixed_arrays(self._parts())
+        return self.flat.shared_arrays() | updates | calls | prefixed_arrays(self._groups_by_name())
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         self.flat.use_shared_arrays(arrays, store.serves)
         if self.counts_calls:
             self._index, self._calls_W = store.index, arrays["calls"][:, 0]
-        attach_parts(self._parts(), store, arrays)
+        attach_parts(self._groups_by_name(), store, arrays)
         self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
     def set_train_mode(self, on: bool) -> None:
@@ -254,13 +254,13 @@ class Trainer:
         """Current learning rate of the first optimizer group."""
         return self.groups[0].optimizer.lr
 
-    def restart_optimizers(self) -> None:
+    def refresh_stored_parameters(self) -> None:
         """Replace the copies of parameters that some optimizers store by the current parameters.
 
         Call this method if the parameters were changed by anything other than a gradient step or `load_state_dict`.
         """
         for group in self.groups:
-            group.optimizer.restart()
+            group.optimizer.refresh_stored_parameters()
 
     def reset(self, fresh: FlatParams) -> None:
         """Copy the parameters of `fresh` to this net, and rebuild the optimizers with initial statistics.
@@ -303,9 +303,9 @@ class Trainer:
         # no gradient argument: torch would import sympy (0.5 s) to check the argument
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
-        return self.check(loss.detach())
+        return self.check_finite(loss.detach())
 
-    def check(self, loss: Tensor | float) -> Tensor | float:
+    def check_finite(self, loss: Tensor | float) -> Tensor | float:
         """Cause the next gradient step to be skipped if `loss`, whose gradient was accumulated, is not finite.
 
         Returns the loss as a float, or as a tensor if the attribute `deferred` is true.
@@ -346,9 +346,9 @@ class Trainer:
             if self.mode_layers:
                 self.flat.save_buffers()
         elif self.shared.store.remote:
-            self.shared.push(self.receive, [group.optimizer.lr for group in self.groups], self.flat.frozen)
+            self.shared.push(self.step_with_remote_gradient, [group.optimizer.lr for group in self.groups], self.flat.frozen)
         else:
-            with self.shared.updating():
+            with self.shared.update_context():
                 self._step()
         self.flat.grad.zero_()
         return math.sqrt(squares)
@@ -387,7 +387,9 @@ class Trainer:
             group.optimizer.step()
         self.flat.normalize_unit_rows(self.flat.frozen)
 
-    def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
+    def step_with_remote_gradient(
+        self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray
+    ) -> float:
         """Take a gradient step with the gradient that another process computed.
 
         Return the staleness of the received gradient: the number of updates since the parameters of the gradient were pulled.
@@ -405,7 +407,7 @@ class Trainer:
                 group.optimizer.step_with_gradient(received[self.flat.master_slice(group.index)])
             self.flat.normalize_unit_rows(frozen)
 
-        return self.shared.receive(step, pulled, buffers)
+        return self.shared.apply_remote_update(step, pulled, buffers)
 
     def _skip_step(self) -> None:
         self._finite = True

@@ -412,7 +412,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     Args: rng: random generator that draws actions. device: device of the net.
     Raises SpecError if algorithm, net and env do not fit each other.
     """
-    algorithm, mask = agent.algorithm, ActionMask.of(info.observation)
+    algorithm, mask = agent.algorithm, ActionMask.from_observation_space(info.observation)
     if not algorithm.learns:
         return Policy(info.action, rng, mask=mask)
     assert agent.net is not None  # checked by the rules of specs

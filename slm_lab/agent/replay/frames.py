@@ -172,12 +172,12 @@ class FrameStore(ObservationStore):
             return
         self.oldest[row_K] = self.current[self.known_N].min()
         before_KS = self.current[env_K]
-        new_K = self._write_frames(self._frames_of(step.last_obs_N[env_K])[:, -1])
+        new_K = self._write_frames(self._split_into_frames(step.last_obs_N[env_K])[:, -1])
         after_KS = np.concatenate([before_KS[:, 1:], new_K[:, None]], axis=1)
         self.current[env_K] = after_KS
         self.slot[row_K, 0], self.slot[row_K, 1] = before_KS % self.slots, after_KS % self.slots
 
-    def _frames_of(self, obs_K: np.ndarray) -> np.ndarray:
+    def _split_into_frames(self, obs_K: np.ndarray) -> np.ndarray:
         """Reshape observations [K, C, H, W] to frames [K, stack, C / stack, H, W]."""
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
@@ -186,7 +186,7 @@ class FrameStore(ObservationStore):
 
         After a lost life, the first observation of an episode equals the last observation of the previous episode.
         """
-        frames = self._frames_of(obs[None])[0]
+        frames = self._split_into_frames(obs[None])[0]
         if self.known_N[n] and np.array_equal(frames, self._frames_on_host(self.current[n] % self.slots)):
             return
         for index, frame in enumerate(frames):

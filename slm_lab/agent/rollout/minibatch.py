@@ -86,7 +86,7 @@ def single_pass_outputs(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple
 
     Args: graph: whether the loss needs tensors with an autograd graph.
     """
-    steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.arrays
+    steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.as_numpy
     obs_B = flatten_time_and_envs(steps.obs_TN)
     is_float = obs_B.dtype.kind == "f" if isinstance(obs_B, np.ndarray) else obs_B.is_floating_point()
     if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or (is_float and not _is_finite(obs_B)):

@@ -11,7 +11,7 @@ from typing import Any, Generic
 import numpy as np
 import torch
 
-from slm_lab.agent.ops.arrays import A, array
+from slm_lab.agent.ops.arrays import A, as_array
 from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.lib.store import Arrays
@@ -67,10 +67,10 @@ class Rollout(Generic[A]):
         return self.terminated_TN | self.truncated_TN
 
     @cached_property
-    def arrays(self) -> Rollout[np.ndarray]:
+    def as_numpy(self) -> Rollout[np.ndarray]:
         """This rollout with numpy arrays, which share memory with the tensors if the tensors are on the CPU."""
-        cut = Truncations(*(array(getattr(self.truncations, f.name)) for f in fields(Truncations)))
-        return Rollout(**{f.name: array(getattr(self, f.name)) for f in fields(self) if f.name != "truncations"}, truncations=cut)
+        cut = Truncations(*(as_array(getattr(self.truncations, f.name)) for f in fields(Truncations)))
+        return Rollout(**{f.name: as_array(getattr(self, f.name)) for f in fields(self) if f.name != "truncations"}, truncations=cut)
 
     def to(self: Rollout, device: str | torch.device) -> Rollout:
         """Return the rollout on `device`. A rollout that is already on `device` is returned itself."""

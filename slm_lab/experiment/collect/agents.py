@@ -44,13 +44,13 @@ class PolicyRows:
         self.state_K = policy.initial_state(len(rows))
         self.turns = TurnTransitionBuilder(len(rows), policy.state_size)
 
-    def of(self, values_N: np.ndarray) -> np.ndarray:
+    def select_rows(self, values_N: np.ndarray) -> np.ndarray:
         """Select the values of the policy's K rows, [K, …], from the values of all N rows of the vector env, [N, …]."""
         return values_N if self.all else values_N[self.rows]
 
     def select_observations(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations of the policy's K rows without padding, [K, …]."""
-        obs_K = self.of(obs_N)
+        obs_K = self.select_rows(obs_N)
         return obs_K if self._own_space is None else remove_padding(obs_K, self._own_space)
 
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
@@ -177,7 +177,8 @@ class AgentsSource(EnvSource):
             obs_N, first_N, acts_N = self._obs_N, self._first_N, self._acting_mask()
             assert obs_N is not None
             inputs = [
-                (part.select_observations(obs_N), part.of(first_N), None if acts_N is None else part.of(acts_N)) for part in self.parts
+                (part.select_observations(obs_N), part.select_rows(first_N), None if acts_N is None else part.select_rows(acts_N))
+                for part in self.parts
             ]
             outs = [part.act(obs_K, acts_K) for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)]
             action_N = self._env_actions(outs)
@@ -197,7 +198,7 @@ class AgentsSource(EnvSource):
                 self_play.finish_step(step)
             for policy, experience in enumerate(experiences):
                 self.between_rounds = policy == len(experiences) - 1
-                report = None if self_play is None else self_play.report
+                report = None if self_play is None else self_play.newest_rating
                 yield experience._replace(policy=policy, frames=env.info.frames, report=report)
         if self_play is not None and self.learner.finished:
             self_play.take_snapshot_if_due()

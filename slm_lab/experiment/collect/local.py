@@ -53,7 +53,7 @@ class LocalSource(EnvSource):
     def begin(self) -> None:
         if self._obs_N is None:
             self.beat(RESETTING)
-            self.env.follow(self.learner.clock.global_frame)
+            self.env.set_frame(self.learner.clock.global_frame)
             self._obs_N = self.env.reset()
 
     def __iter__(self) -> Iterator[Experience]:
@@ -65,7 +65,7 @@ class LocalSource(EnvSource):
             out = agent.act(obs_N, state_N)
             beat(STEPPING)
             if env.curriculum is not None:
-                env.follow(learner.clock.global_frame + num_envs)
+                env.set_frame(learner.clock.global_frame + num_envs)
             step = env.step(env_action(out.action_N))
             beat(TRAINING)
             # assign before the learner trains on the step, so that the state can be saved after the update

@@ -15,7 +15,7 @@ import numpy as np
 from slm_lab.env.agent_spaces import image_channels
 from slm_lab.env.make import make_env
 from slm_lab.env.render import has_display, with_rendering
-from slm_lab.env.spaces import action_codec, same_form, space_from_dict
+from slm_lab.env.spaces import action_codec, is_compatible_space, space_from_dict
 from slm_lab.env.vec import Env
 from slm_lab.experiment.deploy.facts import read_saved_spec, spec_digest
 from slm_lab.experiment.deploy.load import LoadedAgent
@@ -34,7 +34,7 @@ from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.report.metrics import estimate
+from slm_lab.experiment.report.metrics import estimate_mean
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.training import demonstrations
 from slm_lab.experiment.training.evaluate import MAX_STEPS, joint_act, play_episodes
@@ -258,7 +258,7 @@ def _play(
         deterministic = options.deterministic or spec.meta.eval_deterministic
         parts = assign_policies(players, env, np.flatnonzero(own_N), np.random.default_rng(seed), deterministic)
         if opponent is not None:
-            parts += opponent.parts(env, np.flatnonzero(~own_N), np.random.default_rng([seed, 1]), deterministic)
+            parts += opponent.assign_players(env, np.flatnonzero(~own_N), np.random.default_rng([seed, 1]), deterministic)
         act = parts[0][1] if len(parts) == 1 else joint_act(parts)
         record = recorder.add if options.record is not None else results.add if count > 1 else None
         returns = play_episodes(env, act, Stop(), episodes=episodes * count, record=record)
@@ -337,9 +337,9 @@ def _check_spaces(agent: LoadedAgent, info: EnvInfo, spec: Spec, played: str) ->
     assert info.spaces is not None
     observation, action = space_from_dict(info.spaces["observation"]), space_from_dict(info.spaces["action"])
     differing = []
-    if not same_form(agent.observation_space, observation, spec.agent.input, image_channels(spec.env)):
+    if not is_compatible_space(agent.observation_space, observation, spec.agent.input, image_channels(spec.env)):
         differing.append(f"observations {agent.observation_space}; those of {played} are {observation}")
-    if not same_form(agent.action_space, action) or action_codec(agent.action_space)[0] != action_codec(action)[0]:
+    if not is_compatible_space(agent.action_space, action) or action_codec(agent.action_space)[0] != action_codec(action)[0]:
         differing.append(f"actions {agent.action_space}; those of {played} are {action}")
     if differing:
         raise UserError("\n".join(f"the policy was trained in {spec.env.name} with {line}" for line in differing))
@@ -371,7 +371,7 @@ def _format_episode_count(count: int) -> str:
 
 def _format_statistics(returns: Sequence[float], bounds: tuple[float, float] | None) -> str:
     """Return a text with the mean, the 95 % interval and the range of returns."""
-    mean = estimate(returns, bounds)
+    mean = estimate_mean(returns, bounds)
     assert mean is not None
     interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
     return f"mean return {mean.value:.5g}{interval}, min {min(returns):.5g}, max {max(returns):.5g}"
@@ -385,7 +385,7 @@ def _game_lines(games: GameResults) -> list[str]:
         names = [f"{agent} (policy {policy})" if policy else agent for agent, policy in games.policy_of.items()]
         return [f"{count}:", *(f"  {name}: {_format_statistics(of_agent, None)}" for name, of_agent in zip(names, of_agents, strict=True))]
     won, lost = games.scores.count(1.0), games.scores.count(0.0)
-    score = estimate(games.scores, (0.0, 1.0))
+    score = estimate_mean(games.scores, (0.0, 1.0))
     assert score is not None
     interval = "" if score.low is None else f" [{score.low:.3f}, {score.high:.3f}] (95 % interval: Student's t)"
     results = f"won {won}, drawn {len(games.scores) - won - lost}, lost {lost}"

@@ -134,7 +134,9 @@ class _JoinEntries(nn.Module):
         parts, normalize = self.unpack.parts, self.unpack.normalize
         columns = torch.split(x_BF, [math.prod(part.shape) for part in parts], dim=1)
         scales = [1.0 / part.divisor if normalize else 1.0 for part in parts]
-        return self.unpack.join([(x * scale).reshape(-1, *part.shape) for x, scale, part in zip(columns, scales, parts, strict=True)])
+        return self.unpack.encode_and_concatenate(
+            [(x * scale).reshape(-1, *part.shape) for x, scale, part in zip(columns, scales, parts, strict=True)]
+        )
 
 
 def _input_entries(agent: LoadedAgent) -> list[InputEntry]:

@@ -54,7 +54,7 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
     env = make_play_env(spec, env_spec, seed, 1)
     try:
-        if not game.fits(env.info):
+        if not game.matches_env(env.info):
             changed = "a key of the env section, such as action_mask, changes them"
             raise UserError(f"--human needs the original observations of {name} and its action mask; {changed}")
         check_spaces([player.agent for player in players], env, spec, env_spec.name)

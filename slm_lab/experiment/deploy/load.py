@@ -210,7 +210,7 @@ def _no_checkpoint_message(training: Training, which: CheckpointName, session: i
         return f"no checkpoint in {paths.checkpoint_dir}"
     if session is not None and not (of_any := checkpoints(paths, _log_indices(training, session)[0], trial)):
         count = max(1, len(training.policies))  # policies without names are numbered like sessions
-        known = sorted({index // count for index in paths.sessions(t=trial) if checkpoints(paths, index, trial)})
+        known = sorted({index // count for index in paths.table_numbers(t=trial) if checkpoints(paths, index, trial)})
         return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
     of = "" if session is None else f" of session {session}"
     return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
@@ -244,9 +244,9 @@ def _log_indices(training: Training, session: int | None) -> list[int]:
     Each Session or, if the training has several policies, each policy of each Session has separate tables and checkpoints.
     """
     if not (names := training.policies):
-        return training.paths.sessions(t=training.trial) if session is None else [session]
+        return training.paths.table_numbers(t=training.trial) if session is None else [session]
     policy = 0 if training.policy is None else names.index(training.policy)
-    known = [index for index in training.paths.sessions(t=training.trial) if index % len(names) == policy]
+    known = [index for index in training.paths.table_numbers(t=training.trial) if index % len(names) == policy]
     return known if session is None else [session * len(names) + policy]
 
 

@@ -63,7 +63,7 @@ def load_players(
 def best_session(training: Training, which: CheckpointName) -> int | None:
     """Return the index of the Session whose worst policy ranks highest, or None if no Session has checkpoints of all policies."""
     paths, count, ranks = training.paths, len(training.policies), dict[int, tuple[int, float]]()
-    for session in sorted({index // count for index in paths.sessions(t=training.trial)}):
+    for session in sorted({index // count for index in paths.table_numbers(t=training.trial)}):
         with suppress(state.BundleError, OSError):
             files = [paths.checkpoint(session * count + policy, which, training.trial) for policy in range(count)]
             ranks[session] = min(state.weights_sort_key(state.read_header(file)) for file in files)
@@ -131,7 +131,7 @@ class Opponent:
     players: tuple[PolicyPlayer, ...] = ()
     """Policies of another run, or () for random actions or a scripted player."""
 
-    def parts(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
+    def assign_players(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
         """Assign players of the opponent to the given rows (agents of parallel envs), and return pairs (rows, function that acts).
 
         Raises UserError if the opponent does not fit the env.

@@ -122,7 +122,7 @@ class Message(NamedTuple):
     content: tuple[Any, ...]
 
 
-class Died(NamedTuple):
+class TaskDied(NamedTuple):
     """Event that reports that the process of a task has ended, for any reason, with all processes that it started."""
 
     task: Any
@@ -136,12 +136,12 @@ class Died(NamedTuple):
     """Whether the process ended because its node was lost. If `lost` is True, the task itself has not failed."""
 
     @property
-    def text(self) -> str:
+    def description(self) -> str:
         """Text that contains the name of the task and the reason."""
         return f"{self.task.name}: {self.reason}" if self.lost else f"{self.task.name} {self.reason}"
 
 
-class Stalled(NamedTuple):
+class TaskStalled(NamedTuple):
     """Event that reports that the heartbeat of a task has not changed for longer than a limit. The process of the task keeps running."""
 
     task: Any
@@ -152,7 +152,7 @@ class Stalled(NamedTuple):
     """Last lines that the process printed. `output` is "" for the level "notice", and if the lines are unknown or in a log."""
 
 
-Event = Message | Died | Stalled
+Event = Message | TaskDied | TaskStalled
 
 
 class Executor(ABC):
@@ -211,7 +211,7 @@ class Executor(ABC):
             self._collect(task)
             while task.inbox and task in self.tasks:
                 event = task.inbox.popleft()
-                if isinstance(event, Died):
+                if isinstance(event, TaskDied):
                     self.kill(task)
                 yield event
 
@@ -221,8 +221,8 @@ class Executor(ABC):
 
     def _collect(self, task: Any) -> None:
         """Add the new events of a task to its inbox."""
-        if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
-            task.inbox.append(Died(task, task.kill_reason, ""))
+        if time.monotonic() > task.deadline and not any(isinstance(event, TaskDied) for event in task.inbox):
+            task.inbox.append(TaskDied(task, task.kill_reason, ""))
 
     def wake(self) -> None:
         """Make the running call of `events` in another thread return soon. If no call of `events` is running, the next call of `events`
@@ -274,10 +274,10 @@ def run_task(executor: Executor, name: str, target: Target, *args: Any, stop: St
                     raise TaskFailed(f"{name} failed: {cause}")
                 case Message():
                     messages.append(event)
-                case Died(code=0):
+                case TaskDied(code=0):
                     return messages
-                case Died():
-                    raise TaskFailed(f"{event.text}\n{event.output}".strip())
+                case TaskDied():
+                    raise TaskFailed(f"{event.description}\n{event.output}".strip())
         if stop.requested:
             executor.kill(task)
             raise KeyboardInterrupt

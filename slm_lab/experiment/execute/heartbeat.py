@@ -49,7 +49,7 @@ class Heartbeat:
         _heartbeats.add(self)
 
     @property
-    def value(self) -> int:
+    def beat_counter(self) -> int:
         """A number that changes with each beat."""
         return int(self._cell[0])
 
@@ -85,7 +85,7 @@ class StallTimer:
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
-        self._value, self._since = heartbeat.value, time.monotonic()
+        self._value, self._since = heartbeat.beat_counter, time.monotonic()
         self._reported = 0
 
     def seconds_since_beat(self) -> float:
@@ -93,7 +93,7 @@ class StallTimer:
 
         Returns 0 in the phase "waiting", in which a process may wait without limit.
         """
-        value, now = self.heartbeat.value, time.monotonic()
+        value, now = self.heartbeat.beat_counter, time.monotonic()
         if value != self._value or self.heartbeat.phase == WAITING:
             self._value, self._since = value, now
         return now - self._since
@@ -109,7 +109,7 @@ class StallTimer:
             limit: seconds after which the level "limit" is returned, or None to never return this level.
         """
         seconds, before = self.seconds_since_beat(), self._reported
-        over = self.heartbeat.value and seconds >= (limit or math.inf)
+        over = self.heartbeat.beat_counter and seconds >= (limit or math.inf)
         self._reported = 2 if over else 1 if seconds >= (notice or math.inf) else 0
         if self._reported <= before:
             return None

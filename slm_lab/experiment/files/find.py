@@ -143,7 +143,7 @@ def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> 
     if isinstance(paths, ModelPaths):
         return ["best"] if session in (None, 0) and paths.weights.is_file() else []
     found = set()
-    for index in paths.sessions(t=trial) if session is None else [session]:
+    for index in paths.table_numbers(t=trial) if session is None else [session]:
         prefix = paths.checkpoint(index, "best", trial).name.removesuffix("best.pt")
         pattern = re.compile(re.escape(prefix) + r"(best|\d+)\.pt")
         found |= {"last"} if paths.checkpoint(index, "last", trial).is_file() else set()
@@ -160,7 +160,7 @@ def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int 
     Args: session: index of the Session whose checkpoint is returned, or None for any Session.
     """
     for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
-        for index in paths.sessions(t=trial) if session is None else [session]:
+        for index in paths.table_numbers(t=trial) if session is None else [session]:
             path = paths.checkpoint(index, which, trial)
             with suppress(state.BundleError, OSError):
                 if path.is_file() and state.read_header(path, check=True):
@@ -346,7 +346,7 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
 def _best_weights_key(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
     """Return the highest sort key (see bundle.weights_sort_key) among the "best" checkpoints of all Sessions of a training."""
     ranks = [state.weights_sort_key(None)]
-    for index in paths.sessions(t=trial):
+    for index in paths.table_numbers(t=trial):
         with suppress(state.BundleError, OSError):
             ranks.append(state.weights_sort_key(state.read_header(paths.checkpoint(index, "best", trial))))
     return max(ranks)
@@ -381,7 +381,7 @@ def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Loca
     except UserError as error:
         raise UserError(f"meta.init_from: {error}") from None
     paths, trial, names = training.paths, training.trial, training.policies
-    found = {index: paths.checkpoint(index, "best", trial) for index in paths.sessions(t=trial)}
+    found = {index: paths.checkpoint(index, "best", trial) for index in paths.table_numbers(t=trial)}
     if names:
         own = _policy_index(policy, names, where)
         found = {index: file for index, file in found.items() if index % len(names) == own}

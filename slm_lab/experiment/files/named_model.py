@@ -59,7 +59,7 @@ class ModelPaths(RunPaths):
         exist."""
         return self.weights if (s, which) == (0, "best") else self.root / f"s{s}_{which}{SUFFIX}"
 
-    def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
+    def table_numbers(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         return [0]
 
     @property

@@ -303,7 +303,7 @@ class RunPaths:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return not self.has_several_trials
 
-    def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
+    def table_numbers(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Return the numbers of a trial's existing tables (see events.Row), which are the indices of the Sessions if each Session trains
         one policy."""
         return sorted(index for trial, index in self._tables(mode) if trial == t)

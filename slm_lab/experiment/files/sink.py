@@ -47,12 +47,12 @@ class RunSink:
     def save_shared(self, bundle: dict[str, Any]) -> None:
         """Save the arrays that several Sessions share, atomically. Raises OSError if writing fails."""
 
-    def position(self, session: int) -> Position:
+    def sync_and_get_positions(self, session: int) -> Position:
         """Write the tables of a Session to disk, and return the end of each table as an argument for `rewind`. Raises OSError if writing
         fails."""
         return {}
 
-    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
+    def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         """Truncate the tables of a Session to `position` or, if `position` is None, to the rows up to `frame`.
 
         Raises OSError if a table cannot be changed. The files of the tables must not be open.
@@ -127,7 +127,7 @@ class LocalSink(RunSink):
         with _convert_write_errors(self.paths.trial_checkpoint(self.trial)) as path:
             state.save(path, bundle)
 
-    def position(self, session: int) -> Position:
+    def sync_and_get_positions(self, session: int) -> Position:
         for table in self.tables.values():
             table.sync()
         return {path.name: self._size_and_crc(path) for path in self._paths(session)}
@@ -142,7 +142,7 @@ class LocalSink(RunSink):
             content = file.read(path.stat().st_size)  # for other files than regular ones, whose read may block, the size is 0
         return len(content), zlib.crc32(content)
 
-    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
+    def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         for path in self._paths(session):
             cut_table(path, frame if position is None else None, 0 if position is None else position[path.name][0])
 

@@ -17,13 +17,13 @@ from slm_lab.experiment.report.metrics import (
     SESSION_METRICS,
     Scalars,
     Strengths,
-    average,
+    aggregate_known,
     consistency,
     current_return,
     is_recent,
     last_value,
     mean_current_return,
-    mean_scalars,
+    mean_metrics,
     session_metrics,
 )
 from slm_lab.experiment.report.progress import format_with_error
@@ -203,7 +203,7 @@ class _Trial:
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
         of_tables = {index: self._table_metrics(index, strengths) for index in metric_tables}
         metrics: dict[str, Any] = {
-            **(mean_scalars(list(of_tables.values())) or _NO_SCALARS),
+            **(mean_metrics(list(of_tables.values())) or _NO_SCALARS),
             **mean_current_return(of_tables, policies),
             "evaluated": self.returns_from_evaluation,
             "consistency": None
@@ -214,7 +214,7 @@ class _Trial:
             "status": "failed" if self.failures else "stopped" if stopped else "done",
             **({"failed": len(self.failures), "failures": failures} if self.failures else {}),
             **sampler_metrics(train, metric_tables, policies),
-            **({} if self.spec.meta.self_play is None else {"elo": average(last_value(table, "elo") for table in train.values())}),
+            **({} if self.spec.meta.self_play is None else {"elo": aggregate_known(last_value(table, "elo") for table in train.values())}),
         }
         metrics = dict(nonfinite_to_none(metrics))
         writer.write("metrics file not written", (paths.trial_metrics(t), partial(json_bytes, metrics, ensure_ascii=True)))

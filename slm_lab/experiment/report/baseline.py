@@ -181,7 +181,7 @@ def _measure_in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: fl
 
 
 def _cache_file(spec: EnvSpec, key: str) -> Path:
-    name = f"{file_stem(spec.name)}_{hashlib.sha256(key.encode() + _source(spec)).hexdigest()[:16]}"
+    name = f"{file_stem(spec.name)}_{hashlib.sha256(key.encode() + _env_source_code(spec)).hexdigest()[:16]}"
     return cache_folder() / f"{name}.json"
 
 
@@ -207,12 +207,12 @@ def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
     return file
 
 
-def _source(spec: EnvSpec) -> bytes:
+def _env_source_code(spec: EnvSpec) -> bytes:
     """Return the source code of the env and its wrappers. The source code is part of the cache key, since users edit their own envs."""
     from slm_lab.env.arguments import env_creator
-    from slm_lab.env.make import find_target
+    from slm_lab.env.make import make_env_request
 
-    target, content = find_target(spec, 1), b""
+    target, content = make_env_request(spec, 1), b""
     makers: list[Any] = [wrap.wrapper for wrap in target.wraps]
     if target.registration is not None:
         makers.insert(0, env_creator(target.registration))

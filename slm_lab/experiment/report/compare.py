@@ -29,9 +29,9 @@ from slm_lab.experiment.report.metrics import (
     Median,
     ReachedPoint,
     Table,
-    average,
+    aggregate_known,
     curve,
-    estimate,
+    estimate_mean,
     first_reached,
     interpolate,
     is_recent,
@@ -39,7 +39,7 @@ from slm_lab.experiment.report.metrics import (
     median_point,
 )
 from slm_lab.experiment.report.return_range import return_range
-from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders, with_data_dir
+from slm_lab.experiment.report.run import Run, Status, join_worker_tables, load_run, run_folders, with_data_dir
 from slm_lab.experiment.report.statistics import bootstrap_statistic, interquartile_mean
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
@@ -100,7 +100,7 @@ class SeedResult:
     def _curves(self, column: str, x_column: str = "frame") -> list[Curve]:
         """Return the curve of a column for each training table, or for each evaluation table if the column is a return of evaluations."""
         if column == "evaluation" or (column == "current_return" and self.evaluation):
-            return [_curve(table, "total_reward", x_column) for table in self._evaluation]
+            return [_curve(table, "total_reward", x_column) for table in self._evaluation_tables]
         return [_curve(table, training_column(column), x_column) for table in self.tables]
 
     @property
@@ -130,7 +130,7 @@ class SeedResult:
         elif rule == "return_new":  # the tables of all workers together count each episode once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
-            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation or self.rows or self.tables]
+            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation_tables or self.rows or self.tables]
         reached = [found for one in curves if (found := first_reached(one, threshold, between=between)) is not None]
         return min(reached, default=None)
 
@@ -140,20 +140,20 @@ class SeedResult:
         For metric="current_return", the return of the last evaluation is used if the seed has evaluations.
         """
         if metric == "current_return" and self.few_evaluations:
-            return average(last_value(table, metric) for table in self.few_evaluations)
-        return average(one.value[-1] for one in self._curves(metric) if len(one.value))
+            return aggregate_known(last_value(table, metric) for table in self.few_evaluations)
+        return aggregate_known(one.value[-1] for one in self._curves(metric) if len(one.value))
 
     @property
-    def _evaluation(self) -> list[Table]:
+    def _evaluation_tables(self) -> list[Table]:
         """Evaluation tables of this seed.
 
         If the seed consists of the workers of a shared net, the list has their joint table, whose frame is the global frame.
         """
-        return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
+        return [join_worker_tables(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
         """Return the mean gradient norm over the rows of each table, averaged over the tables of this seed."""
-        return average(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
+        return aggregate_known(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
 
     def updates_per_second(self) -> float | None:
         """Return the number of optimizer steps per second, summed over the tables of this seed, or None if the training time is unknown."""
@@ -258,7 +258,7 @@ class Setting:
         """
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
-    def count(self) -> str:
+    def count_text(self) -> str:
         """Return the number of seeds as a text, such as "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
         count, policies = len(self.seeds), max(run.policies for run in self.runs)
         of = f" of {self.sessions // count} sessions" if self.distributed else f" of {policies} policies" if policies > 1 else ""
@@ -270,22 +270,22 @@ def seed_results(run: Run) -> list[SeedResult]:
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.distributed:
         rows = list(tables.values())
-        return [_seed([global_table(tables)], run, run.status, evaluation, rows)] if tables else []
+        return [_seed_result([join_worker_tables(tables)], run, run.status, evaluation, rows)] if tables else []
     of_session: dict[int, list[int]] = {}
     for index in tables:
         of_session.setdefault(index // run.policies, []).append(index)
     return [
-        _seed([tables[i] for i in own], run, run.sessions[s], {i: evaluation[i] for i in own if i in evaluation})
+        _seed_result([tables[i] for i in own], run, run.sessions[s], {i: evaluation[i] for i in own if i in evaluation})
         for s, own in of_session.items()
     ]
 
 
-def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
+def _seed_result(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
     """Return the results of one seed. Args: evaluation: evaluation tables of the seed that have rows, by the index of the table."""
     found = list(evaluation.values())
     if run.has_evaluation_curve:
         return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
-    few = [global_table(evaluation)] if rows and found else found
+    few = [join_worker_tables(evaluation)] if rows and found else found
     recent = len(few) == len(tables) and all(map(is_recent, few, tables))
     return SeedResult(tables, status, rows, few_evaluations=few if recent else ())
 
@@ -542,11 +542,11 @@ def summarize(
         solved_by=" and ".join(sorted({seed.threshold_rule for seed in seeds})) if judged else None,
         seconds_to_threshold=median_point(seconds) if judged else None,
         steps_to_threshold=median_point(steps) if judged else None,
-        final_return=estimate(finals, setting.bounds),
-        final_return_median=average(finals, np.median),
+        final_return=estimate_mean(finals, setting.bounds),
+        final_return_median=aggregate_known(finals, np.median),
         interquartile_mean=bootstrap_statistic([known], interquartile_mean) if len(known) else None,
-        opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
-        grad_norm=average(seed.grad_norm() for seed in seeds),
+        opt_steps_per_second=aggregate_known(seed.updates_per_second() for seed in seeds),
+        grad_norm=aggregate_known(seed.grad_norm() for seed in seeds),
     )
 
 

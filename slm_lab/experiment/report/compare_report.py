@@ -129,7 +129,7 @@ class _Report:
     @property
     def tables(self) -> dict[str, list[list[str]]]:
         """Title → table as a list of rows, each a list of cells, for each table that is not empty."""
-        tables = {"Results": settings_lines(self.summaries), "Differences": pair_lines(self.found), "All envs": overall_lines(self.found)}
+        tables = {"Results": settings_table(self.summaries), "Differences": pairs_table(self.found), "All envs": overall_table(self.found)}
         return {title: lines for title, lines in tables.items() if len(lines) > 1}
 
     @property
@@ -224,7 +224,7 @@ def comparison_graphs(
         f"{name}_{file_stem(env)}" if len(envs) > 1 else name: figure
         for env, of_env in envs.items()
         for name, figure in setting_figures(env, of_env, by, cycle(COLOURS), drawn).items()
-        if figure.panel.lines or name == "mean_returns"
+        if figure.first_panel.lines or name == "mean_returns"
     }
 
 
@@ -264,14 +264,14 @@ def setting_figures(
         drawn: descriptions of the figures.
     """
     styles = [
-        Line(f"{one.label or one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour)
+        Line(f"{one.label or one.name} ({one.count_text()})", Curve(*np.empty((2, 0))), colour)
         for one, colour in zip(settings, colours, strict=False)
     ]
     figures = {}
     for what in drawn:
         of_settings = [setting.aligned_curves(what.column, by) for setting in settings]
         found = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
-        limits = _limits(settings, what)
+        limits = _column_range(settings, what)
         lines = [_line(style, one, limits, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
         level = _threshold_line([one for _, one in found], what)
         panel = Panel(what.y_label, [*level, *lines], x_label=shared_axis(settings, by).label)
@@ -279,7 +279,7 @@ def setting_figures(
     return figures
 
 
-def _limits(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
+def _column_range(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
     """Return the range of possible values of the column that a figure shows, to which the bands of the figure are clipped."""
     if what.column not in RETURNS:
         return 0.0, math.inf
@@ -309,7 +309,7 @@ def _threshold_line(of_settings: Sequence[AlignedCurves], what: FigureSpec) -> l
     ]
 
 
-def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
+def settings_table(summaries: Sequence[Summary]) -> list[list[str]]:
     """Return the table with the results of each setting as lists of cells: the header and the rows.
 
     The table has columns about solving only if a threshold for the return is given, a status column only if a seed is not done, and an env
@@ -334,10 +334,10 @@ def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
         "updates/s": [number_text(one.opt_steps_per_second) for one in summaries],
         "grad norm": [number_text(one.grad_norm) for one in summaries],
     }
-    return table_lines(columns)
+    return rows_from_columns(columns)
 
 
-def pair_lines(found: Comparison) -> list[list[str]]:
+def pairs_table(found: Comparison) -> list[list[str]]:
     """Return the table of differences between each setting B and the first setting A as lists of cells: the header and the rows."""
     pairs = found.pairs
     several = len({one.env for one in pairs}) > 1
@@ -350,14 +350,14 @@ def pair_lines(found: Comparison) -> list[list[str]]:
         "p": [format_number(one.p_value and _rounded(one.p_value)) for one in pairs],
         "p (Holm)": [format_number(one.p_holm and _rounded(one.p_holm)) for one in pairs],
     }
-    return table_lines(columns)
+    return rows_from_columns(columns)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def overall_lines(found: Comparison) -> list[list[str]]:
+def overall_table(found: Comparison) -> list[list[str]]:
     """Return the table with the results of each setting over all envs as lists of cells: the header and the rows."""
     rows = found.overall
     columns: dict[str, list[str]] = {
@@ -367,7 +367,7 @@ def overall_lines(found: Comparison) -> list[list[str]]:
         "optimality gap": [estimate_text(one.optimality_gap) for one in rows],
         "P(> first)": [estimate_text(one.improvement) for one in rows],
     }
-    return table_lines(columns)
+    return rows_from_columns(columns)
 
 
 def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
@@ -462,7 +462,7 @@ def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return csv_bytes(rows[0], [row.values() for row in rows])
 
 
-def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+def rows_from_columns(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Convert columns to the lines of a table: the header, then the rows.
 
     Empty columns are omitted. Args: columns: title of each column → cells of the column.

@@ -110,11 +110,11 @@ def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
     A target that does not exist is shown as its name without a link. Args: targets: (name, path) of each target.
     """
     shown = ((html.escape(name), target) for name, target in targets)
-    items = (f'<a href="{link(target, root)}">{name}</a>' if target.exists() else name for name, target in shown)
+    items = (f'<a href="{relative_url(target, root)}">{name}</a>' if target.exists() else name for name, target in shown)
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
-def link(target: Path, root: Path) -> str:
+def relative_url(target: Path, root: Path) -> str:
     """Return the URL of the file or folder `target`, relative to the folder `root`."""
     return html.escape(quote(os.path.relpath(target, root)), quote=True)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slm_lab.experiment.report.compare import Setting, comparable_metric, seed_results
-from slm_lab.experiment.report.metrics import Estimate, average, usable_bounds
+from slm_lab.experiment.report.metrics import Estimate, aggregate_known, usable_bounds
 from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, first_decisive_count
 from slm_lab.experiment.report.study_result import ResultRun
@@ -104,11 +104,11 @@ def _decide_difference(
 def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
     """Return a dict: random_seed of each run of a setting → score of the run, which is the mean of `metric` over its Sessions."""
     runs = {run.random_seed: seed_results(run) for run in setting.runs if isinstance(run, ResultRun)}
-    means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
+    means = {key: aggregate_known(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
     return {key: mean for key, mean in means.items() if mean is not None}
 
 
-def explanation(found: Sequence[Decision]) -> str:
+def decision_explanation(found: Sequence[Decision]) -> str:
     """Return a text that explains the intervals of the decisions and the assumptions of these intervals."""
     ways = {one.bounded for one in found if one.pairs}
     every = f" With {len(found)} differences, the confidence level of each interval is 1 − 0.05 / {len(found)}." if len(found) > 1 else ""

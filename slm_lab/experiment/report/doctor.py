@@ -152,7 +152,7 @@ def change_option(finding: Finding) -> str | None:
     return f"--set {finding.key}={text}"
 
 
-def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
+def diagnosis_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as a dict for a JSON file, with the keys run, spec, trial, status, findings, checked and not_checked.
 
     A finding in the dict has the fields of Finding and the key `set`, which is the command-line option that makes the recommended change.
@@ -162,9 +162,9 @@ def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     return about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}
 
 
-def as_text(run: Run, diagnosis: Diagnosis) -> str:
+def diagnosis_text(run: Run, diagnosis: Diagnosis) -> str:
     """Return a diagnosis as text for the terminal, in lines of at most 80 characters."""
-    lines = _wrapped(f"{run.name} in {run.env}, {_sessions(run)}, {run.status}: {_summary(diagnosis)}")
+    lines = _wrapped(f"{run.name} in {run.env}, {_session_count_text(run)}, {run.status}: {_summary(diagnosis)}")
     for number, finding in enumerate(diagnosis.findings, 1):
         lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
         lines += _wrapped(finding.evidence, "   ")
@@ -183,7 +183,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
 
 
-def _sessions(run: Run) -> str:
+def _session_count_text(run: Run) -> str:
     count = len(run.sessions)
     return f"{count} session{'' if count == 1 else 's'}"
 

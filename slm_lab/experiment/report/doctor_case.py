@@ -39,7 +39,7 @@ class NotApplicable(NotMeasured):
     """Raised if a diagnostic rule does not apply to the algorithm or to the kind of run."""
 
 
-class Window(NamedTuple):
+class ColumnInterval(NamedTuple):
     """The finite values of a table column in an interval of frames."""
 
     curve: Curve
@@ -201,7 +201,7 @@ class Session:
     def last_frame(self) -> int:
         return int(self.table["frame"][-1])
 
-    def column(self, name: str, begin: float = 0.0, end: float = 1.0) -> Window:
+    def column(self, name: str, begin: float = 0.0, end: float = 1.0) -> ColumnInterval:
         """Return the finite values of a table column in an interval of frames.
 
         Raises NotMeasured if the interval has fewer than FEWEST_ROWS values, and NotApplicable if the table has no such column.
@@ -212,17 +212,17 @@ class Session:
             raise NotApplicable(f"the table has no column {name}")
         found = curve(self.table, name)
         inside = (found.frame > begin * self.last_frame) & (found.frame <= end * self.last_frame)
-        window = Window(Curve(found.frame[inside], found.value[inside]), name)
+        window = ColumnInterval(Curve(found.frame[inside], found.value[inside]), name)
         if len(window.curve.frame) < FEWEST_ROWS:
             raise NotMeasured(f"fewer than {FEWEST_ROWS} rows have a value of {name}")
         return window
 
-    def second_half(self, name: str) -> Window:
+    def second_half(self, name: str) -> ColumnInterval:
         """Return the finite values of the column `name` in the second half of the frames. Raises the same errors as `column`."""
         return self.column(name, 0.5)
 
     @cached_property
-    def final_returns(self) -> Window:
+    def final_returns(self) -> ColumnInterval:
         """The values of current_return in the last fifth of the frames.
 
         If current_return has no value in the last fifth of the frames, only its last value is returned. The values are taken from the
@@ -234,7 +234,7 @@ class Session:
         if not len(found.frame):
             raise NotMeasured("no episode has ended")
         late = found.frame >= min(0.8 * self.last_frame, found.frame[-1])
-        return Window(Curve(found.frame[late], found.value[late]), "current_return")
+        return ColumnInterval(Curve(found.frame[late], found.value[late]), "current_return")
 
     @property
     def return_error(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slm_lab.experiment.report.doctor_case import Session, Window
+from slm_lab.experiment.report.doctor_case import ColumnInterval, Session
 
 Severity = Literal["problem", "warning", "remark"]
 """Severity of a finding. "problem" means that the fault prevents good training, "warning" means that the fault probably lowers the
@@ -46,12 +46,12 @@ def round_to_one_digit(value: float) -> float:
     return float(f"{value:.1g}")
 
 
-def range_text(window: Window) -> str:
+def range_text(window: ColumnInterval) -> str:
     first, last = window.frames
     return f"(median of frames {first:,} to {last:,})"
 
 
-def half_with_largest_median(session: Session, column: str) -> Window:
+def half_with_largest_median(session: Session, column: str) -> ColumnInterval:
     """Return the values of a table column in that half of the run in which the median of the column is larger.
 
     Both halves of the run are compared, since a fault may disappear when the learning rate decays.

@@ -375,7 +375,7 @@ def seeds(case: DiagnosedRun) -> Finding | None:
     """
     count = len({session.session_number for session in case.sessions})
     require_applicable(not case.run.distributed, "the sessions train one net")
-    require_applicable(case.run.is_alone, "a search or a study has the other seeds")
+    require_applicable(case.run.is_standalone, "a search or a study has the other seeds")
     if count >= MIN_SEEDS:
         return None
     return Finding(

@@ -72,7 +72,7 @@ class Line:
         return 1.0 if self.dashed or (self.faint and self.group) else 1.6 if self.faint else 3.0
 
     @property
-    def banded(self) -> bool:
+    def has_band(self) -> bool:
         return len(self.curve.frame) > 0 and self.band is not None
 
 
@@ -137,7 +137,7 @@ class Panel:
 
         A single band has an entry in the legend. If several lines have bands, the title explains the bands.
         """
-        return sum(line.banded for line in self.lines) == 1
+        return sum(line.has_band for line in self.lines) == 1
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Figure:
     """Left end of the axes in the PNG, as a fraction of the image's width."""
 
     @property
-    def panel(self) -> Panel:
+    def first_panel(self) -> Panel:
         """The first panel of the figure, which is the only panel of most figures."""
         return self.panels[0]
 
@@ -193,7 +193,7 @@ def _select_points(line: Line, indices: np.ndarray) -> Line:
     return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), band=band)
 
 
-def shorten(title: str) -> str:
+def shorten_title(title: str) -> str:
     """Shorten a long title in the middle, since its beginning names the spec and its end names the content of the figure."""
     return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
 
@@ -267,7 +267,7 @@ class Trials:
     high: float
     """`low` and `high` are the values of the first and the last colour of the colour scale. Values outside this range are clipped."""
 
-    def groups(self) -> dict[str, np.ndarray]:
+    def legend_groups(self) -> dict[str, np.ndarray]:
         """Return a dict of the legend entries: name → indices of the trials.
 
         The dict has an entry for each status of trials, and a last entry for the best trials.

@@ -233,7 +233,7 @@ def consistency(strengths: AlignedCurves) -> float | None:
     return _last(consistencies(strengths))
 
 
-def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
+def mean_metrics(sessions: Sequence[Scalars]) -> Scalars:
     """Return the mean of each metric over the Sessions in which the metric is defined. A metric that is defined in no Session is None.
 
     If all values of a metric are integers (counts), the mean is rounded to an integer.
@@ -337,7 +337,7 @@ Bounds = tuple[float, float]
 """Lowest and highest possible value."""
 
 
-def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
+def estimate_mean(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
     """Return the mean of the values that are not None, with the 95 % interval of this mean. Return None if there are no values.
 
     If all values are equal, the interval has zero width.
@@ -362,7 +362,7 @@ def _clipped_interval(value: float, half: float, bounds: Bounds | None = None) -
     return Estimate(value, max(value - half, min(low, value)), min(value + half, max(high, value)))
 
 
-def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
+def aggregate_known(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
     """Return the mean, or the statistic `compute`, of the values that are not None. Return None if there are no values."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
@@ -376,7 +376,9 @@ def t_quantile(freedom: int) -> float:
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
-def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False, bounds: Bounds | None = None) -> Estimate | None:
+def estimate_difference(
+    values: Sequence[float], others: Sequence[float], *, paired: bool = False, bounds: Bounds | None = None
+) -> Estimate | None:
     """Return mean(values) − mean(others) with a 95 % interval: Student's t interval of the differences if `paired`, else Welch's interval.
 
     Returns None if `values` or `others` is empty. The estimate has no interval if `values` or `others` has a single element.
@@ -390,7 +392,7 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     bounds = usable_bounds(bounds, [*values, *others])
     widest = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
     if paired:
-        return estimate([one - other for one, other in zip(values, others, strict=True)], widest)
+        return estimate_mean([one - other for one, other in zip(values, others, strict=True)], widest)
     value = float(np.mean(values)) - float(np.mean(others))
     if len(values) < 2 or len(others) < 2:
         return Estimate(value, None, None)

@@ -14,7 +14,7 @@ import numpy as np
 from slm_lab.experiment.report.baseline import SHIPPED
 from slm_lab.experiment.report.compare import Setting
 from slm_lab.experiment.report.figure import Figure, Line, Panel
-from slm_lab.experiment.report.metrics import Curve, Estimate, difference
+from slm_lab.experiment.report.metrics import Curve, Estimate, estimate_difference
 from slm_lab.experiment.report.statistics import (
     Profile,
     adjust_holm,
@@ -58,7 +58,7 @@ class OverallResult(NamedTuple):
     this setting is the first setting."""
 
 
-class Scale(NamedTuple):
+class ReturnNormalization(NamedTuple):
     """The returns of an env that correspond to the normalised returns 0 and 1, and the descriptions of these two returns."""
 
     env: str
@@ -74,7 +74,7 @@ class Comparison(NamedTuple):
     pairs: list[PairComparison]
     overall: list[OverallResult]
     """The results of the settings over all envs, or [] if there are fewer than two envs in which the settings can be compared."""
-    scales: list[Scale]
+    scales: list[ReturnNormalization]
     profiles: dict[str, Profile]
     """Name of each setting → performance profile of the setting over all envs."""
 
@@ -105,7 +105,7 @@ def _label(setting: Setting) -> str:
 def _pair(a: Setting, b: Setting, metric: str) -> PairComparison:
     scores, others = b.scores(metric), a.scores(metric)
     own, theirs = scores.tolist(), others.tolist()
-    apart = difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
+    apart = estimate_difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
     assert apart is not None
     return PairComparison(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), t_test(own, theirs), None)
 
@@ -115,7 +115,7 @@ def _pair(a: Setting, b: Setting, metric: str) -> PairComparison:
 
 def _compare_over_envs(
     settings: Sequence[Setting], metric: str, published: Mapping[str, float]
-) -> tuple[list[OverallResult], list[Scale], dict[str, Profile]]:
+) -> tuple[list[OverallResult], list[ReturnNormalization], dict[str, Profile]]:
     """Compare the settings that have results in several envs, over the envs in which all of these settings have results.
 
     The results are empty if fewer than two envs have results of all compared settings.
@@ -148,7 +148,7 @@ def _compare_over_envs(
     return overall, scales, {label: performance_profile(own, thresholds) for label, own in scores.items()}
 
 
-def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> Scale:
+def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> ReturnNormalization:
     """Return the scale for the normalised returns of an env.
 
     The normalised return 0 is the random baseline or, if the baseline is unknown, the lowest result of the settings. The normalised return
@@ -167,7 +167,7 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
         one, one_is = published, "the published score"
     if one <= zero:
         (zero, zero_is), (one, one_is) = lowest, highest
-    return Scale(env, zero, one if one > zero else zero + 1.0, zero_is, one_is)
+    return ReturnNormalization(env, zero, one if one > zero else zero + 1.0, zero_is, one_is)
 
 
 def _random_baseline(setting: Setting) -> float | None:

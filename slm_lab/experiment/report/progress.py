@@ -44,7 +44,7 @@ _QUEUED = "queued"
 
 
 @dataclass
-class _State:
+class _SessionProgress:
     """The latest progress of a Session or of a policy of a Session."""
 
     frame: int = 0
@@ -125,7 +125,7 @@ class LiveTable(Display):
         super().__init__(console)
         self._due = self._line_due = 0.0
 
-    def rows(self) -> Table:
+    def active_runs_table(self) -> Table:
         """Return the live table of the active runs, as a rich Table."""
         raise NotImplementedError
 
@@ -138,7 +138,7 @@ class LiveTable(Display):
         time = perf_counter()
         if self.live and (now or time >= self._due):
             self._due = time + _REFRESH
-            self.live.update(Group(self.rows(), Text(self.summary(), no_wrap=True, overflow="ellipsis")), refresh=True)
+            self.live.update(Group(self.active_runs_table(), Text(self.summary(), no_wrap=True, overflow="ellipsis")), refresh=True)
         if time >= self._line_due:
             if self._line_due:
                 self.say_progress(self.summary())
@@ -173,7 +173,7 @@ class ProgressDisplay(Display):
     ) -> None:
         super().__init__(console, transient=False)
         self.max_frame, self.policy_names, self.policies = max_frame, policies, len(policies)
-        self.states = [_State() for _ in range(sessions * self.policies)]
+        self.states = [_SessionProgress() for _ in range(sessions * self.policies)]
         """Progress of each Session or, if Sessions have several policies, of each policy of each Session."""
         for state in self.states[(concurrent or sessions) * self.policies :]:
             state.status = _QUEUED
@@ -197,7 +197,7 @@ class ProgressDisplay(Display):
             case Notice(text):
                 self.notice(text)
             case SessionEnded(session, status, detail):
-                self.ended(session, status, detail)
+                self.show_session_end(session, status, detail)
 
     def start(self, name: str) -> None:
         """If there is no live table, print that the trial starts. The first event of the trial arrives only after some seconds."""
@@ -230,7 +230,7 @@ class ProgressDisplay(Display):
             state.line_due, state.quiet_due = now + _LINE_EVERY, now + _QUIET
             self.say_progress(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
-    def ended(self, index: int, status: str, detail: str) -> None:
+    def show_session_end(self, index: int, status: str, detail: str) -> None:
         """Show that Session `index` has ended with the given status, and that the next queued Session starts."""
         for state in self.states[index * self.policies : (index + 1) * self.policies]:
             state.status = status
@@ -285,18 +285,18 @@ class ProgressDisplay(Display):
             "eta": state.status or self._eta(state),
         }
 
-    def _line(self, state: _State) -> str:
+    def _line(self, state: _SessionProgress) -> str:
         shown = _return_text(state) if state.row.get("elo") is not None else f"return {_return_text(state)}"
         return f"fps {_speed(state.fps)}  {shown}  eta {self._eta(state)}"
 
-    def _eta(self, state: _State) -> str:
+    def _eta(self, state: _SessionProgress) -> str:
         """Return the remaining time at the current speed, limited by meta.max_seconds, as text in the form h:mm:ss or m:ss."""
         if state.fps <= 0:
             return "-"
         return format_duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
 
 
-def _return_text(state: _State) -> str:
+def _return_text(state: _SessionProgress) -> str:
     """Return the current return as text. In self-play, return the Elo rating, since returns in self-play depend on the opponents."""
     if (elo := state.row.get("elo")) is not None:
         return f"Elo {rating_text(elo, state.row.get('elo_se'))}"

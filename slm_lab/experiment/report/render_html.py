@@ -115,7 +115,7 @@ def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
 
     Args: plot_height: height of the area between the title and the legend, in pixels.
     """
-    large, small = wrap(figures.shorten(figure.title), _TITLE_LETTERS), wrap(figure.subtitle, _SUBTITLE_LETTERS)
+    large, small = wrap(figures.shorten_title(figure.title), _TITLE_LETTERS), wrap(figure.subtitle, _SUBTITLE_LETTERS)
     lines = [*map(html.escape, large), *([f"<span style='font-size:13px'>{'<br>'.join(map(html.escape, small))}</span>"] if small else [])]
     top = _TITLE_LINE * len(large) + _SUBTITLE_LINE * len(small) + 2 * _AROUND
     place = {"x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "yref": "container", "pad": {"t": _AROUND}}
@@ -169,7 +169,7 @@ _GRID_STYLE: dict[str, Any] = {
 def _traces(panel: Panel) -> list[dict[str, Any]]:
     """Return the plotly traces of a panel in the order in which plotly draws them: bars, lines with their bands, and marks."""
     lines = [line for line in map(figures.thinned_line, panel.lines) if len(line.curve.frame)]
-    traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
+    traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.has_band else []), _line_trace(line))]
     grouped: set[str] = set()
     for line, trace in ((line, trace) for line in lines for trace in traces if line.group and trace["name"] == line.name):
         hover = {"hovertemplate": f"%{{x}}, %{{y}}<extra>{html.escape(line.name)}</extra>"} if line.name != line.group else {}
@@ -296,22 +296,22 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
     """Return the plotly traces of one scatter plot of the grid: a trace for each status of trials, and a last trace for the best trials."""
     x_T, y_T = figure.x_KT[column], figure.y_RT[row]
     trials, first, traces = figure.trials, row == column == 0, list[dict[str, Any]]()
-    for name, picked in trials.groups().items():
+    for name, picked in trials.legend_groups().items():
         chosen = picked[np.isfinite(x_T[picked]) & np.isfinite(y_T[picked])]
         if name.startswith("best"):
             edge = {"color": figures.HIGHLIGHT, "width": 2}
             marker: dict[str, Any] = {"symbol": "circle-open", "size": 13, "line": edge, "color": figures.HIGHLIGHT}
         else:
             marker = {"symbol": [_SYMBOLS[trials.status[t]] for t in chosen], "size": 7, "line": {"color": figures.INK, "width": 0.5}}
-            marker |= {"color": _numbers(trials.value_T[chosen]), **_colours(trials), "showscale": first and not traces}
+            marker |= {"color": _rounded_or_none(trials.value_T[chosen]), **_colours(trials), "showscale": first and not traces}
             marker["colorbar"] |= {"lenmode": "pixels", "len": 400, "y": 1, "yanchor": "top"}
         traces.append({
             "type": "scatter",
             "mode": "markers",
             "name": name,
             "legendgroup": name,
-            "x": _numbers(x_T[chosen]),
-            "y": _numbers(y_T[chosen]),
+            "x": _rounded_or_none(x_T[chosen]),
+            "y": _rounded_or_none(y_T[chosen]),
             "xaxis": f"x{suffix}",
             "yaxis": f"y{suffix}",
             "text": [html.escape(trials.text[t]).replace("\n", "<br>") for t in chosen],
@@ -332,11 +332,11 @@ def _parallel_traces(figure: ParallelCoordinates, layout: dict[str, Any]) -> lis
             "label": html.escape(scale.wrapped_label).replace("\n", "<br>"),
             "range": [figures.UNUSED - 0.05 if scale.unused else 0.0, 1.0],
             **_named_ticks(scale.all_ticks),
-            "values": _numbers(position_T[::-1]),  # the best trial is drawn last
+            "values": _rounded_or_none(position_T[::-1]),  # the best trial is drawn last
         }
         for scale, position_T in zip(figure.axes, figure.position_AT, strict=True)
     ]
-    line = {"color": _numbers(np.nan_to_num(trials.value_T[::-1], nan=trials.low)), **_colours(trials), "showscale": True}
+    line = {"color": _rounded_or_none(np.nan_to_num(trials.value_T[::-1], nan=trials.low)), **_colours(trials), "showscale": True}
     return [{"type": "parcoords", "dimensions": dimensions, "line": line}]
 
 
@@ -349,5 +349,5 @@ def _colours(trials: Trials) -> dict[str, Any]:
     return {"colorscale": scale, "cmin": trials.low, "cmax": trials.high, "colorbar": {"title": {"text": html.escape(trials.label)}}}
 
 
-def _numbers(values: np.ndarray) -> list[float | None]:
+def _rounded_or_none(values: np.ndarray) -> list[float | None]:
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]

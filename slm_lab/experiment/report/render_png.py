@@ -70,7 +70,7 @@ class _Canvas:
 
     def __init__(self, height: int, panels: int) -> None:
         self.height = height
-        self.picture, self.canvas = _new_picture(_WIDTH, height)
+        self.picture, self.canvas = _new_matplotlib_figure(_WIDTH, height)
         self.title, self.subtitle = self._new_text(22.5, weight="bold"), self._new_text(46, size=10)
         self.axes = [self._new_axes() for _ in range(panels)]
         for axes in self.axes[:-1]:
@@ -84,7 +84,7 @@ class _Canvas:
             legend: name → matplotlib handle of each legend entry.
             columns: number of columns of the legend.
         """
-        title = figures.shorten(figure.title)
+        title = figures.shorten_title(figure.title)
         self.title.set_text(title)
         self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
         self.subtitle.set_text(figure.subtitle)
@@ -122,7 +122,7 @@ class _Canvas:
         return axes
 
 
-def _new_picture(width: int, height: int) -> tuple[Any, Any]:
+def _new_matplotlib_figure(width: int, height: int) -> tuple[Any, Any]:
     """Return an empty matplotlib Figure and its canvas. The annotated type is Any, since matplotlib's type annotations are incomplete."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
@@ -174,7 +174,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
     names = _legend_names(panel)
     for line in map(figures.thinned_line, panel.lines):
         colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
-        if line.banded:
+        if line.has_band:
             axes.fill_between(line.curve.frame, *figures.band_edges(line), color=colour, alpha=figures.BAND_OPACITY, linewidth=0)
         axes.plot(*line.curve, drawstyle="steps-post" if line.steps else "default", **_line_style(line, colour))
     for line in panel.lines:
@@ -234,7 +234,7 @@ def _legend_handles(panels: tuple[Panel, ...]) -> dict[str, Any]:
             colour = line.colour if names[line.name] == line.name else figures.GREY
             entries.setdefault(names[line.name], Line2D([], [], **_line_style(line, colour)))
         for line in lines if panel.one_band else ():
-            if line.banded:
+            if line.has_band:
                 entries.setdefault(panel.band, Patch(color=line.colour, alpha=figures.BAND_OPACITY, linewidth=0))
         if any(line.marks for line in lines):
             entries.setdefault(figures.MARK, Line2D([], [], **_MARK_SAMPLE))
@@ -266,9 +266,9 @@ def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
         columns, height = len(figure.axes) - 1, _PARALLEL_HEIGHT
     width = _WIDTH if figure.empty else max(_WIDTH, _GRID_LEFT + _GRID_RIGHT + columns * _CELL_WIDTH)
     height += _GRID_TOP + _GRID_BELOW
-    picture, canvas = _new_picture(width, height)
+    picture, canvas = _new_matplotlib_figure(width, height)
     style = {"color": figures.INK, "va": "center", "parse_math": False}
-    picture.text(16 / width, 1 - 22 / height, figures.shorten(figure.title), size=12, weight="bold", **style)
+    picture.text(16 / width, 1 - 22 / height, figures.shorten_title(figure.title), size=12, weight="bold", **style)
     picture.text(16 / width, 1 - 45 / height, figure.subtitle, size=10, **style)
     if figure.empty:
         picture.text(0.5, 0.5, figures.NOTHING, ha="center", size=11, color=figures.GREY)
@@ -345,7 +345,7 @@ def _trials_legend(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
     from matplotlib.lines import Line2D
 
     entries, style = dict[str, Any](), dict[str, Any]()
-    for name, picked in figure.trials.groups().items():
+    for name, picked in figure.trials.legend_groups().items():
         best = name.startswith("best")
         status = "finished" if best else figure.trials.status[picked[0]]
         if isinstance(figure, ParallelCoordinates):

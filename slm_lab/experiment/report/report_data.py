@@ -60,7 +60,7 @@ from slm_lab.experiment.report.metrics import (
     consistency_curve,
     current_return,
     curve,
-    estimate,
+    estimate_mean,
     is_recent,
     last_value,
     mean_current_return,
@@ -122,7 +122,7 @@ def report_data(run: Run) -> dict[str, Any]:
         "folder": run.paths.root.name,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "status": run.status,
-        "facts": trial.facts(),
+        "facts": trial.summary_entries(),
         "sentences": []
         if trial.has_opponents
         else seed_difference_sentences(trial.seeds, trial.return_tables, trial.names, trial.baseline, trial.current_return_tables),
@@ -249,7 +249,7 @@ class _Trial:
 
     # ---- summary
 
-    def facts(self) -> list[dict[str, Any]]:
+    def summary_entries(self) -> list[dict[str, Any]]:
         found = [self._rating() or self._return_fact(), self._frames(), self._time(), *self._bottleneck(), self._sessions()]
         return [*filter(None, found)]
 
@@ -263,7 +263,7 @@ class _Trial:
         if found is None:
             return None
         over = f"mean of {len(newest)} sessions ± standard error" if len(newest) > 1 else "± standard error"
-        return _fact("Elo rating", rating_text(*found), f"newest snapshot, {over}; random actions: 0")
+        return _summary_entry("Elo rating", rating_text(*found), f"newest snapshot, {over}; random actions: 0")
 
     def _return_fact(self) -> dict[str, Any] | None:
         if self.run.policies > 1 and self.run.spec.get("agent", {}).get("policies"):
@@ -271,12 +271,12 @@ class _Trial:
         found = mean_current_return({index: current_return(self.current_return_table(index)) for index in self.seeds}, self.run.policies)
         value, count = found["current_return"], len({index // self.run.policies for index in self.seeds})
         if value is None:
-            return _fact("current return", "-", "no episode has ended recently" if self.train else "no rows yet")
+            return _summary_entry("current return", "-", "no episode has ended recently" if self.train else "no rows yet")
         what = "evaluation" if self.returns_from_evaluation else "recent training episodes"
         over = f"{what}; mean of {count} sessions ± standard error" if count > 1 else f"{what} ± standard error over episodes"
         if self.run.distributed:
             over = f"{what} of all workers ± standard error over episodes"
-        return _fact("current return", format_with_error(value, found["current_return_se"]), over)
+        return _summary_entry("current return", format_with_error(value, found["current_return_se"]), over)
 
     def _returns_of_policies(self) -> dict[str, Any]:
         """Return the entry of the summary with the current return of each policy of agent.policies.
@@ -295,7 +295,7 @@ class _Trial:
         over = (
             f"of each policy, mean of {count} sessions ± standard error" if count > 1 else "of each policy ± standard error over episodes"
         )
-        return _fact("current return", ", ".join(texts) or "-", over if texts else "no episode has ended recently")
+        return _summary_entry("current return", ", ".join(texts) or "-", over if texts else "no episode has ended recently")
 
     def _frames(self) -> dict[str, Any] | None:
         frames = [last_frame(table) or 0 for table in self.of_training.values()]
@@ -305,7 +305,7 @@ class _Trial:
         value = min(frames) if self.run.status == "running" else round(sum(frames) / len(frames))
         share = f"{value / planned:.0%} of {planned:,.0f}" if isinstance(planned, int | float) and planned else ""
         each = " for each session" if len(frames) > 1 else ""
-        return _fact("frames", f"{value:,}", f"{share}{each}")
+        return _summary_entry("frames", f"{value:,}", f"{share}{each}")
 
     def _time(self) -> dict[str, Any] | None:
         known = [(last_frame(one) or 0, seconds) for one in self.of_training.values() if (seconds := last_value(one, "wall_t"))]
@@ -314,7 +314,7 @@ class _Trial:
         speed, seconds = sum(frame / time for frame, time in known) / len(known), max(time for _, time in known)
         left = self._time_left(speed)
         each = " per session" if len(known) > 1 else ""
-        return _fact("time", format_duration(seconds), f"{float(f'{speed:.3g}'):,.0f} frames/s{each}{left}")
+        return _summary_entry("time", format_duration(seconds), f"{float(f'{speed:.3g}'):,.0f} frames/s{each}{left}")
 
     def _time_left(self, speed: float) -> str:
         planned = self.run.spec.get("env", {}).get("max_frame")
@@ -331,22 +331,22 @@ class _Trial:
         found = bottleneck(list(self.train.values()))
         if found is not None:
             role, busy = found
-            return [_fact("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
+            return [_summary_entry("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
         split = collecting_and_learning_time(self.run)
         if split is None or not sum(split):
             return []
         share = split[0] / sum(split)
         note = f"envs and acting {share:.0%}, learning {1 - share:.0%} of the time"
-        return [_fact("bottleneck", "envs and acting" if share > 0.5 else "learning", note)]
+        return [_summary_entry("bottleneck", "envs and acting" if share > 0.5 else "learning", note)]
 
     def _sessions(self) -> dict[str, Any]:
         counts = Counter(self.run.sessions.values())
         total = sum(counts.values())
         notes = [f"{count} {status}" for status, count in counts.items()] if len(counts) > 1 else []
         notes.append(f"random_seed {self.run.spec.get('meta', {}).get('random_seed')}")
-        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 and self.run.is_alone else []
+        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 and self.run.is_standalone else []
         what = "worker" if self.run.distributed else "session"
-        return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
+        return _summary_entry("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
         """Return the ranking: a table with a row for each seed, from the best to the worst seed.
@@ -369,10 +369,10 @@ class _Trial:
             "frames/s",
             "status",
         ]
-        rows = sorted((self._rank(index) for index in self.of_training), key=lambda one: one[0], reverse=True)
+        rows = sorted((self._ranking_row(index) for index in self.of_training), key=lambda one: one[0], reverse=True)
         return {"columns": columns, "rows": [row for _, row in rows]}
 
-    def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
+    def _ranking_row(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
         """Return the sort key of the seed with index `index`, and the row of the seed in the ranking."""
         own = (self.evaluated if self.uses_rigorous_eval else self.of_training).get(index, {"frame": np.empty(0)})
         now, one, table = self.current_return_table(index), curve(own, "current_return"), self.of_training[index]
@@ -511,7 +511,7 @@ class _Trial:
         return (-math.inf, 1.0) if name == "stability" else (0.0 if name.endswith("efficiency") else -math.inf, math.inf)
 
 
-def _fact(label: str, value: str, note: str = "") -> dict[str, Any]:
+def _summary_entry(label: str, value: str, note: str = "") -> dict[str, Any]:
     return {"label": label, "value": value, "note": note}
 
 
@@ -569,7 +569,7 @@ def _cell_text(value: float | None) -> str:
 
 
 def _interval_cells(values: Sequence[float], bounds: tuple[float, float]) -> list[str]:
-    found = estimate(values, bounds)
+    found = estimate_mean(values, bounds)
     assert found is not None
     if found.low is None or found.high is None:
         return [_cell_text(found.value), "one seed: unknown"]

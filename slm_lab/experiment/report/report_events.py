@@ -51,7 +51,7 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
         index = session * run.policies
         table = tables.get(index, {"frame": np.empty(0)})
         name = names.get(index, f"session {session}") if run.policies == 1 else f"session {session}"
-        for one in _merged(_log_events(run.paths.session_log(session, run.trial), table)):
+        for one in _merge_repeated_events(_log_events(run.paths.session_log(session, run.trial), table)):
             found.append({**one, "line": index, "name": name})
         if (cause := run.metrics.get("failures", {}).get(str(session))) is not None:
             end = {"frame": last_frame(table), "seconds": last_value(table, "wall_t") if "wall_t" in table else None}
@@ -65,7 +65,7 @@ def collecting_and_learning_time(run: Run) -> tuple[float, float] | None:
     Returns None if no Session has ended normally.
     """
     sessions = {index // run.policies for index in run.tables("train")}
-    texts = [text for session in sessions for _, text in _lines(run.paths.session_log(session, run.trial))]
+    texts = [text for session in sessions for _, text in _timed_log_lines(run.paths.session_log(session, run.trial))]
     found = [(float(match[1]), float(match[2])) for text in texts if (match := _TIME.fullmatch(text))]
     return (sum(one for one, _ in found), sum(other for _, other in found)) if found else None
 
@@ -74,21 +74,21 @@ def _log_events(log: Path, table: Table) -> list[dict[str, Any]]:
     """Return the events in the log file of a Session, or [] if the log file cannot be read."""
     process: _Process | None = None
     found: list[dict[str, Any]] = []
-    for time, text in _lines(log):
+    for time, text in _timed_log_lines(log):
         if begins := _BEGINS.match(text):
             restart, frame = process is not None or int(begins[1]) > 0, int(begins[1])
-            process = _Process(time, _interpolated(table, "frame", "wall_t", frame))
+            process = _Process(time, _interpolate_column(table, "frame", "wall_t", frame))
             found += (
                 [{"frame": frame, "seconds": process.seconds, "kind": "start", "text": f"continued at frame {frame:,}"}] if restart else []
             )
         elif not _EXPECTED.match(text):
             seconds = 0.0 if process is None else process.seconds + (time - process.time).total_seconds()
-            frame = round(_interpolated(table, "wall_t", "frame", seconds))
+            frame = round(_interpolate_column(table, "wall_t", "frame", seconds))
             found.append({"frame": frame, "seconds": round(seconds, 3), "kind": "notice", "text": text[:_MAX_LETTERS]})
     return found
 
 
-def _lines(log: Path) -> list[tuple[datetime, str]]:
+def _timed_log_lines(log: Path) -> list[tuple[datetime, str]]:
     """Return (time, text) of each line of a log file that begins with a date and time."""
     with suppress(OSError, ValueError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -98,7 +98,7 @@ def _lines(log: Path) -> list[tuple[datetime, str]]:
     return []
 
 
-def _interpolated(table: Table, x: str, y: str, at: float) -> float:
+def _interpolate_column(table: Table, x: str, y: str, at: float) -> float:
     """Return the value of column `y` where column `x` has the value `at`, by linear interpolation between the rows of a table.
 
     Before the first row, the interpolation begins at the point x = 0, y = 0. Returns 0 if the table has no rows, or lacks the column `x` or
@@ -110,7 +110,7 @@ def _interpolated(table: Table, x: str, y: str, at: float) -> float:
     return float(np.interp(at, [0.0, *found.frame], [0.0, *found.value])) if len(found.frame) else 0.0
 
 
-def _merged(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _merge_repeated_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events of a Session.
 
     Events with the same text are merged into one event, which has the time of the first of these events.

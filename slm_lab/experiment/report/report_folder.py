@@ -18,7 +18,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import Setting, seed_results
 from slm_lab.experiment.report.decision import decisions
 from slm_lab.experiment.report.figure import AnyFigure
-from slm_lab.experiment.report.metrics import average
+from slm_lab.experiment.report.metrics import aggregate_known
 from slm_lab.experiment.report.progress import format_duration, format_number
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.report_data import VERSION
@@ -358,7 +358,7 @@ def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> 
     """Return the table of those runs of a study that have ended, with a link to the report of each run."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
-        value = average(seed.final_return(study.metric) for seed in seed_results(one))
+        value = aggregate_known(seed.final_return(study.metric) for seed in seed_results(one))
         page = _run_report_path(paths, one)
         seconds = one.content.get("seconds")
         name = {"text": str(one.content["entry"]), "href": page}

@@ -136,9 +136,9 @@ def commands(run: Run) -> list[dict[str, str]]:
 def files(run: Run) -> list[dict[str, str]]:
     """Return the existing files of a run as {label, href} entries for links. The paths `href` are relative to the run folder."""
     paths, t = run.paths, run.trial
-    tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.sessions("train", t)]
+    tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.table_numbers("train", t)]
     found = [(f"rows: {path.name}", path) for path in tables]
-    for session in sorted({index // run.policies for index in paths.sessions("train", t)}):
+    for session in sorted({index // run.policies for index in paths.table_numbers("train", t)}):
         found += [(f"log: {paths.session_log(session, t).name}", paths.session_log(session, t))]
         found += [(f"timeline of the processes of session {session}", paths.timeline_graph(session, "html", t))]
         found += [(f"population-based training, session {session}", paths.session_graph(session, "pbt", "html", t=t))]

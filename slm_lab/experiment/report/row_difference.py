@@ -42,7 +42,7 @@ class RowComparison:
     only_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
-    def same(self) -> bool:
+    def rows_equal(self) -> bool:
         """Whether both tables have rows with the same frames, and these rows are equal in the columns that both tables have."""
         return self.first is None and not any(self.only)
 

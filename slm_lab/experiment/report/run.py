@@ -84,7 +84,7 @@ class Run:
 
         The columns are session and policy, followed by the columns of the CSV files.
         """
-        return self._frame("train")
+        return self._data_frame("train")
 
     @property
     def eval(self) -> pd.DataFrame:
@@ -92,7 +92,7 @@ class Run:
 
         The columns are session and policy, followed by the columns of the CSV files.
         """
-        return self._frame("eval")
+        return self._data_frame("eval")
 
     @cached_property
     def name(self) -> str:
@@ -129,7 +129,7 @@ class Run:
     @cached_property
     def sessions(self) -> dict[int, Status]:
         """Dict: index of each Session that has a table or has failed → status of the Session."""
-        with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
+        with_tables = {index // self.policies for index in self.paths.table_numbers("train", self.trial)}
         return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
     @cached_property
@@ -148,7 +148,7 @@ class Run:
         return str(self.spec.get("env", {}).get("name", "?")).rpartition(":")[2]
 
     @property
-    def is_alone(self) -> bool:
+    def is_standalone(self) -> bool:
         """Whether the run is neither a trial of a search nor part of a study."""
         return not self.paths.has_several_trials and not StudyRunFolder(self.paths.root.absolute().parent).identity.is_file()
 
@@ -174,7 +174,7 @@ class Run:
         table cannot be read, a notice is printed too.
         """
         if mode not in self._tables:
-            indices = self.paths.sessions("train", self.trial)
+            indices = self.paths.table_numbers("train", self.trial)
             self._tables[mode] = {index: _read_table_or_empty(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
@@ -202,11 +202,11 @@ class Run:
         The settings are the mode and all spec keys except keys about seeds, provenance and saving. A key that is missing in the saved spec
         has its default value, so that a run that was saved before the key existed does not count as different.
         """
-        keys = self.keys()
+        keys = self.flat_spec()
         ignored = _IGNORED_KEY_PREFIXES if keys["meta.distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
         return {key: value for key, value in keys.items() if not key.startswith(ignored)}
 
-    def keys(self) -> dict[str, Any]:
+    def flat_spec(self) -> dict[str, Any]:
         """Return a dict with the mode and all spec keys except meta.run: path of the key → value.
 
         A key that is missing in the saved spec has its default value.
@@ -245,7 +245,7 @@ class Run:
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
 
-    def _frame(self, mode: DataMode) -> pd.DataFrame:
+    def _data_frame(self, mode: DataMode) -> pd.DataFrame:
         import pandas as pd
 
         frames = [
@@ -430,10 +430,10 @@ def distributed(tables: Mapping[int, Table]) -> bool:
 
 def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
     """Return `tables` or, if the Sessions are workers that train a shared net, a dict with a single joint table of all workers."""
-    return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
+    return {ALL_WORKERS: join_worker_tables(tables)} if distributed(tables) else dict(tables)
 
 
-def global_table(tables: Mapping[int, Table]) -> Table:
+def join_worker_tables(tables: Mapping[int, Table]) -> Table:
     """Return the joint table of all workers of a shared net, in which the rows of all workers are ordered by global frame.
 
     The column frame of the joint table is the global frame (the number of frames of all workers together). The numbers of episodes, vector

@@ -17,7 +17,7 @@ import numpy as np
 from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seed_results
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
-from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
+from slm_lab.experiment.report.metrics import Estimate, estimate_difference, estimate_mean, t_quantile
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
@@ -53,7 +53,7 @@ class TableDifference:
 
 
 @dataclass(frozen=True)
-class Returns:
+class ReturnComparison:
     """The final returns of two runs `a` and `b`, and the difference of these returns."""
 
     metric: str
@@ -89,11 +89,11 @@ class RunDifference:
     tables: list[TableDifference]
     only: tuple[list[int], list[int]]
     """Indices of the tables that only run `a` has, and indices of the tables that only run `b` has."""
-    returns: Returns | None
+    returns: ReturnComparison | None
     """Comparison of the final returns, or None if the envs of the runs differ or a run has no return."""
 
     @property
-    def first(self) -> TableDifference | None:
+    def first_table_difference(self) -> TableDifference | None:
         """The comparison of the tables whose first differing row has the lowest frame, or None if no row differs."""
         found = [one for one in self.tables if one.rows.first is not None]
         return min(found, key=lambda one: one.rows.first.frame if one.rows.first is not None else 0, default=None)
@@ -101,12 +101,12 @@ class RunDifference:
     @property
     def rows_equal(self) -> bool:
         """Whether both runs have the same tables with the same rows."""
-        return bool(self.tables) and not any(self.only) and all(one.rows.same for one in self.tables)
+        return bool(self.tables) and not any(self.only) and all(one.rows.rows_equal for one in self.tables)
 
 
 def run_difference(a: Run, b: Run) -> RunDifference:
     """Compare runs `a` and `b`. Raises UserError if a saved spec cannot be read."""
-    keys, other = a.keys(), b.keys()
+    keys, other = a.flat_spec(), b.flat_spec()
     differ, pairs = differing_keys([keys, other]), diff(keys, other)
     sessions, sessions_b = (set(run.tables("train")) for run in (a, b))
     return RunDifference(
@@ -144,7 +144,7 @@ def _columns(file: Path) -> dict[str, list[str]]:
         return {}
 
 
-def _compare_returns(a: Run, b: Run) -> Returns | None:
+def _compare_returns(a: Run, b: Run) -> ReturnComparison | None:
     metric, reason = comparable_metric("current_return", [Setting("A", [a]), Setting("B", [b])])
     own, other = _final_returns(a, metric), _final_returns(b, metric)
     if not own or not other:
@@ -153,8 +153,8 @@ def _compare_returns(a: Run, b: Run) -> Returns | None:
     paired = seeds[0] == seeds[1] and a.trial == b.trial and own.keys() == other.keys() and not (a.distributed or b.distributed)
     values, others = [own[s] for s in sorted(own)], [other[s] for s in sorted(other)]
     bounds = return_range(a.settings())
-    found = difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
-    return Returns(metric, reason, own, other, paired, found, needed_seeds(values, others, paired=paired))
+    found = estimate_difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
+    return ReturnComparison(metric, reason, own, other, paired, found, needed_seeds(values, others, paired=paired))
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
@@ -224,7 +224,7 @@ def _table_json(one: TableDifference) -> dict[str, Any]:
     }
 
 
-def _returns_json(returns: Returns) -> dict[str, Any]:
+def _returns_json(returns: ReturnComparison) -> dict[str, Any]:
     one = returns.difference
     return {
         "metric": returns.metric,
@@ -327,11 +327,11 @@ def _return_texts(found: RunDifference) -> list[str]:
     for name, run, values in (("A", found.a, returns.a), ("B", found.b, returns.b)):
         status = "" if run.status == "done" else f"; {run.status}"
         seeds = ", ".join(number_text(value) for value in values.values())
-        lines.append(f"{name}  {estimate_text(estimate(list(values.values()), return_range(run.settings())))}; seeds: {seeds}{status}")
+        lines.append(f"{name}  {estimate_text(estimate_mean(list(values.values()), return_range(run.settings())))}; seeds: {seeds}{status}")
     return [*lines, difference_sentence(returns), *([returns.reason] if returns.reason else [])]
 
 
-def difference_sentence(returns: Returns) -> str:
+def difference_sentence(returns: ReturnComparison) -> str:
     """Return a sentence that says whether the seeds show a difference of the returns.
 
     If the seeds show no difference, the sentence also says how many seeds would show a difference of this size.

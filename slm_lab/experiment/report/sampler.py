@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Mark, Panel, policy_colour
-from slm_lab.experiment.report.metrics import Curve, Table, average, last_value
+from slm_lab.experiment.report.metrics import Curve, Table, aggregate_known, last_value
 from slm_lab.experiment.report.run import Run, parse_numbers, read_columns
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer
@@ -53,7 +53,7 @@ def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
 
 def _second_half_mean(tables: Sequence[Table], column: str) -> float | None:
     halves = [table[column][len(table["frame"]) // 2 :] for table in tables if column in table]
-    return average(float(np.nanmean(half)) for half in halves if np.isfinite(half).any())
+    return aggregate_known(float(np.nanmean(half)) for half in halves if np.isfinite(half).any())
 
 
 def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
         metrics |= {"bottleneck": found[0], "busy": found[1]}
     if policies > 1:
         finals = {index: last_value(table, "current_return") for index, table in metric_tables.items()}
-        means = [average(final for index, final in finals.items() if index % policies == policy) for policy in range(policies)]
+        means = [aggregate_known(final for index, final in finals.items() if index % policies == policy) for policy in range(policies)]
         known = [policy for policy, mean in enumerate(means) if mean is not None]
         metrics |= {"policies": means, "best_policy": max(known, key=lambda policy: means[policy] or 0.0, default=None)}
     return metrics
@@ -90,14 +90,16 @@ def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> 
     policies = sorted({int(policy) for policy in history.get("policy", ()) if np.isfinite(policy)})
     panels = []
     for column, label in _TUNED.items():
-        lines = [_history(history, policy, column) for policy in policies] if {"frame", "source", column} <= history.keys() else []
+        lines = (
+            [_hyperparameter_line(history, policy, column) for policy in policies] if {"frame", "source", column} <= history.keys() else []
+        )
         lines = [line for line in lines if len(line.curve.frame)]
         if len(np.unique([value for line in lines for value in line.curve.value])) > (column == "gamma"):
             panels.append(Panel(label, lines, x_label=axis.label, height=150))
     return Figure(f"{title}: population-based training", tuple(panels)) if panels else None
 
 
-def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Line:
+def _hyperparameter_line(history: Mapping[str, np.ndarray], policy: int, column: str) -> Line:
     """Return the line of one hyperparameter of a policy, with a mark at each frame at which the policy copied another policy's weights."""
     points = np.stack([history["frame"], history[column], history["source"]], axis=1)
     points = points[(history["policy"] == policy) & np.isfinite(points[:, :2]).all(axis=1)]

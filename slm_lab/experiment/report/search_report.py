@@ -18,12 +18,12 @@ from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
-from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly_spaced_indices
+from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate_mean, evenly_spaced_indices
 from slm_lab.experiment.report.progress import format_number, is_number
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.report.trial_figures import return_curves
-from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, ranked
+from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, rank_trials
 from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
 from slm_lab.lib.log import notice
 from slm_lab.lib.text import last_line
@@ -135,7 +135,7 @@ def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) ->
 
     If an error prevents the computation of the importance of the searched keys, a notice is printed.
     """
-    space, order, importance = SearchSpace(spec), tuple(ranked(records)), None
+    space, order, importance = SearchSpace(spec), tuple(rank_trials(records)), None
     try:
         importance = key_importance(space, order)
     except Exception as error:
@@ -170,12 +170,12 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
 
     If the metric is a return and the range of possible returns is known, the interval is clipped to this range.
     """
-    files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
+    files = (runs.session_metrics(session, trial) for session in runs.table_numbers("train", trial))
     bounds = None
     if metric in ("current_return", "final_return", "total_reward_ma"):
         with suppress(UserError):  # the saved spec cannot be read
             bounds = return_range(Run(runs, trial).settings())
-    found = estimate([(read_json(file) or {}).get(metric) for file in files], bounds)
+    found = estimate_mean([(read_json(file) or {}).get(metric) for file in files], bounds)
     return None if found is None or found.low is None or found.high is None else (found.low, found.high)
 
 

@@ -97,7 +97,7 @@ def seed_difference_sentences(
         of_tables = tables[index], tables[best], latest[index], latest[best]
         pair = _Pair(names[index], names[best], *of_tables, together.frame, gap, scale)
         over_the_run = _mean_gap_sentence(pair, curves[index], curves[best], level)
-        parts = [_end_sentence(pair), over_the_run, _fall(pair, curves[index]), *_cause_sentences(pair)]
+        parts = [_end_sentence(pair), over_the_run, _fall_sentence(pair, curves[index]), *_cause_sentences(pair)]
         text = " ".join(filter(None, parts))
         sentences.append(text[0].upper() + text[1:])
     return sentences
@@ -166,7 +166,7 @@ def _mean_gap_sentence(pair: _Pair, own: Curve, best: Curve, level: float | None
     return f"{text}; it reached {round_text(level)} {own_frame}, {pair.best_name} {best_frame or 'never did'}."
 
 
-def _fall(pair: _Pair, one: Curve) -> str:
+def _fall_sentence(pair: _Pair, one: Curve) -> str:
     """Return a sentence about the largest fall of a seed's return from its previous best value, or "" if this fall is small."""
     falls = np.maximum.accumulate(one.value) - one.value
     low = int(falls.argmax())

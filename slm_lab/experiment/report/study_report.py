@@ -18,9 +18,9 @@ from slm_lab.experiment.report import compare_report as comparison
 from slm_lab.experiment.report.compare import RULES, Setting, comparable_metric, summarize, training_column
 from slm_lab.experiment.report.compare_report import FigureSpec, estimate_text, flatten_row, median_text, number_text, rows_csv
 from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
-from slm_lab.experiment.report.decision import explanation as decision_explanation
+from slm_lab.experiment.report.decision import decision_explanation as decision_explanation
 from slm_lab.experiment.report.figure import Figure
-from slm_lab.experiment.report.metrics import INTERVAL, Estimate, Median, average, difference
+from slm_lab.experiment.report.metrics import INTERVAL, Estimate, Median, aggregate_known, estimate_difference
 from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.statistics import adjust_holm, probability_of_improvement, t_test
 from slm_lab.experiment.report.study_result import ResultRun
@@ -205,7 +205,7 @@ def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, fai
         score=numbers.final_return,
         median=numbers.final_return_median,
         interquartile_mean=numbers.interquartile_mean,
-        difference=difference(*compared, paired=paired, bounds=bounds),
+        difference=estimate_difference(*compared, paired=paired, bounds=bounds),
         improvement=_improvement(*_compared_scores(setting, base, metric)),
         p_holm=t_test(*compared, paired=paired),
         solved=numbers.solved,
@@ -215,7 +215,7 @@ def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, fai
         verdict=compare_with_published(numbers.final_return, published),
         updates_per_second=numbers.opt_steps_per_second,
         grad_norm=numbers.grad_norm,
-        grad_norm_variance=average(float(norm.var()) for norm in norms),
+        grad_norm_variance=aggregate_known(float(norm.var()) for norm in norms),
         return_variance=float(np.var(scores, ddof=1)) if len(scores) > 1 else None,
         staleness=_column_mean(setting, "staleness"),
         lock_wait=_column_mean(setting, "lock_wait"),
@@ -247,7 +247,7 @@ def _improvement(scores: Sequence[float], others: Sequence[float]) -> Estimate |
 
 def _column_mean(setting: Setting, column: str) -> float | None:
     curves = [seed.curve(column, "frame").value for seed in setting.all_seeds]
-    return average(float(values.mean()) for values in curves if len(values))
+    return aggregate_known(float(values.mean()) for values in curves if len(values))
 
 
 def compare_with_published(score: Estimate | None, published: float | None) -> str:
@@ -294,7 +294,7 @@ def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) ->
     colours = dict(zip(study.entries, cycle(comparison.COLOURS)))
     found = comparison.setting_figures(env, settings, x, [colours[one.name] for one in settings], drawn)
     axis = comparison.shared_axis(settings, x).name
-    return {f"{name}_vs_{axis}": figure for name, figure in found.items() if figure.panel.lines}
+    return {f"{name}_vs_{axis}": figure for name, figure in found.items() if figure.first_panel.lines}
 
 
 def _reference_line_level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
@@ -346,7 +346,7 @@ def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]
     }.items():
         if any(value is not None for value in values):
             columns[title] = [number_text(value) for value in values]
-    return comparison.table_lines(columns)
+    return comparison.rows_from_columns(columns)
 
 
 def markdown_table(study: StudyPlan, rows: Sequence[EntryResult]) -> str:

@@ -47,7 +47,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
         "seconds": seconds,
         "versions": run.starts[-1].get("versions", {}),
         "git": run.starts[-1].get("git"),
-        "processor": _model(processor_description()),
+        "processor": _processor_model(processor_description()),
         "sessions": {str(index): status for index, status in run.sessions.items()},
         "failures": run.metrics.get("failures", {}),
         "train": _tables(run, "train"),
@@ -56,7 +56,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
     replace_file(file, (json.dumps(with_checksum(content), ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
 
 
-def _model(description: str) -> str:
+def _processor_model(description: str) -> str:
     """Return the model name in a processor description, or the first line of the description if the description has no model name."""
     lines = description.splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

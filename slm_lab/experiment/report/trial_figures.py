@@ -148,7 +148,7 @@ def _add_evaluation_line(figures: dict[str, Figure], tables: Mapping[int, Table]
     name, joined = next(iter(RETURNS)), align_or_interpolate(curves)
     figure = figures[name]
     line = Line("evaluation", joined.mean(), EVALUATION_COLOUR)
-    return figures | {name: replace(figure, panels=(replace(figure.panel, lines=[*figure.panel.lines, line]),))}
+    return figures | {name: replace(figure, panels=(replace(figure.first_panel, lines=[*figure.first_panel.lines, line]),))}
 
 
 def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: Labels) -> None:

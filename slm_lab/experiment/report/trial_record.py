@@ -46,7 +46,7 @@ class TrialRecord:
         return self.metric if self.metric is not None and math.isfinite(self.metric) else None
 
 
-def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
+def rank_trials(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the trials, sorted from the best to the worst trial.
 
     The list begins with the confirmed trials, sorted by `confirmed`. The other finished trials follow, sorted by `metric`, and then the

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Target, Task
+from slm_lab.experiment.execute.executor import Executor, Message, Resources, Target, Task, TaskDied
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
 from slm_lab.experiment.files.lock import RunLock
@@ -155,10 +155,10 @@ class Planner(Protocol[Item]):
         Args: slot: index of the task among the running tasks. `slot` is below `concurrent`, and no other running task has the same `slot`.
         """
 
-    def report(self, item: Item, task: Task, message: Message) -> None:
+    def on_message(self, item: Item, task: Task, message: Message) -> None:
         """Handle a message that the task of `item` has sent."""
 
-    def ended(self, item: Item, died: Died) -> None:
+    def on_task_end(self, item: Item, died: TaskDied) -> None:
         """Handle the end of the task of `item`. `next_task` may later return another task for `item`."""
 
     def update(self) -> None:
@@ -194,9 +194,9 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
         for event in executor.events(_POLL):
             match event:
                 case Message(task):
-                    planner.report(running[task][0], task, event)
-                case Died(task):
-                    planner.ended(running.pop(task)[0], event)
+                    planner.on_message(running[task][0], task, event)
+                case TaskDied(task):
+                    planner.on_task_end(running.pop(task)[0], event)
         planner.update()
 
 

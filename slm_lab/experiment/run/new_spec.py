@@ -411,17 +411,17 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
     )
 
 
-def _kind(name: str) -> str:
+def _env_kind(name: str) -> str:
     """Return the kind of an env, such as "classic_control" or "atari", or "" for an env of another package."""
     return "atari" if name.startswith("ALE/") else KNOWN.get(name, "")
 
 
 def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
     """Return the new spec as a dict, as in a spec file. Nets of the template are included only if they fit the env."""
-    images, kind = info.observation.has_images, _kind(env_section["name"])
+    images, kind = info.observation.has_images, _env_kind(env_section["name"])
     agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env
     old_name = str(old.get("name", ""))
-    alike = bool(old) and _kind(old_name) == kind != "" and _has_images(template) == images
+    alike = bool(old) and _env_kind(old_name) == kind != "" and _has_images(template) == images
     recommended = _recommended_env(template.model, kind, images, info)
     frames = old.get("max_frame") if alike or old_name == env_section["name"] else None
     if not isinstance(frames, int | float):
@@ -434,7 +434,7 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
     env |= {key: old[key] for key in taken if key in old} if old else {key: recommended[key] for key in recommended if key not in env}
     if "sampler" in meta:
         del env["num_envs"]  # num_envs is determined by the workers of the sampler
-    agent["name"] = agent.get("name") or _label(template.model, agent["algorithm"]["name"])
+    agent["name"] = agent.get("name") or _default_agent_name(template.model, agent["algorithm"]["name"])
     nets = [key for key in ("net", "critic_net") if agent.get(key) is not None]
     fit = all(_net_fits(agent[key], images, alike) for key in nets)
     for key in nets:
@@ -503,5 +503,5 @@ def _rescaled(value: Any, ratio: float) -> Any:
     }
 
 
-def _label(model: type[AlgorithmSpec], name: str) -> str:
+def _default_agent_name(model: type[AlgorithmSpec], name: str) -> str:
     return _LABELS.get(name, name.rpartition(":")[2])

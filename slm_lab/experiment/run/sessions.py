@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from slm_lab.experiment.events import Emit, Notice, SessionEnded
-from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Resources, Stalled, Task
+from slm_lab.experiment.execute.executor import Event, Executor, Message, Resources, Task, TaskDied, TaskStalled
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.paths import RunPaths
@@ -163,15 +163,15 @@ class Sessions:
                 one.end = SessionEnded(one.task.index, "failed", str(error))
             case Message(_, "failed", (reason,)):
                 one.end = SessionEnded(one.task.index, "stopped" if stopping and one.choices is None else "failed", reason)
-            case Stalled(task, seconds, phase, "notice"):
+            case TaskStalled(task, seconds, phase, "notice"):
                 self.job.emit(Notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})"))
-            case Stalled(task, seconds, phase, _):
+            case TaskStalled(task, seconds, phase, _):
                 self.executor.kill(task)
-                self._handle_death(Died(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", ""))
-            case Died():
+                self._handle_death(TaskDied(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", ""))
+            case TaskDied():
                 self._handle_death(event)
 
-    def _handle_death(self, died: Died) -> None:
+    def _handle_death(self, died: TaskDied) -> None:
         """Handle the death of a Session's process. The Session is restarted if it can be continued, and otherwise recorded as failed."""
         task, most = died.task, self.job.spec.meta.max_restart
         one, reason = self.running[task], died.reason
@@ -179,7 +179,7 @@ class Sessions:
         restarts = self.host.restarts or self.job.spec.meta.distributed
         if one.end is None and restarts and deaths <= most and not self.job.stop.requested:
             if deaths > one.deaths:
-                self.job.emit(Notice(f"{died.text}; restarting it ({deaths} of {most})"))
+                self.job.emit(Notice(f"{died.description}; restarting it ({deaths} of {most})"))
             try:
                 self._restart(task, replace(one, deaths=deaths, choices=None, begun=False))
             except OSError as error:  # for example, no memory for a process; the other Sessions continue

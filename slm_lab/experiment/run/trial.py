@@ -206,7 +206,7 @@ class Trial(Experiment[RunPaths]):
     @property
     def _needs_processes(self) -> bool:
         """Whether it is certain, before the Sessions are built, that this trial starts child processes."""
-        sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
+        sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.sessions_to_run)
         workers = sampler is not None and not sampler.serial_mode
         return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
 
@@ -241,13 +241,13 @@ class Trial(Experiment[RunPaths]):
         )
         if found is None:
             return ENGINES[engine](job)
-        ends = [SessionEnded(index, "done") for index in found.starts if index not in found.to_run]
+        ends = [SessionEnded(index, "done") for index in found.starts if index not in found.sessions_to_run]
         for end in ends:
             display(end)
-        if not found.to_run:
+        if not found.sessions_to_run:
             self._create_run_folder(display, None)
             return ends
-        return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
+        return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.sessions_to_run), resumed=found.paths))]
 
     def _make_event_handler(self, display: ProgressDisplay) -> Emit:
         """Return a function that displays events and writes the HTML page of the run from time to time.

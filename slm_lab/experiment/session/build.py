@@ -213,7 +213,7 @@ class SessionParts:
         pool: WorkerPool = context.open_pool(spec, self._seed_generators(0), self.device, context.stop, context.beat)
         self._closing.append(pool.close)
         try:
-            info = pool.info()
+            info = pool.wait_for_env_info()
             infos = self._policy_infos(info)
             self._torch.restore()
         except WorkerFailed as error:

@@ -53,7 +53,7 @@ def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | No
             notice(f"meta.init_from: not in this net, so not used: {_format_shapes(unused)}")
         if learner.agent.has_own_critics:
             notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
-        if not learner.normalizers.take_obs_statistics(statistics):
+        if not learner.normalizers.load_foreign_obs_statistics(statistics):
             notice(f"meta.init_from: the observation statistics of {where} do not fit; env.normalize_obs or the shape differs")
 
 
@@ -92,7 +92,7 @@ def state_dict(session: Session) -> dict[str, Any]:
         "source": collection,
         "population": None if parts.population is None else parts.population.state_dict(),
         "rng": state.rng_state(parts.device),
-        "tables": session.sink.position(session.index),
+        "tables": session.sink.sync_and_get_positions(session.index),
         "lost": _inexact_reasons(session, collection),
         "spec": parts.dumped,
     }
@@ -168,7 +168,7 @@ def load_initial_weights(session: Session) -> None:
         session.context.store.publish()
 
 
-def resume(session: Session, paths: RunPaths) -> None:
+def restore_session(session: Session, paths: RunPaths) -> None:
     """Restore a built Session from its last checkpoint. If there is no checkpoint, the Session starts from the beginning.
 
     Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session replaces a process that died while other

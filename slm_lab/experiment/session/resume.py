@@ -77,7 +77,7 @@ class ContinuedRun:
     """Index of a Session → description of how the Session continues."""
 
     @property
-    def to_run(self) -> list[int]:
+    def sessions_to_run(self) -> list[int]:
         """Indices of the Sessions to run: the unfinished Sessions.
 
         If the Sessions train one shared net and at least one Session is unfinished, all Sessions must run.
@@ -112,7 +112,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     if begun_with is not None:
         _check_changes(changes, spec, paths)
     found = ContinuedRun(paths, spec, history, changes, _add_inexact_reasons(starts, changes, history))
-    if begun_with is not None and changes and not found.to_run:
+    if begun_with is not None and changes and not found.sessions_to_run:
         listed = "".join(f"\n  {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in changes.items())
         raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
     _check_frames(found)
@@ -215,7 +215,7 @@ def continuation_messages(found: ContinuedRun, killed: str | None) -> list[str]:
             case _:
                 how = f"continues at frame {start.frame:,}; not exact: {'; '.join(start.lost)}"
         lines.append(f"session {index}: {how}")
-    if not found.to_run:
+    if not found.sessions_to_run:
         lines.append("no session is left to run; --set env.max_frame=… extends the run, --set meta.max_session=… adds seeds")
     return lines
 
@@ -251,7 +251,7 @@ def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
     Args: session: index of the Session to which the checkpoint belongs, or None if the checkpoint belongs to all Sessions.
     """
     whose = "its sessions" if session is None else f"session {session}"
-    policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
+    policies = paths.table_numbers(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
     found = (readable_checkpoint(paths, index, trial) for index in policies)
     weights = next((path for path in found if path is not None), None)
     usable = weights if isinstance(weights, Path) else paths.root

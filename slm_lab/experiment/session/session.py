@@ -15,7 +15,7 @@ from slm_lab.experiment.files.bundle import set_rng_state
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
 from slm_lab.experiment.session.build import SessionContext, SessionParts
-from slm_lab.experiment.session.restore import PendingRestore, load_initial_weights, resume, save, state_dict
+from slm_lab.experiment.session.restore import PendingRestore, load_initial_weights, restore_session, save, state_dict
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory
@@ -111,7 +111,7 @@ class Session:
             self.parts.build()
             self.spec = self.parts.spec
             if self.context.resumed is not None:
-                resume(self, self.context.resumed)
+                restore_session(self, self.context.resumed)
             elif not self.context.joins_running_sessions:
                 load_initial_weights(self)
         except BaseException:
@@ -185,7 +185,7 @@ class Session:
         source, sink, loaded = self.source, self.sink, self.pending_restore
         logger.info("begins: index %d, backend %s, device %s, frame %d", self.index, source.backend, self.parts.device, self.clock.frame)
         if loaded.truncate_tables:
-            sink.rewind(self.index, loaded.tables, self.clock.frame or -1)
+            sink.truncate_tables(self.index, loaded.tables, self.clock.frame or -1)
         for learner in self.learners:
             learner.begin(self.plan.mode, sink, self.context.stop, self.context.beat)
         if self.parts.population is not None:

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from slm_lab.env.agent_spaces import image_channels
 from slm_lab.env.normalize import ObsNormalizer, RewardNormalizer
-from slm_lab.env.spaces import action_codec, same_form, space_from_dict
+from slm_lab.env.spaces import action_codec, is_compatible_space, space_from_dict
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.minari_data import is_minari, read_minari
 from slm_lab.lib.demonstrations import Demonstrations
@@ -136,11 +136,11 @@ def _plain_id(name: str) -> str:
 
 
 def _observation_comparison(spec: Spec) -> Any:
-    return lambda one, other: same_form(one, other, spec.agent.input, image_channels(spec.env))
+    return lambda one, other: is_compatible_space(one, other, spec.agent.input, image_channels(spec.env))
 
 
 def _same_actions(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
-    return same_form(one, other) and action_codec(one)[0] == action_codec(other)[0]
+    return is_compatible_space(one, other) and action_codec(one)[0] == action_codec(other)[0]
 
 
 def _problem(spec: Spec, message: str) -> SpecError:

@@ -342,7 +342,7 @@ class PolicyLearner:
         """
         for observer in (self.recorder, self.evaluator):
             if observer is not None:
-                observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
+                observer.restore_row_history(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
 
     def repeat_interrupted_evaluation(self) -> None:
         """Repeat the last evaluation if it was interrupted."""

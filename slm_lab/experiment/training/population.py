@@ -75,7 +75,7 @@ class PopulationBasedTraining:
             if source is not None:
                 replace_policy(learner.agent, self.learners[source].agent)
             algorithm = learner.agent.algorithm
-            algorithm.tune(self._perturbed(algorithm.tuning, algorithm.spec.gamma))
+            algorithm.tune(self._mutate_hyperparameters(algorithm.tuning, algorithm.spec.gamma))
         self._record(policy, source)
         if source is not None:
             learner.recorder.forget_episodes()  # the replaced policy has played these episodes
@@ -105,7 +105,7 @@ class PopulationBasedTraining:
         gap = other - own
         return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(own) else None
 
-    def _perturbed(self, tuning: TunedHyperparameters, gamma: float) -> TunedHyperparameters:
+    def _mutate_hyperparameters(self, tuning: TunedHyperparameters, gamma: float) -> TunedHyperparameters:
         lr, entropy_coef = (value * self._mutation_factor() for value in (tuning.lr, tuning.entropy_coef))
         if not self.spec.optimize_gamma:
             return TunedHyperparameters(lr, entropy_coef, tuning.gamma)

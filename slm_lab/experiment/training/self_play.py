@@ -289,7 +289,7 @@ class SelfPlay:
             self.sink.append_extra_row(self.session, "elo", columns, {column: values.get(column) for column in columns})
         return True
 
-    def report(self) -> dict[str, float]:
+    def newest_rating(self) -> dict[str, float]:
         """Return the rating and the scores of the newest snapshot, or {} if no snapshot has been rated."""
         return self.rated
 

@@ -104,7 +104,7 @@ def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
     return {
         "name": setting.name,
         "env": setting.env,
-        "count": setting.count(),
+        "count": setting.count_text(),
         "seeds_count": summary.seeds,
         "status": summary.status,
         "final_return": summary.final_return,

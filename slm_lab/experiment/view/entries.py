@@ -68,13 +68,13 @@ class _ListedRun(Run):
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
         try:
-            ((name, body),) = from_json(_content(f"{self.paths.root}/{self.paths.stem}_spec.json")).items()
+            ((name, body),) = from_json(_read_file(f"{self.paths.root}/{self.paths.stem}_spec.json")).items()
             return str(name), dict(body)
         except (OSError, ValueError, TypeError, AttributeError):
             return Run(self.paths)._named_spec  # raises an error that says what is wrong
 
 
-def _content(path: str) -> bytes:
+def _read_file(path: str) -> bytes:
     """Return the content of a file, in half the time that Path.read_bytes takes. Raises OSError if the file cannot be read."""
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -85,7 +85,7 @@ def _content(path: str) -> bytes:
 
 def _run_entry(run: Run) -> Entry:
     entry = basic_entry(run)
-    return entry | _state(run, entry) | _rating(run)
+    return entry | _progress_entry(run, entry) | _rating(run)
 
 
 def _rating(run: Run) -> Entry:
@@ -100,7 +100,7 @@ def _rating(run: Run) -> Entry:
     return {} if found is None else {"value": found[0], "error": found[1], "measure": "Elo"}
 
 
-def _state(run: Run, entry: Entry) -> Entry:
+def _progress_entry(run: Run, entry: Entry) -> Entry:
     """Return the keys of a run's entry that show the frame, the progress, the times and the return of the run."""
     if run.status == "running" or not run.metrics:
         return _state_from_tables(run, entry["sessions"], entry["max_frame"])

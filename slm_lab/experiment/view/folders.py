@@ -66,12 +66,12 @@ class DataFolder:
         try:
             with os.scandir(self.root) as entries:
                 for entry in entries:
-                    if entry.is_dir() and not entry.name.startswith(".") and not (entry.is_symlink() and self.leads_out(Path(entry.path))):
+                    if entry.is_dir() and not entry.name.startswith(".") and not (entry.is_symlink() and self.is_outside(Path(entry.path))):
                         yield entry.name
         except OSError:  # the data folder was deleted
             return
 
-    def leads_out(self, path: Path) -> bool:
+    def is_outside(self, path: Path) -> bool:
         """Return whether the real path of a file, after following symbolic links, is outside the data folder."""
         return not path.resolve().is_relative_to(self.root)
 
@@ -85,7 +85,7 @@ class DataFolder:
             raise NotServed(f"'{path}' is not a path of a run folder")
         folder = self.root.joinpath(*names)
         try:
-            if folder.is_dir() and not self.leads_out(folder):
+            if folder.is_dir() and not self.is_outside(folder):
                 return folder
         except OSError:  # the name is too long, or there is no permission
             pass
@@ -124,7 +124,7 @@ class DataFolder:
                 continue
             if not entry.is_symlink() or (Path(entry.path).exists() and not entry.is_file() and not entry.is_dir()):
                 raise NotServed(f"{entry.name} in {folder.name} is neither a file nor a folder; this folder is not shown", 403)
-            if self.leads_out(Path(entry.path)):
+            if self.is_outside(Path(entry.path)):
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
     def file(self, found: FoundFolder, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
@@ -134,7 +134,7 @@ class DataFolder:
         """
         if name.endswith(suffixes) and os.path.basename(name) == name and "\0" not in name:
             for path in (found.folder / folder / name for folder in folders):
-                if path.is_file() and not self.leads_out(path):
+                if path.is_file() and not self.is_outside(path):
                     return path
         raise NotServed(f"there is no file '{name}' in {found.folder.name}")
 

@@ -23,7 +23,7 @@ from slm_lab.spec.load.validate import invalid_paths, likely_names, validate
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
 from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, ineffective_keys, models_at
-from slm_lab.spec.report import KeyPath, Problem, Report, format_json, nearest_hint, override, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, format_json, nearest_hint, set_value_at, value_at
 from slm_lab.spec.rules.check import check_rules, check_updates
 from slm_lab.spec.rules.keys import ALGORITHM
 from slm_lab.spec.rules.resolve import derive_dataset_sizes, resolve_spec
@@ -100,7 +100,7 @@ def _apply_set_arguments(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], 
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
             if names and path[-1] not in names:
                 report.add_problem(path, f"unknown key{nearest_hint(str(path[-1]), names)}", "unknown")
-        override(raw, path, copy.deepcopy(value), report)  # all specs of a file get the same value objects
+        set_value_at(raw, path, copy.deepcopy(value), report)  # all specs of a file get the same value objects
         if path[:2] == ("meta", "run"):
             report.add_problem(path, "has no effect: written by a run, ignored on load")
     return raw

@@ -17,7 +17,7 @@ from slm_lab.spec.models.search import (
     walk_search_keys,
 )
 from slm_lab.spec.models.spec import SECTION_KEYS
-from slm_lab.spec.report import KeyPath, Problem, Report, format_json, override, show_path, to_path, type_to_name_key, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, format_json, set_value_at, show_path, to_path, type_to_name_key, value_at
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
 """Function that returns the problems of a raw spec."""
@@ -133,7 +133,7 @@ def set_searched_value(raw: dict[str, Any], path: KeyPath, value: Any, report: R
         section = value_at(raw, _REPLACED[path][:-1])
         if isinstance(section, dict):
             section.pop(_REPLACED[path][-1], None)
-    override(raw, type_to_name_key(path), value, report, source="search.")
+    set_value_at(raw, type_to_name_key(path), value, report, source="search.")
 
 
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:

@@ -60,7 +60,7 @@ class SearchSpace:
     def sample(self, rng: np.random.Generator) -> Values:
         """Return random values for one trial, drawn from the distributions of the search keys. The values of a grid_search key are equally
         probable."""
-        return self.values(lambda _, key: value_at_quantile(key, rng.random()))
+        return self.trial_values(lambda _, key: value_at_quantile(key, rng.random()))
 
     @cached_property
     def grid(self) -> tuple[Values, ...]:
@@ -75,7 +75,7 @@ class SearchSpace:
         """The combinations of values in the attribute `grid`, as choices (see KeyChoices)."""
         return tuple(_grid_combinations(self.search_keys))
 
-    def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
+    def trial_values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
         """Return the values of one trial. Args: choose: function that returns the choice (see KeyChoices) for the name of a search key and
         the search key."""
         return {key.text: value for key, value in active_values(self.search_keys, lambda key: choose(show_path(key.where), key))}

@@ -27,7 +27,7 @@ from slm_lab.spec.report import (
     flatten_leaves,
     format_json,
     nearest_hint,
-    override,
+    set_value_at,
     show_path,
     to_path,
     value_at,
@@ -118,7 +118,7 @@ def _apply_set_arguments(body: Any, sets: Sequence[str], report: Report) -> Any:
             hint = nearest_hint(str(key[0]), keys) or f"; allowed: {', '.join(keys)}"
             report.add_problem(key, f"unknown key of a study{hint}{inside}", "unknown")
         elif isinstance(body, dict):
-            override(body, _set_argument_path(body, key), value, report)
+            set_value_at(body, _set_argument_path(body, key), value, report)
     return body
 
 

@@ -105,13 +105,13 @@ def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> 
     paths.make_dirs()
     old = RemoteSink(Direct(server), paths, 0, 0, 0, others.append)
     old(Row(0, "train", {"frame": 10, "wall_t": 1.0}))
-    position = old.position(0)
+    position = old.sync_and_get_positions(0)
     old(Row(0, "train", {"frame": 20, "wall_t": 2.0}))
     new = RemoteSink(Direct(server), paths, 0, 0, 1, others.append)
-    new.rewind(0, position)
+    new.truncate_tables(0, position)
     old(Row(0, "train", {"frame": 20, "wall_t": 9.0}))
     with pytest.raises(Superseded):
-        old.position(0)
+        old.sync_and_get_positions(0)
     new(Row(0, "train", {"frame": 20, "wall_t": 3.0}))
     new(Notice("hello"))
     assert [(row["frame"], row["wall_t"]) for row in new.rows(0, "train")] == [("10", "1.000"), ("20", "3.000")]
@@ -130,7 +130,7 @@ def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
         path.rmdir() if path.exists() else None
     sink(Row(0, "train", {"frame": 10}))
     with pytest.raises(OSError, match="No such file"):
-        sink.position(0)
+        sink.sync_and_get_positions(0)
 
 
 def test_a_server_that_is_not_ray(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
     assert len({one.pid for entry in started for one in entry}) >= 5
     assert len({one.node for entry in started for one in entry}) >= 3
     assert sorted(len(entry) for entry in started) == [1, 1, 1, 2]
-    assert read_run(trial.paths).to_run == []
+    assert read_run(trial.paths).sessions_to_run == []
     straight = Trial(spec, plan=Plan(data_dir=tmp_path / "straight")).run()
     for index in range(4):
         assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))

@@ -168,10 +168,10 @@ def test_outside_the_main_thread_nothing_is_interrupted() -> None:
 
 def test_heartbeat() -> None:
     heartbeat = Heartbeat()
-    assert (heartbeat.value, PHASES[heartbeat.phase]) == (0, "building")
+    assert (heartbeat.beat_counter, PHASES[heartbeat.phase]) == (0, "building")
     for phase in range(len(PHASES)):
         heartbeat.beat(phase)
-        assert (heartbeat.value // len(PHASES), heartbeat.phase) == (phase + 1, phase)
+        assert (heartbeat.beat_counter // len(PHASES), heartbeat.phase) == (phase + 1, phase)
     timer = StallTimer(heartbeat)
     time.sleep(0.1)
     assert timer.seconds_since_beat() >= 0.1

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.experiment.execute.executor import Died, Event, Message, Stalled
+from slm_lab.experiment.execute.executor import Event, Message, TaskDied, TaskStalled
 from slm_lab.experiment.execute.heartbeat import PHASES
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local import local_executor as supervisor
@@ -82,18 +82,18 @@ def until(parent: LocalExecutor, done: Callable[[Event], bool], seconds: float =
 
 
 def died(event: Event) -> bool:
-    return isinstance(event, Died)
+    return isinstance(event, TaskDied)
 
 
 def says(kind: str) -> Callable[[Event], bool]:
     return lambda event: isinstance(event, Message) and event.kind == kind
 
 
-def run(parent: LocalExecutor, target: Any, *args: Any) -> tuple[list[Message], Died]:
+def run(parent: LocalExecutor, target: Any, *args: Any) -> tuple[list[Message], TaskDied]:
     """Run a child to its end."""
     parent.start("child", target, *args)
     *messages, end = until(parent, died)
-    assert isinstance(end, Died)
+    assert isinstance(end, TaskDied)
     return [message for message in messages if isinstance(message, Message)], end
 
 
@@ -213,7 +213,7 @@ def test_a_torn_message_and_torn_output(method: str, parent: LocalExecutor) -> N
 def test_the_last_output_is_kept(lines: int, parent: LocalExecutor) -> None:
     child, end = parent.start("child", targets.talk, lines), None
     while end is None:
-        end = next((event for event in parent.events(1.0) if isinstance(event, Died)), None)
+        end = next((event for event in parent.events(1.0) if isinstance(event, TaskDied)), None)
         assert end is not None or os.fstat(child._printed).st_size <= supervisor._PRINTED_BYTES
     assert end.output.splitlines() == [f"line {number:07d}" for number in range(lines)[-20:]]
     assert end.reason == "ended with exit code 3"
@@ -250,7 +250,7 @@ def test_a_child_that_does_not_stop(method: str, parent: LocalExecutor) -> None:
     until(parent, says("ready"))
     parent.stop(0.6)
     end = until(parent, died)[-1]
-    assert isinstance(end, Died)
+    assert isinstance(end, TaskDied)
     assert end.reason == "did not end within 1 seconds"
 
 
@@ -287,7 +287,7 @@ def test_nothing_is_left(method: str) -> None:
         os.waitpid(pids[0], os.WNOHANG)
 
 
-def run_one(target: Any) -> Died:
+def run_one(target: Any) -> TaskDied:
     with LocalExecutor() as parent:
         return run(parent, target)[1]
 
@@ -303,7 +303,7 @@ def test_a_restart(method: str, parent: LocalExecutor) -> None:
     parent.restart(child, "new")
     *_, message, end = until(parent, died)
     assert isinstance(message, Message)
-    assert isinstance(end, Died)
+    assert isinstance(end, TaskDied)
     state = message.content[0]
     assert (state["restart"], state["args"]) == (1, ("new",))
     assert (child.restart, end.code) == (1, 0)
@@ -318,8 +318,8 @@ def test_a_child_that_blocks(method: str, how: str) -> None:
         parent.stall_notice, parent.stall_limit = 0.5, 1.0
         stalls = [
             event
-            for event in until(parent, lambda event: isinstance(event, Stalled) and event.level == "limit")
-            if isinstance(event, Stalled)
+            for event in until(parent, lambda event: isinstance(event, TaskStalled) and event.level == "limit")
+            if isinstance(event, TaskStalled)
         ]
         assert [(event.phase, event.level) for event in stalls] == [("stepping", "notice"), ("stepping", "limit")]
         assert 0.5 <= stalls[0].seconds < 1.0 <= stalls[1].seconds < 3
@@ -329,7 +329,7 @@ def test_a_child_that_blocks(method: str, how: str) -> None:
         parent.restart(child)
         assert gone(pid)
         end = until(parent, died)[-1]
-        assert isinstance(end, Died)
+        assert isinstance(end, TaskDied)
         assert end.code == 0
 
 
@@ -339,7 +339,7 @@ def test_waiting_is_no_stall() -> None:
         until(parent, says("ready"))
         end = time.monotonic() + 0.7
         while time.monotonic() < end:
-            assert not [event for event in parent.events(0.2) if isinstance(event, Stalled)]
+            assert not [event for event in parent.events(0.2) if isinstance(event, TaskStalled)]
 
 
 def test_the_limit_counts_from_the_first_beat() -> None:
@@ -349,7 +349,7 @@ def test_the_limit_counts_from_the_first_beat() -> None:
         until(parent, says("loading"))
         end, levels = time.monotonic() + 1.0, []
         while time.monotonic() < end:
-            levels += [event.level for event in parent.events(0.2) if isinstance(event, Stalled)]
+            levels += [event.level for event in parent.events(0.2) if isinstance(event, TaskStalled)]
         assert levels in (["notice"], [])  # noticed here, or before it said so
 
 
@@ -454,12 +454,12 @@ def test_the_server_is_killed(parent: LocalExecutor) -> None:
     assert server.start_method() == "forkserver"
     first.stop(10)
     end = until(parent, died)[-1]
-    assert isinstance(end, Died)
+    assert isinstance(end, TaskDied)
     assert end.task == first
     assert end.reason == "ended with exit code 255 (or an unknown one, if the fork server was killed)"
     second.stop(10)
     end = until(parent, died)[-1]
-    assert isinstance(end, Died)
+    assert isinstance(end, TaskDied)
     assert end.code == 0
 
 

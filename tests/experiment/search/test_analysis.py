@@ -21,7 +21,7 @@ from slm_lab.experiment.report.search_report import (
     short_names,
     write_search,
 )
-from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, key_importance, ranked
+from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, key_importance, rank_trials
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.load.loader import load_spec
@@ -129,7 +129,7 @@ def test_rank() -> None:
         record(4, {}, 99.0, "failed"),
         record(5, {}, None, "running"),
     ]
-    assert [one.trial for one in ranked(records)] == [3, 2, 0, 1, 4, 5]
+    assert [one.trial for one in rank_trials(records)] == [3, 2, 0, 1, 4, 5]
 
 
 def test_importance_ranks_the_key_that_decides_first() -> None:
@@ -159,7 +159,7 @@ def test_importance_of_a_key_inside_a_choice() -> None:
 
 def test_figures_show_what_the_records_say(paths: RunPaths) -> None:
     space = toy_space()
-    records = ranked([*records_of(space, 14), record(14, records_of(space, 1)[0].values, None, "failed")])
+    records = rank_trials([*records_of(space, 14), record(14, records_of(space, 1)[0].values, None, "failed")])
     for one in records:
         write_table(paths, one.trial, 2.0)
     view = SearchSummary("spec (Toy)", space, records, "final_strength", None)
@@ -171,7 +171,7 @@ def test_figures_show_what_the_records_say(paths: RunPaths) -> None:
     assert "14 finished, 1 failed (not shown)" in grid.subtitle
     assert grid.x_KT.shape == (5, 14)
     assert parallel_figure(view).axes[-1].label == "final_strength"
-    panel = return_figures(view, paths, "train")["mean_returns"].panel
+    panel = return_figures(view, paths, "train")["mean_returns"].first_panel
     assert [line.name.split(":")[0] for line in panel.lines[-2:]] == [f"2. trial {records[1].trial}", f"1. trial {records[0].trial}"]
     assert {line.group for line in panel.lines if line.faint} == {"4 other trials"}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slm_lab.experiment.execute.executor import Died, Event, Message, Resources
+from slm_lab.experiment.execute.executor import Event, Message, Resources, TaskDied
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.plan import Plan
@@ -82,7 +82,7 @@ class ScriptedExecutor:
             yield Message(task, "update", (update,))
             if update.outcome is not None:
                 self.playing.remove(task)
-                yield Died(task, "ended with exit code 0", "", 0)
+                yield TaskDied(task, "ended with exit code 0", "", 0)
 
 
 def finishing(metric: float, frame: int = 100) -> list[Update]:

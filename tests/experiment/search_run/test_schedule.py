@@ -24,21 +24,21 @@ def trials(count: int) -> list[TrialState]:
 
 def test_asha_stops_a_trial_below_the_best_third() -> None:
     asha, known = Asha(100, 3, 1000), trials(6)
-    assert [asha.report(known[trial], 50, -9.0) for trial in range(3)] == [None] * 3  # before the grace period
-    assert asha.report(known[0], 100, 1.0) is None  # none to compare with
-    assert asha.report(known[1], 100, 2.0) is None
-    assert asha.report(known[2], 104, 1.5) == "stop"
-    assert asha.report(known[0], 200, 0.0) is None  # no rung here
-    assert asha.report(known[1], 300, 5.0) is None
-    assert asha.report(known[0], 300, 1.0) == "stop"
+    assert [asha.decide(known[trial], 50, -9.0) for trial in range(3)] == [None] * 3  # before the grace period
+    assert asha.decide(known[0], 100, 1.0) is None  # none to compare with
+    assert asha.decide(known[1], 100, 2.0) is None
+    assert asha.decide(known[2], 104, 1.5) == "stop"
+    assert asha.decide(known[0], 200, 0.0) is None  # no rung here
+    assert asha.decide(known[1], 300, 5.0) is None
+    assert asha.decide(known[0], 300, 1.0) == "stop"
 
 
 def test_asha_of_a_continued_search_decides_as_before() -> None:
     known = trials(3)
     reports = [(known[0], 100, 1.0), (known[1], 100, 2.0)]
     for metric, decision in ((1.5, "stop"), (2.5, None)):
-        assert Asha(100, 3, 1000, reports).report(known[2], 100, metric) == decision
-        assert Asha(100, 3, 1000).report(known[2], 100, metric) is None
+        assert Asha(100, 3, 1000, reports).decide(known[2], 100, metric) == decision
+        assert Asha(100, 3, 1000).decide(known[2], 100, metric) is None
 
 
 def test_without_a_scheduler_or_with_a_long_grace_period_none_is_stopped(
@@ -79,14 +79,14 @@ def test_pbt_lets_the_worst_take_over_the_best(search_spec: Callable[..., Spec])
     spec = search_spec(meta={"search_algorithm": "pbt"})
     pbt, known = Pbt(SearchSpace(spec), 100, 0), trials(4)
     for trial in known[:3]:
-        assert pbt.report(trial, 100, float(trial.trial)) is None or trial.trial == 0
-    decision = pbt.report(known[3], 104, -5.0)
+        assert pbt.decide(trial, 100, float(trial.trial)) is None or trial.trial == 0
+    decision = pbt.decide(known[3], 104, -5.0)
     assert isinstance(decision, Exploit)
     assert decision.source == 2
     assert 0.9 <= decision.values["agent.algorithm.gamma"] <= 0.99
-    assert pbt.report(known[3], 150, -5.0) is None  # not before the next interval
+    assert pbt.decide(known[3], 150, -5.0) is None  # not before the next interval
     pbt.record_end(known[2])
-    decision = pbt.report(known[3], 300, -5.0)
+    decision = pbt.decide(known[3], 300, -5.0)
     assert isinstance(decision, Exploit)
     assert decision.source == 1  # a trial that has ended is no source
 

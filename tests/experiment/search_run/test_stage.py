@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.execute.executor import Died, Event
+from slm_lab.experiment.execute.executor import Event, TaskDied
 from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.run.search.schedule import Decision, Exploit
@@ -96,7 +96,7 @@ class Decisions:
         self.decision: Decision | None = decision
         self.completed: list[int] = []
 
-    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+    def decide(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
         if trial.trial != 1:
             return None
         decision, self.decision = self.decision, None
@@ -137,7 +137,7 @@ def test_a_trial_takes_over_the_state_of_another(make_stage: MakeStage) -> None:
 
 def test_a_trial_whose_process_dies_is_retried_and_one_whose_node_is_lost_continues(make_stage: MakeStage) -> None:
     stage, executor, printed = make_stage(lambda trial, start: finishing(trial), 3)
-    ends = {0: Died(None, "killed by SIGKILL", "printed"), 1: Died(None, "its node is gone", "", lost=True)}
+    ends = {0: TaskDied(None, "killed by SIGKILL", "printed"), 1: TaskDied(None, "its node is gone", "", lost=True)}
     events = executor.events
 
     def dying(seconds: float) -> Iterator[Event]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment.execute.executor import Died, Message
+from slm_lab.experiment.execute.executor import Message, TaskDied
 from slm_lab.experiment.execute.local.fork_server import server_in_use
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.bundle import VERSION, load, save
@@ -48,7 +48,7 @@ def updates(job: TrialJob, stop_at: int | None = None) -> Iterator[Update]:
                         yield update
                         if stop_at is not None and update.frame >= stop_at:
                             task.stop(60.0)
-                    case Died(code=code):
+                    case TaskDied(code=code):
                         assert code == 0
                         return
 

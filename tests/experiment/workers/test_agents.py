@@ -145,7 +145,7 @@ def play_by_hand(fixed: list[int]) -> tuple[list[Dataset], RolloutSlot]:
     for p in range(count):
         builder = DatasetBuilder(p, env.info, 3, 4, 0, 0, count == 1)
         builder.add(slot, GroupRolloutReport(list(slot.storage.truncations), ended))
-        datasets.append(builder.close())
+        datasets.append(builder.take_dataset())
     return [dataset for dataset in datasets if dataset is not None], slot
 
 
@@ -190,7 +190,7 @@ def test_a_slot_may_be_sent_to_another_node() -> None:
     sent.use_arrays(pickle.loads(pickle.dumps(slot.arrays())))
     builder = DatasetBuilder(0, slot.storage.info, 3, 4, 0, 0, single_policy=False)
     builder.add(sent, GroupRolloutReport([], []))
-    received = builder.close()
+    received = builder.take_dataset()
     assert received is not None
     assert transitions(received) == transitions(expected)
     assert np.array_equal(received.frame_TN, expected.frame_TN)
@@ -212,7 +212,7 @@ def test_a_policy_s_frames_are_the_steps_of_envs_in_which_it_plays(open_session:
     for policy in range(3):
         builder = DatasetBuilder(policy, session.parts.info, 17, 16, 0, 0, single_policy=False)
         builder.add(slot, report.rollouts[0])
-        dataset = builder.close()
+        dataset = builder.take_dataset()
         assert dataset is not None
         frames = sum(policy in slot.played_TN[t, 2 * e : 2 * e + 2] for t in range(16) for e in range(8))
         assert dataset.frame_TN.sum() == frames

@@ -11,7 +11,7 @@ from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRolloutReport
 from slm_lab.experiment.collect.workers.shared import SLOTS, RolloutSlot
-from slm_lab.experiment.collect.workers.source import _transition
+from slm_lab.experiment.collect.workers.source import _transition_at_step
 from slm_lab.lib.records import Episode
 from tests.experiment.workers.puppets import INFO, ROWS, STATE, empty_slot, fill, report
 
@@ -114,10 +114,10 @@ def test_a_released_dataset_is_empty() -> None:
     slot, _ = filled_slot(1, policies=[0, 1, 0])
     truncation = (0, 0, np.zeros(1, np.float32), np.zeros(2, np.float32))
     builder.add(slot, GroupRolloutReport([truncation], [EndedEpisode(0, 0, 0, EPISODE)]))
-    dataset = builder.close()
+    dataset = builder.take_dataset()
     assert dataset is not None
     assert columns_of(dataset) == [10, 12], "closed before it was full: without the empty column"
-    assert builder.close() is None
+    assert builder.take_dataset() is None
     builder.release(dataset)
     (full,), _ = builder.add(*filled_slot(2))
     assert full is dataset
@@ -133,10 +133,10 @@ def test_the_last_observation_of_a_truncated_episode_is_no_observation_of_the_ne
     slot, _ = filled_slot(1)
     last, state = np.array([-1.0], np.float32), np.zeros(STATE, np.float32)
     (full,), _ = builder.add(slot, GroupRolloutReport([(1, 2, last, state)], []))
-    *_, step = _transition(full, 1)
+    *_, step = _transition_at_step(full, 1)
     assert step.last_obs_N[:, 0].tolist() == [102.0, 112.0, -1.0]
     assert step.obs_N[:, 0].tolist() == [102.0, 112.0, 122.0]
-    obs_N, *_ = _transition(full, 2)
+    obs_N, *_ = _transition_at_step(full, 2)
     assert obs_N[:, 0].tolist() == [102.0, 112.0, 122.0]
 
 

@@ -43,7 +43,7 @@ class Pool(TaskPool):
     def __init__(self, rounds: int | None, columns: int, spare: int, max_restart: int, deaths: dict[tuple[int, int], int]) -> None:
         spec = worker_spec(sampler={"async_rl": rounds is None}, meta={"max_restart": max_restart})
         super().__init__(*parts(spec), Stop(), no_beat)
-        self.info()
+        self.wait_for_env_info()
         self.puppets = PuppetArrays()
         for key, rollout in deaths.items():
             self.puppets.deaths_WR[key] = rollout
@@ -69,7 +69,7 @@ class Pool(TaskPool):
 
     def dataset(self) -> Dataset:
         end = time.monotonic() + PATIENCE
-        while (item := self.next()) is None:
+        while (item := self.next_dataset()) is None:
             assert time.monotonic() < end, "no dataset"
         return item[1]
 
@@ -176,7 +176,7 @@ def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatc
     monkeypatch.setattr(child_module, "run_worker", record)
     executor, spec = FakeExecutor(), worker_spec(meta={"max_restart": 1})
     pool = TaskPool(WorkerConfig(spec, None), executor, SharedMemoryLink(), Stop(), no_beat)  # type: ignore[arg-type]
-    pool.info()
+    pool.wait_for_env_info()
     arrays: Any = SimpleNamespace(weights=[SimpleNamespace(acting_state=[])])
     pool.connect(arrays, RolloutAssembler(PuppetArrays().slots, [make_builder(6, 0)], 1), INFO)
     pool.start(["first", "second"], resumes=2)
@@ -203,7 +203,7 @@ def test_a_stop_while_workers_begin(stage: str, monkeypatch: pytest.MonkeyPatch)
     begin = time.monotonic()
     if stage == "info":
         with pytest.raises(Interrupted):
-            pool.info()
+            pool.wait_for_env_info()
     else:
         pool.start()
         assert not pool.thread.is_alive()

@@ -265,7 +265,7 @@ def test_the_table_of_rounds_can_be_drawn(tmp_path: Path) -> None:
     figure = pbt_figure(read_columns(paths.pbt(0)), "small", FRAMES)
     assert figure is not None
     assert [panel.y_label for panel in figure.panels] == ["learning rate", "entropy coefficient", "gamma"]
-    lines = {line.name: line for line in figure.panel.lines}
+    lines = {line.name: line for line in figure.first_panel.lines}
     assert lines["policy 1"].curve.frame.tolist() == [0.0, 1_234_567_891.0]
     assert [(mark.frame, mark.text) for mark in lines["policy 1"].marks] == [(1_234_567_891.0, "policy 1 copied the weights of policy 0")]
     assert lines["policy 0"].marks == ()

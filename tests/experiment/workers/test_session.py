@@ -173,7 +173,7 @@ def test_async_collects_while_the_learner_trains(async_rl: bool, open_session: O
 def test_transitions_that_are_too_old_are_not_trained_on(open_session: Open, caplog: pytest.LogCaptureFixture) -> None:
     session = open_session(worker_spec(sampler=SERIAL | {"max_policy_lag": 3, "num_policies": 2})).build()
     source = source_of(session)
-    item = source.pool.next()
+    item = source.pool.next_dataset()
     assert item is not None
     policy, dataset = item
     learner = session.learners[policy]
@@ -257,7 +257,7 @@ def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_sess
     arrays = source_of(session).arrays
     arrays.active_P[0] = False
     late = RolloutWorker(WorkerConfig(session.spec, session.parts.seeds(0), restart=1))
-    late.attach(lambda own: own.use_learner_arrays(arrays))
+    late.connect_and_reset(lambda own: own.use_learner_arrays(arrays))
     assert (late.groups[0].policy_N == 1).all()
     late.close()
 

@@ -29,7 +29,7 @@ from slm_lab.agent.net.passes.direct_layers import (
     make_graph_free_layer,
 )
 from slm_lab.agent.net.passes.validity import FastPass, ParameterVector
-from slm_lab.agent.ops.arrays import array
+from slm_lab.agent.ops.arrays import as_array
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 
 DIRECT = True
@@ -147,7 +147,7 @@ class GraphFreeSequence:
         return grad_out
 
 
-class DirectPass:
+class GraphFreePass:
     """Forward pass of several GraphFreeSequences on the same inputs, with one output for each GraphFreeSequence.
 
     This class implements `ops.autograd.ForwardPass` with numpy arrays.
@@ -162,8 +162,8 @@ class DirectPass:
             values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
         )
 
-    def select(self, rows: Any) -> DirectPass:
-        one = object.__new__(DirectPass)
+    def select(self, rows: Any) -> GraphFreePass:
+        one = object.__new__(GraphFreePass)
         vars(one).update(vars(self))  # this takes a fifth of the time of copy.copy
         one._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
         one.values = tuple(value[rows] for value in self.values)
@@ -174,10 +174,10 @@ class DirectPass:
             if grad is None:
                 continue
             if self._rows is None:
-                grad_out = array(grad).reshape(values[-1].shape)
+                grad_out = as_array(grad).reshape(values[-1].shape)
             else:
                 grad_out = np.zeros_like(values[-1])
-                grad_out[self._rows] = array(grad).reshape(-1, *grad_out.shape[1:])
+                grad_out[self._rows] = as_array(grad).reshape(-1, *grad_out.shape[1:])
             one.backward(values, grad_out)
 
 
@@ -213,7 +213,7 @@ of as a stack (one batched product per layer). For nets of this size, the overhe
 pass of a separate critic skips the rows whose gradient is 0."""
 
 
-class CriticsPass(DirectPass):
+class CriticsPass(GraphFreePass):
     """Forward pass of C critics. The output is a tensor [C, B] if `single` is true, otherwise [C, B, O] with all O outputs of each critic.
 
     Args: chains: one GraphFreeSequence per critic, or a single GraphFreeSequence for a stack of all critics. x: inputs [B, I], or [C, B,

@@ -206,7 +206,7 @@ def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
     return ones.dot(grad) if grad.ndim == 2 else np.matmul(ones[None], grad)
 
 
-class DirectNorm:
+class GraphFreeLayerNorm:
     """Forward and backward pass of layer normalisation (arXiv:1607.06450), with the interface of GraphFreeLinear."""
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], eps: float) -> None:
@@ -229,7 +229,7 @@ class DirectNorm:
         return None if columns is None else grad_x[..., columns].numpy()
 
 
-class BatchPass(NamedTuple):
+class BatchRenormState(NamedTuple):
     """Values that the forward pass of batch renormalisation in training mode keeps for the backward pass."""
 
     x: np.ndarray
@@ -240,7 +240,7 @@ class BatchPass(NamedTuple):
     d: np.ndarray
 
 
-class DirectRenorm:
+class GraphFreeBatchRenorm:
     """Forward and backward pass of batch renormalisation (arXiv:1702.03275), with the interface of GraphFreeLinear.
 
     In training mode, each output row depends on all rows of the batch, so that `backward` requires the complete batch of the last call of
@@ -252,7 +252,7 @@ class DirectRenorm:
         self.params, self._moving = (module.weight.detach(), module.bias.detach()), (module.running_mean, module.running_var)
         self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
-        self._batch: BatchPass | None = None
+        self._batch: BatchRenormState | None = None
         """Values of the last forward pass in training mode, or None before the first forward pass in training mode."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
@@ -265,7 +265,7 @@ class DirectRenorm:
                 average += module.momentum * (own - average)
             self.steps += 1.0
             inverse_std_F = 1.0 / np.sqrt(var_F + module.eps)
-            self._batch = BatchPass(x, mean, torch.from_numpy(inverse_std_F), r_F, d_F)
+            self._batch = BatchRenormState(x, mean, torch.from_numpy(inverse_std_F), r_F, d_F)
             scale_F = r_F * self.weight * inverse_std_F
             shift_F = self.bias + d_F * self.weight - mean_F * scale_F
         else:
@@ -303,10 +303,10 @@ class DirectRenorm:
 _renorm_backward: Any = torch.ops.aten.native_batch_norm_backward
 
 
-class DirectBlock:
+class GraphFreeResidualBlock:
     """Forward and backward pass of the residual block of SimBa (arXiv:2410.09754), with the interface of GraphFreeLinear."""
 
-    def __init__(self, norm: DirectNorm, expand: GraphFreeLinear, contract: GraphFreeLinear) -> None:
+    def __init__(self, norm: GraphFreeLayerNorm, expand: GraphFreeLinear, contract: GraphFreeLinear) -> None:
         self.norm, self.expand, self.contract = norm, expand, contract
         self.grads = [*norm.grads, *expand.grads, *contract.grads]
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
@@ -339,7 +339,7 @@ class DirectBlock:
         return grad_x
 
 
-AnyLayer = GraphFreeLinear | DirectNorm | DirectRenorm | DirectBlock
+AnyLayer = GraphFreeLinear | GraphFreeLayerNorm | GraphFreeBatchRenorm | GraphFreeResidualBlock
 
 
 def is_supported(module: nn.Module) -> bool:
@@ -361,18 +361,18 @@ def make_graph_free_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLaye
         return None
     grads = existing_gradients(params)
     if isinstance(module, nn.LayerNorm):
-        return DirectNorm(params, grads, module.eps)
+        return GraphFreeLayerNorm(params, grads, module.eps)
     if isinstance(module, BatchRenorm1d):
-        return DirectRenorm(module, grads)
+        return GraphFreeBatchRenorm(module, grads)
     return GraphFreeLinear(params, grads, matmul_mode)
 
 
-def _direct_block(module: ResidualBlock, matmul_mode: MatmulMode) -> DirectBlock | None:
+def _direct_block(module: ResidualBlock, matmul_mode: MatmulMode) -> GraphFreeResidualBlock | None:
     parts = [module.norm, module.expand, module.contract]
     layers = [make_graph_free_layer(part, matmul_mode) if is_supported(part) else None for part in parts]
     norm, expand, contract = layers
-    if isinstance(norm, DirectNorm) and isinstance(expand, GraphFreeLinear) and isinstance(contract, GraphFreeLinear):
-        return DirectBlock(norm, expand, contract)
+    if isinstance(norm, GraphFreeLayerNorm) and isinstance(expand, GraphFreeLinear) and isinstance(contract, GraphFreeLinear):
+        return GraphFreeResidualBlock(norm, expand, contract)
     return None
 
 

@@ -107,5 +107,5 @@ class RolloutAssembler:
         if min(self.copied_W) < self.rounds:
             return []
         self.copied_W, self.round_over = [0] * len(self.slots), True
-        rest = [(builder.policy, builder.close()) for builder in self.builders]
+        rest = [(builder.policy, builder.take_dataset()) for builder in self.builders]
         return [(policy, dataset) for policy, dataset in rest if dataset is not None]

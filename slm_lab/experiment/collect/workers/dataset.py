@@ -121,7 +121,7 @@ class DatasetBuilder:
         frame_TN: np.ndarray = (own_TEA & (own_TEA.cumsum(axis=2) == 1)).reshape(own_TN.shape)
         return frame_TN
 
-    def close(self) -> Dataset | None:
+    def take_dataset(self) -> Dataset | None:
         """Return the current dataset even if it is not full, or None if no dataset has been begun.
 
         The next rollout begins a new dataset.

@@ -42,7 +42,7 @@ class InferenceServer:
         self.clients: dict[Connection, int] = {}
         """Connection → number of the connected worker."""
 
-    def answer(self, asked: Sequence[tuple[int, int]]) -> None:
+    def compute_requests(self, asked: Sequence[tuple[int, int]]) -> None:
         """Compute the action distributions for env groups (vector envs), and write them to the inference buffers.
 
         Args: asked: (index of the worker, index of the env group) for each request.
@@ -53,11 +53,11 @@ class InferenceServer:
         for p, policy in enumerate(self.policies):
             rows = [np.flatnonzero(buffer.policy_N == p) for buffer in buffers]
             if any(len(row_K) for row_K in rows):
-                self._answer(policy, buffers, rows)
+                self._compute_policy_requests(policy, buffers, rows)
         self.arrays.spans.add(begin, perf_counter())
 
     @staticmethod
-    def _answer(policy: Policy, buffers: Sequence[InferenceBuffer], rows: Sequence[np.ndarray]) -> None:
+    def _compute_policy_requests(policy: Policy, buffers: Sequence[InferenceBuffer], rows: Sequence[np.ndarray]) -> None:
         obs_B = np.concatenate([buffer.obs_N[row_K] for buffer, row_K in zip(buffers, rows, strict=True)])
         state_BS = np.concatenate([buffer.state_NS[row_K] for buffer, row_K in zip(buffers, rows, strict=True)])
         params_BP, after_BS = policy.forward(obs_B, state_BS if policy.state_size else None)
@@ -87,7 +87,7 @@ class InferenceServer:
                 del self.clients[client]
         if asked:
             self.beat(TRAINING)  # a hang from here on is a hang of the server, not of a worker
-            self.answer([(worker, group) for _, worker, group in asked])
+            self.compute_requests([(worker, group) for _, worker, group in asked])
         for client, _, group in asked:
             with suppress(OSError):
                 client.send_bytes(bytes([group]))
@@ -122,7 +122,7 @@ class CentralInference:
             buffer.state_NS[:] = group.state_NS
         self.connection.send_bytes(bytes([group.index]))
 
-    def result(self, group: EnvGroup) -> ActOut:
+    def wait_for_actions(self, group: EnvGroup) -> ActOut:
         while group.index in self.open:
             try:
                 del self.open[self.connection.recv_bytes()[0]]

@@ -57,7 +57,7 @@ class SharedMemoryLink:
         """Return the worker's endpoint of this link. The endpoint is passed to the process of a worker as an argument."""
         return MemoryEndpoint(SharedFd(self.fd))
 
-    def attach(self, arrays: WorkerArrays) -> None:
+    def set_learner_arrays(self, arrays: WorkerArrays) -> None:
         """Set the arrays of the learner, which contain the initial weights. This method does nothing, since the learner's arrays are in
         shared memory."""
 
@@ -65,7 +65,7 @@ class SharedMemoryLink:
         """Send the order CONNECT to a new worker process."""
         task.send(CONNECT)
 
-    def refresh(self, tasks: Iterable[Task]) -> None:
+    def send_newest_weights(self, tasks: Iterable[Task]) -> None:
         """Make the newest weights available to connected workers. With shared memory, `refresh` does nothing."""
 
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport) -> RolloutReport:
@@ -96,12 +96,12 @@ class MemoryEndpoint:
 
         Args: first: the first message that the worker has received.
         """
-        worker.attach(lambda own: self.store.attach({"workers": own}))
+        worker.connect_and_reset(lambda own: self.store.attach({"workers": own}))
         config = worker.config
         if config.address:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
-    def take(self, order: Any) -> None:
+    def execute_order(self, order: Any) -> None:
         """Execute an order that a link has sent. `MemoryEndpoint.take` does nothing, since a SharedMemoryLink sends no orders."""
 
     def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
@@ -142,7 +142,7 @@ class MessageLink:
     def worker_endpoint(self) -> WorkerEndpoint:
         return MessageEndpoint()
 
-    def attach(self, arrays: WorkerArrays) -> None:
+    def set_learner_arrays(self, arrays: WorkerArrays) -> None:
         self.arrays = arrays
 
     def connect(self, task: Task) -> None:
@@ -150,7 +150,7 @@ class MessageLink:
         self._sent[task] = self._number, time.monotonic()
         task.send(self._broadcast)
 
-    def refresh(self, tasks: Iterable[Task]) -> None:
+    def send_newest_weights(self, tasks: Iterable[Task]) -> None:
         now = time.monotonic()
         due = [task for task in tasks if self.in_rounds or now >= self._sent[task][1] + _BROADCAST_SECONDS]
         if due:
@@ -196,12 +196,12 @@ class MessageEndpoint:
     def connect(self, worker: RolloutWorker, first: Broadcast, context: Context) -> None:
         def connect(own: WorkerArrays) -> None:
             self.arrays = own
-            self.take(first)
+            self.execute_order(first)
 
-        worker.attach(connect)
-        context.on_signal = self.take
+        worker.connect_and_reset(connect)
+        context.on_signal = self.execute_order
 
-    def take(self, order: Broadcast) -> None:
+    def execute_order(self, order: Broadcast) -> None:
         """Load the weights of a broadcast. The worker's policies use the loaded weights from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
             mine.write(*newest)
@@ -246,12 +246,12 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> 
     link.connect(worker, first, context)
     context.send("ready")
     while (order := context.receive()) is not None:
-        _carry_out(order, worker, link, context)
+        _execute_order(order, worker, link, context)
     context.beat(CLOSING)
     worker.close()
 
 
-def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context: Context) -> None:
+def _execute_order(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context: Context) -> None:
     """Execute an order: collect a rollout into a slot, load the worker's state, send the worker's state, or pass the order to the link."""
     match order:
         case int(slot):
@@ -263,7 +263,7 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context:
         case (kind, request) if kind == SAVE:
             context.send("state", request, worker.state_dict())
         case _:
-            link.take(order)
+            link.execute_order(order)
 
 
 def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:

@@ -50,7 +50,7 @@ def acting_state_size(normalizers: Normalizers) -> int:
 
     The acting state consists of the exploration variable (explore_var), Policy.uniform, the number of frames and Normalizers.vector.
     """
-    return 3 + len(normalizers.vector)
+    return 3 + len(normalizers.statistics_vector)
 
 
 class PublishedWeights:

@@ -154,7 +154,7 @@ class WorkerSource:
         self.utilization = UtilizationTracker(self.sampler.num_workers, self.sampler.inference == "central")
         for policy in range(len(policies)):
             self._publish(policy)
-        pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rollouts_per_round()), info)
+        pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._make_dataset_builders(info), self._rollouts_per_round()), info)
 
     def _rollouts_per_round(self) -> int | None:
         """Return the number of rollouts per worker in a round, or None if rollouts are used in the order of arrival, without rounds."""
@@ -164,7 +164,7 @@ class WorkerSource:
             return None
         return -(-self.spec.rollouts_per_dataset // self.sampler.num_envs)
 
-    def _builders(self, info: EnvInfo) -> list[DatasetBuilder]:
+    def _make_dataset_builders(self, info: EnvInfo) -> list[DatasetBuilder]:
         sampler, spec, single_policy = self.sampler, self.spec, len(self.learners) == 1
         num_spare = 0 if self.in_rounds else sampler.num_batches_to_accumulate
         sizes = (spec.worker_rollout_len, self.learners[0].agent.policy.state_size)
@@ -190,11 +190,11 @@ class WorkerSource:
                 if self.between_rounds or monotonic() > deadline:  # after the deadline, the state is saved without the envs
                     return
             self.beat(WAITING)
-            item = self.pool.next()
+            item = self.pool.next_dataset()
             self.beat(TRAINING)
             for span in self.arrays.spans.unread():
                 self.utilization.record(BusySpan("inference", "inference", *span))
-            for worker, report in self.pool.reports():
+            for worker, report in self.pool.take_reports():
                 self.utilization.record_rollout(worker, report)
                 for deltas in report.deltas:
                     self.normalizers.merge_deltas(deltas)
@@ -225,7 +225,12 @@ class WorkerSource:
         for t, (frames, episodes, time) in enumerate(steps):
             self._midway = t < len(steps) - 1
             yield Experience(
-                policy, frames, episodes, _transition(dataset, t), time, partial(self._step_lag_report, dataset, t, learner.clock.opt_step)
+                policy,
+                frames,
+                episodes,
+                _transition_at_step(dataset, t),
+                time,
+                partial(self._step_lag_report, dataset, t, learner.clock.opt_step),
             )
             self._record_update(learner)
             if learner.finished:
@@ -281,7 +286,10 @@ class WorkerSource:
         """Publish the newest weights of a policy."""
         learner = self.learners[policy]
         acting_state = np.concatenate(
-            [[learner.agent.explore_var or 0.0, learner.agent.acts_at_random, learner.clock.global_frame], self.normalizers.vector]
+            [
+                [learner.agent.explore_var or 0.0, learner.agent.acts_at_random, learner.clock.global_frame],
+                self.normalizers.statistics_vector,
+            ]
         )
         self.arrays.weights[policy].publish(learner.clock.opt_step, acting_state)
 
@@ -313,7 +321,7 @@ class WorkerSource:
         return self._states is not None
 
 
-def _transition(dataset: Dataset, t: int) -> Transition:
+def _transition_at_step(dataset: Dataset, t: int) -> Transition:
     """Return time step t of a dataset as the transition of a vector env, in which each column of the dataset is one env."""
     slabs = dataset.storage.slabs
     obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]

@@ -20,7 +20,7 @@ from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.link import LOAD, SAVE, Link, run_inference, run_worker
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig, get_sampler_spec
 from slm_lab.experiment.collect.workers.worker import RolloutReport
-from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Stalled, Task
+from slm_lab.experiment.execute.executor import Event, Executor, Message, Task, TaskDied, TaskStalled
 from slm_lab.experiment.execute.heartbeat import WAITING
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, describe_failure
 from slm_lab.experiment.plan import Interrupted, Stop
@@ -127,7 +127,7 @@ class TaskPool:
         """Whether the learner has taken all datasets of a round, and no rollout is being collected."""
         return self.taken == self.round_end
 
-    def info(self) -> EnvInfo:
+    def wait_for_env_info(self) -> EnvInfo:
         """Wait until the first worker has built its envs, and return the EnvInfo of one vector env that contains the envs of all workers.
 
         Raises SpecError if the envs cannot be built, WorkerFailed if a worker fails, and Interrupted if a stop is requested.
@@ -149,7 +149,7 @@ class TaskPool:
         self.assembler = assembler
         self.assembler.round_over = True
         self.config = replace(self.config, info=info, acting_state_size=len(arrays.weights[0].acting_state))
-        self.link.attach(arrays)
+        self.link.set_learner_arrays(arrays)
         self.connected = True
         if self.folder is not None:
             target = run_inference
@@ -171,12 +171,12 @@ class TaskPool:
         if len(self._ready_workers()) < needed:
             return
         self._resumes, self.begun = resumes, True
-        self.link.refresh(worker.task for worker in self._ready_workers())
+        self.link.send_newest_weights(worker.task for worker in self._ready_workers())
         for worker in self._ready_workers():
             self._restore_worker(worker, None if states is None else states[worker.index])
         self.thread.start()
 
-    def next(self) -> tuple[int, Dataset] | None:
+    def next_dataset(self) -> tuple[int, Dataset] | None:
         """Return (index of the policy to train, dataset), or None if no dataset is complete yet. Raises WorkerFailed if the pool has
         failed."""
         try:
@@ -193,7 +193,7 @@ class TaskPool:
         self.returned.put((policy, dataset))
         self.executor.wake()
 
-    def reports(self) -> Iterator[tuple[int, RolloutReport]]:
+    def take_reports(self) -> Iterator[tuple[int, RolloutReport]]:
         """Yield (index of the worker, report) for each rollout report that has arrived since the last call."""
         with suppress(Empty):
             while True:
@@ -249,7 +249,7 @@ class TaskPool:
                 worker.task.stop(_CLOSE_SECONDS)
             while any(worker.running for worker in self.workers):  # the server must still run, since workers may wait for its answers
                 for event in self.executor.events(0.2):
-                    if isinstance(event, Died):
+                    if isinstance(event, TaskDied):
                         self._process_of_task(event.task).running = False
         finally:  # also if a second Ctrl-C interrupts the wait
             self.executor.close()
@@ -264,7 +264,7 @@ class TaskPool:
             while not self.ended:
                 self._release_returned()
                 self._assemble()
-                self.link.refresh(worker.task for worker in self._ready_workers())
+                self.link.send_newest_weights(worker.task for worker in self._ready_workers())
                 self._begin_round()
                 self._send_orders()
                 self._request_states()
@@ -300,11 +300,11 @@ class TaskPool:
                     self.saved.put((request, None if None in states else states))
             case Message(_, "failed" | "user_error", (reason,)):
                 self._fail(f"{task.name} failed: {reason}")
-            case Stalled(_, seconds, phase, "notice"):
+            case TaskStalled(_, seconds, phase, "notice"):
                 notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})")
-            case Stalled(_, seconds, phase, _, output):
-                self._restart(Died(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", output))
-            case Died():
+            case TaskStalled(_, seconds, phase, _, output):
+                self._restart(TaskDied(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", output))
+            case TaskDied():
                 child.running = False
                 if not self.ended:
                     self._restart(event)
@@ -318,7 +318,7 @@ class TaskPool:
         self.ended = True
         self.datasets.put(reason)
 
-    def _restart(self, died: Died) -> None:
+    def _restart(self, died: TaskDied) -> None:
         """Start a new process for a worker or for the inference server, unless more than meta.max_restart of its processes have died.
 
         A process that died because its node was lost does not count towards meta.max_restart.
@@ -333,12 +333,12 @@ class TaskPool:
         child.running = child.built = child.ready = False
         before, child.deaths = child.deaths, child.deaths + (not died.lost)
         if child.deaths > most:
-            self._fail(f"{died.text} after {before} restart{'s' * (before != 1)} (meta.max_restart){printed}")
+            self._fail(f"{died.description} after {before} restart{'s' * (before != 1)} (meta.max_restart){printed}")
             return
         if not died.lost:
-            notice(f"{died.text}; restarting it ({child.deaths} of {most})")
+            notice(f"{died.description}; restarting it ({child.deaths} of {most})")
         elif was_ready:
-            notice(f"{died.text}; restarting it")
+            notice(f"{died.description}; restarting it")
         child.ordered -= len(child.orders)
         child.free += child.orders
         child.orders.clear()
@@ -346,7 +346,7 @@ class TaskPool:
             self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_endpoint())
             child.running = True
         except OSError as error:  # for example, no memory for a new process
-            self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")
+            self._fail(f"{died.description}; a new process could not be started: {error.strerror or error}{printed}")
 
     def _release_returned(self) -> None:
         """Empty the datasets that the learner has returned, so that the assembler can fill them again."""

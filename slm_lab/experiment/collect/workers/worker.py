@@ -60,7 +60,7 @@ class Inference(Protocol):
     def request(self, group: EnvGroup) -> None:
         """Start the computation of the next actions for the env group (vector env) `group`."""
 
-    def result(self, group: EnvGroup) -> ActOut:
+    def wait_for_actions(self, group: EnvGroup) -> ActOut:
         """Wait for the next actions of the env group (vector env) `group`, and return these actions."""
 
 
@@ -171,7 +171,7 @@ class LocalInference:
 
     def request(self, group: EnvGroup) -> None: ...
 
-    def result(self, group: EnvGroup) -> ActOut:
+    def wait_for_actions(self, group: EnvGroup) -> ActOut:
         self.subscriber.pull()
         policies = group.policies
         if len(policies) == 1 and group.env.acts_N is None:
@@ -220,12 +220,12 @@ class WeightSubscriber:
                 (explore_var, uniform, frame), statistics = weights.acting_state[:3].tolist(), weights.acting_state[3:]
                 for env in self.envs:
                     if env.curriculum is not None:  # this policy may have collected fewer frames than another policy
-                        env.follow(max(env.curriculum.frame, int(frame)))
+                        env.set_frame(max(env.curriculum.frame, int(frame)))
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
                 if len(statistics) and statistics[0] > self.seen:  # the statistics of another policy may be older
                     self.seen = float(statistics[0])
                     for env in self.envs:
-                        env.normalizers.vector = statistics
+                        env.normalizers.statistics_vector = statistics
 
 
 class RolloutWorker:
@@ -248,7 +248,7 @@ class RolloutWorker:
         """EnvInfo of one vector env that contains the envs of all workers."""
         return self.envs[0].info.with_num_envs(self.config.spec.env.num_envs)
 
-    def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
+    def connect_and_reset(self, connect: Callable[[WorkerArrays], None]) -> None:
         """Build the policies, load the learner's weights, and reset the envs.
 
         Args: connect: function connect(arrays) that connects the arrays of this worker to the arrays of the learner.
@@ -302,7 +302,7 @@ class RolloutWorker:
             inference.request(group)
         for t in range(self.rows):
             for group, place, episodes in zip(groups, slots, ended, strict=True):
-                out = inference.result(group)
+                out = inference.wait_for_actions(group)
                 act_end = perf_counter()
                 beat(STEPPING)
                 group.step(place, out, episodes)
@@ -325,7 +325,7 @@ class RolloutWorker:
         rngs = [generator_state(policy.rng) for policy in self.policies]
         return {"groups": groups, "policies": rngs, "rng": to_arrays(rng_state("cpu"))}
 
-    def resume(self, state: dict[str, Any] | None, resumes: int) -> bool:
+    def load_state(self, state: dict[str, Any] | None, resumes: int) -> bool:
         """Load a state returned by `state_dict`, except the states of the process-wide random generators.
 
         If `state` is None and the run was continued (`resumes` > 0), new episodes begin with new random streams. Returns whether the
@@ -350,7 +350,7 @@ class RolloutWorker:
 
         This method may be called only in a process that runs no other worker.
         """
-        if self.resume(state, resumes):
+        if self.load_state(state, resumes):
             assert state is not None
             set_rng_state(to_tensors(state["rng"]), "cpu")
 

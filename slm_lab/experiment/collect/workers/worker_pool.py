@@ -49,17 +49,17 @@ class SerialPool:
         self._reports: list[tuple[int, RolloutReport]] = []
         self.ready: deque[tuple[int, Dataset]] = deque()
 
-    def info(self) -> EnvInfo:
+    def wait_for_env_info(self) -> EnvInfo:
         return self.workers[0].info
 
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
         self.assembler = assembler
         for worker in self.workers:
-            worker.attach(lambda own: own.use_learner_arrays(arrays))
+            worker.connect_and_reset(lambda own: own.use_learner_arrays(arrays))
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
         for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
-            worker.resume(saved, resumes)
+            worker.load_state(saved, resumes)
 
     @property
     def between_rounds(self) -> bool:
@@ -69,7 +69,7 @@ class SerialPool:
         states = [worker.state_dict() for worker in self.workers]
         return None if None in states else states
 
-    def next(self) -> tuple[int, Dataset] | None:
+    def next_dataset(self) -> tuple[int, Dataset] | None:
         while not self.ready:
             if self.stop.requested and self.between_rounds:  # otherwise finish the round that has begun, see WorkerSource
                 return None
@@ -84,7 +84,7 @@ class SerialPool:
     def release(self, policy: int, dataset: Dataset) -> None:
         self.assembler.builders[policy].release(dataset)
 
-    def reports(self) -> Iterator[tuple[int, RolloutReport]]:
+    def take_reports(self) -> Iterator[tuple[int, RolloutReport]]:
         reports, self._reports = self._reports, []
         yield from reports
 

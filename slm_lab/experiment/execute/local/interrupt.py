@@ -110,11 +110,11 @@ def watchdog(
         limits += [] if stall_limit is None else [(seconds, stall_limit, "without a heartbeat")]
         for lasted, limit, text in limits:
             if phase in USER_CODE and lasted >= limit and now >= raised + limit:
-                raised, verdict = now, (heartbeat.value, f"the env has been {PHASES[phase]} for {seconds:.0f} seconds, {text}")
+                raised, verdict = now, (heartbeat.beat_counter, f"the env has been {PHASES[phase]} for {seconds:.0f} seconds, {text}")
                 return True
         return False
 
-    with _interrupt_when_blocked(blocked, lambda: verdict[1] if verdict is not None and verdict[0] == heartbeat.value else None):
+    with _interrupt_when_blocked(blocked, lambda: verdict[1] if verdict is not None and verdict[0] == heartbeat.beat_counter else None):
         yield
 
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
+from slm_lab.experiment.execute.executor import Executor, Message, Resources, Target, Task, TaskDied, TaskStalled
 from slm_lab.experiment.execute.heartbeat import HEARTBEAT_BYTES, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local import child as child_side
 from slm_lab.experiment.execute.local.child import ChildSetup, SharedFd
@@ -211,7 +211,7 @@ class LocalTask(Task):
         self._process.join(_REAP_SECONDS)
         code: int | None = self._process.exitcode
         self.take_messages()
-        self.inbox.append(Died(self, self.kill_reason if overdue else _exit_reason(code), self.tail(), code))
+        self.inbox.append(TaskDied(self, self.kill_reason if overdue else _exit_reason(code), self.tail(), code))
         with suppress(ValueError):  # the process could not be killed
             self._process.close()
         self._process = None
@@ -262,7 +262,7 @@ class LocalExecutor(Executor):
             return
         task.take_messages()
         if (stall := task.timer.check_stall(self.stall_notice, self.stall_limit)) is not None:
-            task.inbox.append(Stalled(task, *stall, task.tail() if stall[-1] == "limit" else ""))
+            task.inbox.append(TaskStalled(task, *stall, task.tail() if stall[-1] == "limit" else ""))
 
     def wake(self) -> None:
         if not self._woken.is_set():

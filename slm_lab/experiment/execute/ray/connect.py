@@ -125,7 +125,7 @@ def connect_cluster(address: str, folder: Location | None) -> Iterator[Cluster]:
     """
     check_installed("ray", extra="cluster", what="--cluster")
     if address == "local":
-        with _token(folder):
+        with _temporary_token_file(folder):
             pass
         with LocalCluster(cores()):
             yield Cluster(address)
@@ -138,7 +138,7 @@ def connect_cluster(address: str, folder: Location | None) -> Iterator[Cluster]:
 @contextmanager
 def _join_cluster(address: str) -> Iterator[Cluster]:
     where = _resolve_address(address)
-    with temporary_environment(_variables()):
+    with temporary_environment(_environment_variables()):
         import ray
 
         if ray.is_initialized():
@@ -220,7 +220,7 @@ def _check_protocol(connection: socket.socket) -> None:
         raise OSError("what listens there is not Ray's head")
 
 
-def _variables() -> dict[str, str]:
+def _environment_variables() -> dict[str, str]:
     """Return the environment variables to set while this process is connected to a cluster.
 
     RAY_AUTH_MODE must be set before ray is imported.
@@ -250,7 +250,7 @@ def probe(token: Location | None) -> dict[str, Any]:
     The entry "versions" contains the package versions, and "token" contains the content of the token file. The entry "problem" is the
     reason why the node cannot read the token file or write to the folder of the token file, or "" if the node can do both.
     """
-    found = {"versions": versions(), "token": "", "problem": ""}
+    found = {"versions": versions_to_match(), "token": "", "problem": ""}
     if token is not None:
         try:
             found["token"] = token.read_text()
@@ -262,7 +262,7 @@ def probe(token: Location | None) -> dict[str, Any]:
     return found
 
 
-def versions() -> dict[str, str]:
+def versions_to_match() -> dict[str, str]:
     """Return the versions of the packages whose versions must be equal on all nodes, as a dict: package → version."""
     known = package_versions()
     python = ".".join(platform.python_version_tuple()[:2])
@@ -276,7 +276,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
     """
     import ray
 
-    with _token(folder) as token:
+    with _temporary_token_file(folder) as token:
         task: Any = ray.remote(num_cpus=0, max_retries=0)(probe)
         asked = {task.options(scheduling_strategy=node_strategy(node.id)).remote(token): node for node in cluster.nodes}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
@@ -292,7 +292,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
 
 
 @contextmanager
-def _token(folder: Location | None) -> Iterator[Location | None]:
+def _temporary_token_file(folder: Location | None) -> Iterator[Location | None]:
     """Context manager that creates a token file in `folder`, or in its nearest existing parent, and removes the file after the block.
 
     The token file contains the random name of the token file.
@@ -347,7 +347,7 @@ def _probe_result(cluster: Cluster, node: Node, answer: Any, alive: set[str]) ->
         if node.id not in alive:
             return None
         raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last_line(str(error))}") from None
-    own = versions()
+    own = versions_to_match()
     other = [f"{name} {version} (here {own[name]})" for name, version in found["versions"].items() if version != own[name]]
     if other:
         raise UserError(f"--cluster {cluster.address}: {node.name} has other versions: {', '.join(other)}; install the same everywhere")

@@ -102,7 +102,7 @@ class LocalCluster:
                         raise UserError(f"Ray could not start: {error}") from error
                     notice("Ray did not start within the 30 s that it allows; trying again")
                     ray.shutdown()
-            for pid in _descendants():
+            for pid in _descendant_pids():
                 pipe.write(f"{pid}\n".encode())
             pipe.flush()
             resources: dict[str, float] = ray.cluster_resources()
@@ -152,7 +152,7 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
             remover.wait(_REMOVE_SECONDS)
 
 
-def _descendants() -> list[int]:
+def _descendant_pids() -> list[int]:
     """Return the process ids of all descendants of this process, read from /proc, or [] if the system has no /proc."""
     if not has_feature("proc"):
         return []

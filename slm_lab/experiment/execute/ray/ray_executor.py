@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
+from slm_lab.experiment.execute.executor import Executor, Message, Resources, Target, Task, TaskDied, TaskStalled
 from slm_lab.experiment.execute.ray.connect import LOST_NODE, ActorHandle, death_reason, node_strategy, pack, unpack
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
@@ -38,7 +38,7 @@ class RayTask(Task):
         self.failed = False
         """Whether the target has raised an exception."""
 
-    def take(self) -> None:
+    def request_messages(self) -> None:
         """Request the messages of the actor, and send the orders of the outbox with the request."""
         self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._take_unsent_orders())
 
@@ -113,7 +113,7 @@ class RayExecutor(Executor):
         task.started, task.failed = time.monotonic(), False
         task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
 
-    def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> ActorHandle:
+    def start_server_actor(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> ActorHandle:
         """Start an actor that only answers calls and reserves no core, and return its handle. The actor is killed by `close`.
 
         Args:
@@ -162,7 +162,7 @@ class RayExecutor(Executor):
         except self._ray.exceptions.RayError as error:
             reason = death_reason(error)
             lost = reason == LOST_NODE
-            task.inbox.append(Died(task, reason if lost else f"ended: {reason}", "", lost=lost))
+            task.inbox.append(TaskDied(task, reason if lost else f"ended: {reason}", "", lost=lost))
             return
         task.failed |= any(kind == "failed" for kind, _ in messages)
         for kind, packed in messages:
@@ -174,11 +174,11 @@ class RayExecutor(Executor):
                 with suppress(OSError), path.open("a", encoding="utf-8") as file:  # the disk is full
                     file.write(text)
             elif kind == STALLED:
-                task.inbox.append(Stalled(task, *content))
+                task.inbox.append(TaskStalled(task, *content))
             else:
                 task.inbox.append(Message(task, kind, content))
         if ended:
-            task.inbox.append(Died(task, f"ended with exit code {int(task.failed)}", "", int(task.failed)))
+            task.inbox.append(TaskDied(task, f"ended with exit code {int(task.failed)}", "", int(task.failed)))
 
     def _notice_pending(self) -> None:
         late = [task for task in self.tasks if task.started is not None and time.monotonic() > task.started + _PENDING_SECONDS]

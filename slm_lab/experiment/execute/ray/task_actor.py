@@ -39,17 +39,17 @@ class Limits(NamedTuple):
     stall_limit: float | None
 
 
-class Sent(NamedTuple):
+class SentMessage(NamedTuple):
     """A message from the task to the executor. Small content is packed (see `pack`)."""
 
     kind: str
     content: tuple[Any, ...] | bytes
 
 
-class Taken(NamedTuple):
+class TakenMessages(NamedTuple):
     """Result of `TaskActor.take`: messages that the task has sent."""
 
-    messages: list[Sent]
+    messages: list[SentMessage]
     ended: bool
     """Whether the target of the task has ended and no messages are left."""
 
@@ -59,7 +59,7 @@ class RayContext(Context):
 
     def __init__(self, name: str, restart: int) -> None:
         super().__init__(name, restart)
-        self.messages: SimpleQueue[Sent] = SimpleQueue()
+        self.messages: SimpleQueue[SentMessage] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
         """`_log`: path of the log. `_printed`: local file with the output of this process. `_sent`: number of bytes of the output that were
@@ -67,7 +67,9 @@ class RayContext(Context):
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        self.messages.put(Sent(kind, pack(content)))  # packed in this thread, since packing in another thread would interrupt this one
+        self.messages.put(
+            SentMessage(kind, pack(content))
+        )  # packed in this thread, since packing in another thread would interrupt this one
 
     def redirect_output(self, path: Path) -> None:
         """Redirect the output of this process to a temporary file, and send the lines of the file to the executor, which appends the lines
@@ -131,17 +133,17 @@ class TaskActor:
             self.context.forward()
             self._ended = True
 
-    def take(self, *numbered: Any) -> Taken | bytes:
+    def take_messages(self, *numbered: Any) -> TakenMessages | bytes:
         """Wait at most _POLL_SECONDS for messages from the task, and return a packed Taken object that contains these messages.
 
         Args: numbered: arguments of `order`, which is called first, or () if there are no orders.
         """
         if numbered:
-            self.order(*numbered)
-        return pack(self._take())
+            self.receive_orders(*numbered)
+        return pack(self._wait_for_messages())
 
-    def _take(self) -> Taken:
-        messages: list[Sent] = []
+    def _wait_for_messages(self) -> TakenMessages:
+        messages: list[SentMessage] = []
         deadline = time.monotonic() + _POLL_SECONDS
         while not messages and time.monotonic() < deadline:
             ended = self._ended
@@ -150,12 +152,12 @@ class TaskActor:
                 while True:
                     messages.append(self.context.messages.get_nowait())
             if (stall := self._timer.check_stall(*self.limits)) is not None:
-                messages.append(Sent(STALLED, stall))
+                messages.append(SentMessage(STALLED, stall))
             if ended:
-                return Taken(messages, self.context.messages.empty())
-        return Taken(messages, False)
+                return TakenMessages(messages, self.context.messages.empty())
+        return TakenMessages(messages, False)
 
-    def order(self, number: int, *orders: Any) -> None:
+    def receive_orders(self, number: int, *orders: Any) -> None:
         """Pass packed orders (messages of the executor) to the target.
 
         Args: number: number of earlier orders. The call waits for the earlier orders, which may arrive in another thread.

@@ -122,7 +122,7 @@ class GridProposer(RandomProposer):
             return None
         fixed, rng = points[trial % len(points)], _generator(self.seed, trial)
         for _ in range(1 if self.space.is_grid else _ATTEMPTS):
-            values = self.space.values(lambda name, key: fixed[name] if name in fixed else value_at_quantile(key, rng.random()))
+            values = self.space.trial_values(lambda name, key: fixed[name] if name in fixed else value_at_quantile(key, rng.random()))
             if _is_valid(self.space, values):
                 break
         return values
@@ -165,7 +165,7 @@ class TPEProposer:
                 choices[name] = suggest_choice(asked, name, key)
                 return _value_from_choice(key, choices[name])
 
-            values = self.space.values(choose)
+            values = self.space.trial_values(choose)
             if refused >= _ATTEMPTS or _is_valid(self.space, values):
                 self.history.append(_Proposal(trial, choices))
                 return values

@@ -45,7 +45,7 @@ Reports = Iterable[tuple[TrialState, int, float]]
 class Scheduler(Protocol):
     """Protocol of schedulers, which decide from the intermediate metrics of trials which trials continue."""
 
-    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+    def decide(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
         """Process the metric of a running trial at a frame, and return a decision, or None if the trial continues unchanged."""
 
     def record_end(self, trial: TrialState) -> None:
@@ -79,9 +79,9 @@ class Asha:
         )
         self._trials: dict[int, _TuneTrial] = {}
         for trial, frame, metric in reports:
-            self.report(trial, frame, metric)
+            self.decide(trial, frame, metric)
 
-    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+    def decide(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
         known = self._trials.get(trial.trial)
         if known is None:
             known = self._trials[trial.trial] = _TuneTrial(trial)
@@ -108,7 +108,7 @@ class Pbt:
         self._trials: dict[int, _TuneTrial] = {}
         self._pbt: Any = self._make_tune_scheduler(interval)
         for trial, frame, metric in reports:
-            self.report(trial, frame, metric)
+            self.decide(trial, frame, metric)
 
     def _make_tune_scheduler(self, interval: int) -> Any:
         """Return the scheduler of Ray Tune. A decision to exploit is stored in the Pbt object instead of being executed by Tune's
@@ -159,7 +159,7 @@ class Pbt:
             return self._space.sample(self._rng)
         return values
 
-    def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
+    def decide(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
         known = self._trials.get(trial.trial)
         if known is None:
             known = self._trials[trial.trial] = _TuneTrial(trial)

@@ -128,13 +128,13 @@ class Search(Experiment[RunPaths]):
         raises Interrupted (a KeyboardInterrupt) when the Sessions have saved their state and the results so far have been analysed.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
-        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted):
+        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted_message):
             result = self._run(stop)
             if all(record.status == "failed" for record in result.records):
                 raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
         return result
 
-    def _interrupted(self) -> str:
+    def _interrupted_message(self) -> str:
         return (
             _NOTHING
             if self.paths is None
@@ -252,7 +252,7 @@ class Search(Experiment[RunPaths]):
             trial.metric = final_metric(trial, state.metric)
             failed = trial.status == "failed"
             self._proposer.tell(trial.trial, None if failed else trial.metric)
-            self._prune()
+            self._remove_old_checkpoints()
 
         return Stage(
             state.trials,
@@ -359,7 +359,7 @@ class Search(Experiment[RunPaths]):
         finally:
             lock.release()
 
-    def _prune(self) -> None:
+    def _remove_old_checkpoints(self) -> None:
         """Remove the checkpoints of all ended trials that are not among the best trials (meta.search_keep)."""
         keep = self.spec.meta.search_keep
         if keep == "all":

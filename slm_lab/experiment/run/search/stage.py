@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Task
+from slm_lab.experiment.execute.executor import Executor, Message, Resources, Task, TaskDied
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report.progress import LiveTable, format_duration, format_number
@@ -79,7 +79,7 @@ class SearchTable(LiveTable):
         super().__init__(console)
         self.metric = metric
 
-    def ended(self, trial: TrialState) -> None:
+    def print_trial_end(self, trial: TrialState) -> None:
         """Print the result of a trial that has ended."""
         how = {"finished": "", "stopped": f" stopped at frame {trial.frame:,}", "failed": " failed"}.get(trial.status, f" {trial.status}")
         result = "" if trial.status == "failed" else f"  {self.metric} {format_number(trial.metric)}"
@@ -87,7 +87,7 @@ class SearchTable(LiveTable):
         self.print_end(f"trial {trial.trial}{how}{cause}{result}  {format_values(trial.values)}  {format_duration(trial.seconds)}")
         self.show(now=True)
 
-    def rows(self) -> Table:
+    def active_runs_table(self) -> Table:
         table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), self.totals.max_frame
         for name in ("trial", "frame", self.metric, "time"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -237,7 +237,7 @@ class Stage(Totals):
             self.save()
         self.table.show()
 
-    def report(self, item: TrialState, task: Task, message: Message) -> None:
+    def on_message(self, item: TrialState, task: Task, message: Message) -> None:
         match message:
             case Message(_, "update", (Update(outcome=None) as update,)):
                 self._handle(task, item, update)
@@ -246,7 +246,7 @@ class Stage(Totals):
             case Message(_, "failed", (cause,)):
                 self.last[item.trial] = Update(item.frame, outcome=TrialOutcome("failed", cause=cause))
 
-    def ended(self, item: TrialState, died: Died) -> None:
+    def on_task_end(self, item: TrialState, died: TaskDied) -> None:
         cause = died.reason if died.lost else f"the process that ran the trial {died.reason}\n{died.output}".strip()
         unknown = Update(item.frame, outcome=TrialOutcome("failed", cause=cause, lost=died.lost))
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
@@ -272,7 +272,7 @@ class Stage(Totals):
         for frame, metric in update.reports:
             trial.metric = metric
             self.on_report(trial, frame, metric)
-            decision = self.scheduler.report(trial, frame, metric) if self.scheduler is not None else None
+            decision = self.scheduler.decide(trial, frame, metric) if self.scheduler is not None else None
             if decision is not None and update.outcome is None and trial.trial not in self.decisions:
                 self.decisions[trial.trial] = decision
                 task.stop(STOP_SECONDS)
@@ -318,7 +318,7 @@ class Stage(Totals):
             self.scheduler.record_end(trial)
         self.on_end(trial)
         self.save()
-        self.table.ended(trial)
+        self.table.print_trial_end(trial)
 
     def _add_run_time(self) -> None:
         now = monotonic()

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Target, Task, TaskFailed, run_task
+from slm_lab.experiment.execute.executor import Executor, Message, Resources, Target, Task, TaskDied, TaskFailed, run_task
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED
@@ -92,18 +92,18 @@ class _Planner:
         job = RunJob(state.run.spec, *files, self.device, slot % gpus if gpus else 0, self.runner.jobs)
         return TaskStart(state, state.run.name, self.target, (job,))
 
-    def report(self, item: RunState, task: Task, message: Message) -> None:
+    def on_message(self, item: RunState, task: Task, message: Message) -> None:
         match message:
             case Message(_, "outcome", (status, cause)):
                 self.outcomes[item.run.name] = status, cause
             case Message(_, "failed", (cause,)):
                 self.outcomes[item.run.name] = "failed", cause
 
-    def ended(self, item: RunState, died: Died) -> None:
+    def on_task_end(self, item: RunState, died: TaskDied) -> None:
         ended = "stopped" if died.lost else "failed", f"the process of the run {died.reason}\n{died.output}".strip()
         outcome = self.outcomes.pop(item.run.name, None)
         if died.lost and outcome is None:
-            self.table.print_line(f"{died.text}; it continues on another one")
+            self.table.print_line(f"{died.description}; it continues on another one")
         self._end(item, *(outcome or ended))
 
     def update(self) -> None:
@@ -130,7 +130,7 @@ class _Planner:
             state.share = 0.0
             if state.status == "waiting":
                 return self.table.print_line(f"{state.run.name}: failed and is retried: {last_line(cause) or 'unknown cause'}")
-        self.table.ended(state)
+        self.table.print_trial_end(state)
 
     def _trained_fraction(self, run: StudyRun) -> float:
         """Return the fraction of a run's frames that have been trained, summed over all Sessions of the run."""
@@ -174,7 +174,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         SIGHUP, raises Interrupted (a KeyboardInterrupt) when the current runs have saved their state.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
-        with self._run_context(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
+        with self._run_context(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted_message):
             self._run(stop)
             failed = [state for state in self.states if state.status == "failed"]
             if failed:
@@ -182,7 +182,7 @@ class StudyExperiment(Experiment[StudyPaths]):
                 raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
         return self._existing_paths
 
-    def _interrupted(self) -> str:
+    def _interrupted_message(self) -> str:
         if self.paths is None:
             return "interrupted; nothing was written"
         words = (self.study.source, self.study.name, f"study@{display_path(self.paths.root)}")
@@ -489,7 +489,7 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 def _trained_frames(paths: RunPaths) -> int:
     """Return the sum of the frames in the last rows of all tables of a run."""
-    return sum(int(last_row(paths.session_df(index)).get("frame", 0)) for index in paths.sessions())
+    return sum(int(last_row(paths.session_df(index)).get("frame", 0)) for index in paths.table_numbers())
 
 
 def _unused_path(path: Path) -> Path:

@@ -43,13 +43,13 @@ class StudyTable(LiveTable):
         super().__init__(console)
         self.states, self.concurrent = states, concurrent
 
-    def ended(self, state: RunState) -> None:
+    def print_trial_end(self, state: RunState) -> None:
         """Print how a run of the study ended."""
         took = "" if state.seconds is None else f"  {format_duration(state.seconds)}"
         cause = f": {last_line(state.cause)}" if state.cause.strip() else ""
         self.print_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
 
-    def rows(self) -> Table:
+    def active_runs_table(self) -> Table:
         table, now = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), perf_counter()
         for name in ("entry", "env"):
             table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from slm_lab.env.make import choose_backend, find_target
+from slm_lab.env.make import choose_backend, make_env_request
 from slm_lab.experiment.collect.workers.shared import num_env_groups
 from slm_lab.experiment.execute.local.user_code import convert_build_errors, describe_failure, is_from_user_code, os_exit_raises
 from slm_lab.experiment.files import bundle as state
@@ -262,7 +262,7 @@ def _plan(training: Training, run: Run, device: str | None) -> Plan:
 class _WindowSink(LocalSink):
     """Sink whose tables contain only the rows of the window that is trained again."""
 
-    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
+    def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
 
 
 class _StopObserver(Observer):
@@ -306,7 +306,7 @@ def _backend_to_set(spec: Spec, made: str | None) -> str | None:
         return None
     with suppress(SpecError):  # the same error is raised when the envs are built
         envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_env_groups(sampler)
-        if choose_backend(spec.env, find_target(spec.env, envs)).name == made:
+        if choose_backend(spec.env, make_env_request(spec.env, envs)).name == made:
             return None
     return made
 

@@ -81,7 +81,7 @@ class _SessionArrays(SharedArrays):
     """Full name of a component → the arrays that an answer for the component contains."""
     name = ""
 
-    def at(self, name: str, part: Shareable) -> Self:
+    def store_for_part(self, name: str, part: Shareable) -> Self:
         view = object.__new__(type(self))
         view.__dict__ = {**self.__dict__, "name": f"{self.name}/{name}".lstrip("/")}
         self.parts[view.name] = part
@@ -91,16 +91,16 @@ class _SessionArrays(SharedArrays):
         """Map the arrays to shared memory. For an array that is divided among server processes, map only the range of this process."""
         self.named = named
         return super().allocate(
-            {name: one if one.division is None else one._replace(values=self.part(name, one.values)) for name, one in named.items()}
+            {name: one if one.division is None else one._replace(values=self._own_range(name, one.values)) for name, one in named.items()}
         )
 
-    def part(self, name: str, array: np.ndarray) -> np.ndarray:
+    def _own_range(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return the range of an array that this server process stores."""
         one = self.named[name]
         return array if one.division is None else array[one.process_slice(self.serves)]
 
     @property
-    def sent(self) -> dict[str, np.ndarray]:
+    def sent_arrays(self) -> dict[str, np.ndarray]:
         """The arrays that this server process sends to Sessions.
 
         Every server process sends the ranges of divided arrays that it stores. The first process also sends all other arrays, except
@@ -110,20 +110,20 @@ class _SessionArrays(SharedArrays):
         return {name: array for name, array in arrays.items() if self.serves == 0 or self.named[name].division is not None}
 
     @property
-    def small(self) -> dict[str, np.ndarray]:
+    def small_arrays(self) -> dict[str, np.ndarray]:
         """The small arrays (see _MAX_INLINE_BYTES) that every answer of the first process contains. Divided vectors are not included."""
-        arrays = {name: array for name, array in self.sent.items() if self.named[name].division is None}
+        arrays = {name: array for name, array in self.sent_arrays.items() if self.named[name].division is None}
         sizes = {name: array.nbytes // (len(array) if self.named[name].combine == "own" else 1) for name, array in arrays.items()}
         return {name: arrays[name] for name, size in sizes.items() if size <= _MAX_INLINE_BYTES}
 
-    def answer(self, part: str) -> dict[str, np.ndarray]:
+    def answer_arrays(self, part: str) -> dict[str, np.ndarray]:
         """Return the arrays of a component, without the arrays of its sub-components, and all small arrays.
 
         Args: part: full name of the component.
         """
         if part not in self.answers:
-            own = {name: array for name, array in self.sent.items() if name.rpartition("/")[0] == part}
-            self.answers[part] = own | self.small
+            own = {name: array for name, array in self.sent_arrays.items() if name.rpartition("/")[0] == part}
+            self.answers[part] = own | self.small_arrays
         return self.answers[part]
 
 
@@ -161,14 +161,14 @@ class ParameterServer:
         os.close(self.fd)
         self.fd = create_shared_file()
 
-    def join(self, others: Sequence[ActorHandle]) -> None:
+    def set_other_servers(self, others: Sequence[ActorHandle]) -> None:
         """Store the handles of the other server processes, so that the result of `status` contains these handles."""
         self._others = others
 
     def status(self) -> ServerStatus:
         return ServerStatus(self._generation, self._processes, self._others)
 
-    def where(self) -> tuple[str, int]:
+    def machine_and_pid(self) -> tuple[str, int]:
         """Return (name of this machine, id of this process)."""
         return platform.node(), os.getpid()
 
@@ -183,7 +183,7 @@ class ParameterServer:
         if self._saver == index:  # the Session's previous process died while it was saving
             self._saver = None
         self._processes = max(1 if one.division is None else one.division.processes for one in view.named.values())
-        return AttachReply(self._generation, view.sent)
+        return AttachReply(self._generation, view.sent_arrays)
 
     def _create_session_arrays(self, index: int, info: EnvInfo) -> _SessionArrays:
         from slm_lab.agent.build import build_agent
@@ -200,7 +200,7 @@ class ParameterServer:
         view.__dict__ = {**plain.__dict__, "serves": self.number, "parts": {}, "answers": {}}
         view.attach(parts)
         if first and self._from is not None:
-            view.restore({name: view.part(name, array) for name, array in self._from.items()})
+            view.restore({name: view._own_range(name, array) for name, array in self._from.items()})
             self._from = None
         self._views[index] = view
         return view
@@ -214,7 +214,7 @@ class ParameterServer:
         """
         view = self._update_session_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
-        return Answer(result, view.answer(part))
+        return Answer(result, view.answer_arrays(part))
 
     def run_packed(self, message: bytes) -> bytes | Answer:
         """Call `run` with pickled arguments. The answer is also pickled, unless the answer is large."""
@@ -223,13 +223,13 @@ class ParameterServer:
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
         """Return an Answer with the arrays of a component. The arguments are explained in `run`."""
-        return Answer(None, self._update_session_rows(index, own).answer(part))
+        return Answer(None, self._update_session_rows(index, own).answer_arrays(part))
 
-    def exchange(self, index: int, own: Arrays) -> Answer:
+    def read_session_rows(self, index: int, own: Arrays) -> Answer:
         """Return an Answer with the arrays that have one row per Session."""
         view = self._update_session_rows(index, own)
-        rows = {name: array for name, array in view.sent.items() if view.named[name].combine == "own"}
-        return Answer(None, rows | view.small)
+        rows = {name: array for name, array in view.sent_arrays.items() if view.named[name].combine == "own"}
+        return Answer(None, rows | view.small_arrays)
 
     def write(self, index: int, arrays: Arrays, own: Arrays) -> None:
         """Overwrite arrays of the server.
@@ -242,7 +242,7 @@ class ParameterServer:
 
     def snapshot(self, index: int, own: Arrays) -> dict[str, np.ndarray]:
         """Return all arrays that this server process sends to Sessions."""
-        return self._update_session_rows(index, own).sent
+        return self._update_session_rows(index, own).sent_arrays
 
     def begin_save(self, index: int, interval: float | None) -> bool:
         """Return whether Session `index` may save the arrays now. If the Session may save, the server records that the Session is saving.
@@ -269,7 +269,7 @@ class ParameterServer:
 
 
 @contextmanager
-def closing(server: ParameterServer) -> Iterator[ParameterServer]:
+def closing_server(server: ParameterServer) -> Iterator[ParameterServer]:
     """Context manager that releases the shared memory of a ParameterServer object in this process at the end of the block."""
     try:
         yield server
@@ -296,7 +296,7 @@ class ParameterServers:
         self.servers: list[ActorHandle] = []
         self._asked: list[Any] = []
         """The pending call of `ParameterServer.status` of each process."""
-        self._add()
+        self._start_server()
 
     @property
     def first(self) -> ActorHandle:
@@ -315,12 +315,12 @@ class ParameterServers:
             self._return_to_snapshot(restarted)
         elif processes > len(self.servers):
             while len(self.servers) < processes:
-                self._add()
+                self._start_server()
             self.first.call_async("join", self.servers[1:])
         for number in done:
             self._asked[number] = self.servers[number].start("status")
 
-    def _add(self) -> None:
+    def _start_server(self) -> None:
         server = self._start(len(self.servers))
         server.call_async("begin", self.generation)
         self.servers.append(server)

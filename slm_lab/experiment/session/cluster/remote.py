@@ -64,7 +64,7 @@ class _ArrayCopies:
         }
         """Full name of a component whose vectors are divided among several server processes → division of the vectors."""
         for process, attached in enumerate(self._attach()):
-            self.take(process, attached.arrays)
+            self.update_copies(process, attached.arrays)
 
     def _attach(self) -> list[AttachReply]:
         """Wait until all server processes serve the same snapshot of the arrays, and attach the Session to each server process."""
@@ -98,7 +98,7 @@ class _ArrayCopies:
             except NotAttached:  # all processes of the server have returned to a snapshot, or will do so
                 for process, attached in enumerate(self._attach()):
                     own_or_divided = (name for name in attached.arrays if name in self.sent or self.named[name].division is not None)
-                    self.take(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
+                    self.update_copies(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
 
     def call_first_server(self, method: str, *arguments: Any) -> Any:
         """Call a method of the first server process, and return the result."""
@@ -132,7 +132,7 @@ class _ArrayCopies:
             raise refusal
         return results
 
-    def take(self, process: int, arrays: Arrays) -> None:
+    def update_copies(self, process: int, arrays: Arrays) -> None:
         """Update the Session's copies with the arrays that the server process `process` has sent."""
         for name, array in arrays.items():
             one, copy = self.named[name], self.arrays[name]
@@ -144,7 +144,7 @@ class _ArrayCopies:
 
     def take_answers(self, answers: Sequence[Answer]) -> None:
         for process, answer in enumerate(answers):
-            self.take(process, answer.arrays)
+            self.update_copies(process, answer.arrays)
 
     def arrays_of_process(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
         """Return the arrays, or ranges of divided arrays, that the server process `process` stores."""
@@ -199,7 +199,7 @@ class RemoteArrays:
         """Full name → the Session's copy of the array, for all shared arrays."""
         return self._copies.arrays
 
-    def at(self, name: str, part: Shareable) -> Self:
+    def store_for_part(self, name: str, part: Shareable) -> Self:
         store = object.__new__(type(self))
         store.__dict__ = {**self.__dict__, "_name": f"{self._name}/{name}".lstrip("/")}
         return store
@@ -335,7 +335,7 @@ class SinkServer:
         except Exception as error:
             self._errors.setdefault(session, error)
 
-    def call(self, session: int, restart: int, method: str, *args: Any) -> Any:
+    def call_sink_method(self, session: int, restart: int, method: str, *args: Any) -> Any:
         """Call a method of the Session's LocalSink, and return the result. Raises Superseded if the caller is an older process of the
         Session."""
         if restart != self._restarts[session]:
@@ -380,11 +380,11 @@ class RemoteSink(RunSink):
     def save_shared(self, bundle: dict[str, Any]) -> None:
         self.files.save_shared(bundle)
 
-    def position(self, session: int) -> Position:
+    def sync_and_get_positions(self, session: int) -> Position:
         position: Position = self._call("position", session)
         return position
 
-    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
+    def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         self._call("rewind", session, position, frame)
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:

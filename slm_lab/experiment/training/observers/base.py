@@ -159,7 +159,7 @@ class Mean:
         if value is not None:
             self.total, self.count = self.total + value, self.count + 1
 
-    def drain(self) -> float | None:
+    def take_mean(self) -> float | None:
         """Return the mean of the added values (None if no value was added), and forget the values."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0

@@ -66,7 +66,7 @@ class RowBuilder:
         row.update(lr=self.agent.lr, explore_var=self.agent.explore_var, entropy_coef=self.agent.entropy_coef)
         return row
 
-    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
+    def restore_row_history(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Restore the row history from the rows of a table file. Only rows of the file after the last row that was built are added. The
         counters of the clock are advanced to those of the last row of the file, and are never set back.
 
@@ -167,7 +167,7 @@ class Recorder(Observer):
             if values and all(value is None for value in values):
                 notice(f"meta.track_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
-    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
+    def restore_row_history(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Restore the row history from the rows of the table file. If a row was due when the previous process died, produce the row now.
 
         Args:
@@ -175,10 +175,10 @@ class Recorder(Observer):
             rebuild: whether to forget the row history first, because it may contain rows that are not in the file.
         """
         before = self.table.frame
-        self.table.resume(rows, rebuild=rebuild)
+        self.table.restore_row_history(rows, rebuild=rebuild)
         if self.table.frame > before:  # a row in the file already includes the updates in `means`
             for mean in self.means.values():
-                mean.drain()
+                mean.take_mean()
         if self.clock.frame // self.every > self.table.frame // self.every:
             self._emit_row()
 
@@ -193,10 +193,10 @@ class Recorder(Observer):
         row = self.table.row(total_reward, *self.window.take_new_episodes(count_again=last), current)
         if "worker_reward" in row:
             row["worker_reward"] = mean(self.window.own_returns)
-        row.update((name, mean.drain()) for name, mean in self.means.items())
+        row.update((name, mean.take_mean()) for name, mean in self.means.items())
         for key, values in self.infos.items():
             row[info_column(key)] = mean([value for value in values if value is not None])
-        self.emit(Row(self.index, self.mode, row, {name: mean.drain() for name, mean in self.scalars.items()}))
+        self.emit(Row(self.index, self.mode, row, {name: mean.take_mean() for name, mean in self.scalars.items()}))
 
     def state_dict(self) -> dict[str, Any]:
         means = {name: [mean.total, mean.count] for name, mean in self.means.items()}
@@ -252,14 +252,14 @@ class Evaluator(Observer):
         if self.clock.is_multiple_crossed(self.every, self.ahead):
             self._evaluate_and_emit()
 
-    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
+    def restore_row_history(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Restore the row history from the rows of the table file.
 
         Args:
             rows: rows of the file, as column → text.
             rebuild: whether to forget the row history first, because it may contain rows that are not in the file.
         """
-        self.table.resume(rows, rebuild=rebuild)
+        self.table.restore_row_history(rows, rebuild=rebuild)
 
     def on_interrupt(self) -> None:
         self.interrupted = True
@@ -273,7 +273,9 @@ class Evaluator(Observer):
         self.pending = not returns
         if returns:
             value = sum(returns) / len(returns)
-            self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value, CurrentReturn.of(returns))))
+            self.emit(
+                Row(self.index, self.mode, self.table.row(value, len(returns), value, CurrentReturn.from_independent_returns(returns)))
+            )
 
     def repeat_interrupted_evaluation(self) -> None:
         """Repeat the last evaluation if it was interrupted."""

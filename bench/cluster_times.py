@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.experiment.execute.ray.connect import ActorHandle
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
@@ -120,7 +121,8 @@ class _Timed(ActorHandle):
         result = getattr(self.actor, method)(*sent)
         end = perf_counter()
         back, answer = _bytes(result)
-        if (method == "run" and args[2] == "receive") or (method == "run_packed" and b"receive" in args[0]):
+        push = Trainer.step_with_remote_gradient.__name__
+        if (method == "run" and args[2] == push) or (method == "run_packed" and push.encode() in args[0]):
             self.served.append(end - middle)
             self.push, self.pull = request, answer
         self.inside += perf_counter() - begin

@@ -20,7 +20,7 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace,
 
 class GroupBackend(Backend):
     """Backend of the Env of one group of agents with equal spaces. `reset` and `step` return the rows of the group's agents, which
-    `GroupedEnv` has passed to `take` before."""
+    `GroupedEnv` has passed to `set_group_rows` before."""
 
     def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
         rows = np.flatnonzero([agent in group.agents for _ in range(num_envs) for agent in shared.agents])

@@ -1,8 +1,8 @@
 """Checks whether the values that an env returns fit the env's spaces and Gymnasium's interface. Error messages show the invalid value and
 what was expected.
 
-Env steps whose values have the usual types are processed by faster code without these checks (see `Env._step_single_env`, `Sync.gather` and
-the codecs in `spaces`).
+Env steps whose values have the usual types are processed by faster code without these checks (see `Env._step_single_env`,
+`Sync.finish_step` and the codecs in `spaces`).
 """
 
 from __future__ import annotations

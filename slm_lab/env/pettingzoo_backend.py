@@ -58,7 +58,7 @@ class PettingZoo(Backend):
         self._set_spaces()
         rows = target.num_envs * len(self.agents)
         self._rows_of = [[row for row in range(rows) if self._names[row % len(self.agents)] in kind.names] for kind in self._kinds]
-        """For each kind of agents (see `_Kind`), the rows of these agents in batches."""
+        """For each kind of agents (see `_AgentKind`), the rows of these agents in batches."""
         self._batches = [batch_space(kind.action_space, len(own)) for kind, own in zip(self._kinds, self._rows_of, strict=True)]
         """Spaces of the batches of actions, one space for each kind of agents."""
         self._seeds, self._episodes = [0] * target.num_envs, [0] * target.num_envs

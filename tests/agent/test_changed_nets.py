@@ -336,10 +336,10 @@ def doubled(kind: type, name: str) -> Callable[..., Any]:
     [
         ("PPO", "_objective"),
         ("PPO", "_value_loss"),
-        ("PPO", "scaled"),
+        ("PPO", "scale_values"),
         ("ActorCritic", "_objective"),
         ("ActorCritic", "_advantages"),
-        ("ActorCritic", "scaled"),
+        ("ActorCritic", "scale_values"),
     ],
 )
 @pytest.mark.parametrize("of_class", [True, False], ids=["subclass", "object"])

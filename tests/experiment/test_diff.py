@@ -155,7 +155,7 @@ def test_intervals_stay_within_the_range_of_returns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_needed_seeds_show_the_difference_in_four_of_five_cases(paired: bool) -> None:
-    """Simulated: the interval of `difference` excludes 0 in about 80 % of samples of that many seeds."""
+    """Simulated: the interval of `estimate_difference` excludes 0 in about 80 % of samples of that many seeds."""
     from slm_lab.experiment.report.metrics import estimate_difference
 
     rng = np.random.default_rng(0)

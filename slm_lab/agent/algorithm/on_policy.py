@@ -36,7 +36,7 @@ class PolicyGradient(Algorithm):
     memory: RolloutStorage
     trainer: Trainer
     entropy_schedule: Schedule
-    in_closed_form: tuple[str, ...] = ("scaled", "value_std")
+    in_closed_form: tuple[str, ...] = ("scale_values", "value_std")
     """Names of methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one
     of these methods, the override is used, and autograd computes the gradients."""
     deviation: ValueTargetDeviation | None

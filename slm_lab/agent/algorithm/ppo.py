@@ -53,7 +53,7 @@ class PPO(PolicyGradient):
     """
 
     diagnostics: tuple[str, ...] = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
-    in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
+    in_closed_form = ("_objective", "_value_loss", "scale_values", "value_std")
 
     spec: PPOSpec
     rng: np.random.Generator

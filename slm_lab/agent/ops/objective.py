@@ -49,11 +49,11 @@ class ObjectiveTerms(NamedTuple):
     logp_B: Tensor
     """Log-probabilities log π(a|s) [B] of the actions."""
     bounds_loss: Tensor | float = 0.0
-    """Bounds loss (see `losses.bounds_loss`), not multiplied by the weight `Coefs.bounds`."""
+    """Bounds loss (see `losses.bounds_loss`), not multiplied by the weight `ObjectiveCoefficients.bounds`."""
 
 
 VALUE_LIMIT = 10.0
-"""Bound to which values and targets are clipped after their division by `Coefs.value_std`."""
+"""Bound to which values and targets are clipped after their division by `ObjectiveCoefficients.value_std`."""
 
 
 class ObjectiveCoefficients(NamedTuple):
@@ -230,7 +230,7 @@ def differentiate(objective: Callable[..., ObjectiveTerms], outputs: Sequence[Te
 class Objective:
     """Objective of the on-policy algorithms: weighted sum of policy loss, mean squared error of the value, entropy bonus and bounds loss.
 
-    The class `Coefs` contains the weights of the terms. The policy loss is `losses.clipped_surrogate_loss`, or
+    The class `ObjectiveCoefficients` contains the weights of the terms. The policy loss is `losses.clipped_surrogate_loss`, or
     `losses.policy_gradient_loss` if `clip_eps` is None. The bounds loss is `losses.bounds_loss`.
     """
 

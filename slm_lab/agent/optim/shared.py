@@ -30,8 +30,8 @@ class SharedParams:
     by the number of updates that began from the same buffers. The resulting shared buffers are the mean over all processes, and change as
     fast as with one process. Without the division, several stale changes of a variance could make the variance negative.
 
-    If the store of the shared parameters is in another process, `push` sends gradients to that process, where `receive` applies the
-    gradients. The process of the store answers with the newest parameters.
+    If the store of the shared parameters is in another process, `push` sends gradients to that process, where
+    `apply_remote_update` applies the gradients. The process of the store answers with the newest parameters.
 
     Args: updates_W: shared array with the number of updates by each process.
     """
@@ -99,7 +99,7 @@ class SharedParams:
 
         Afterwards, copy the new shared parameters to this process.
 
-        Args: section: method of the Trainer that calls `SharedParams.receive`. lr_G: learning rate of each optimizer group. frozen: indices
+        Args: section: method of the Trainer that calls `apply_remote_update`. lr_G: learning rate of each optimizer group. frozen: indices
         of the parameters that are not stepped.
         """
         flat, asked = self.flat, perf_counter()

@@ -299,7 +299,7 @@ class Trainer:
             self.shared.refresh()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
-        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return `check(loss)`."""
+        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return `check_finite(loss)`."""
         # no gradient argument: torch would import sympy (0.5 s) to check the argument
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
@@ -395,7 +395,7 @@ class Trainer:
         Return the staleness of the received gradient: the number of updates since the parameters of the gradient were pulled.
 
         Args: grad: gradient of the other process, a read-only array. frozen: indices of the parameters that are frozen in the other
-        process. pulled, buffers: see SharedParams.receive.
+        process. pulled, buffers: see SharedParams.apply_remote_update.
         """
         assert self.shared is not None
         received = torch.from_numpy(grad)

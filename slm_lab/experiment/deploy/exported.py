@@ -105,7 +105,8 @@ class ExportedPolicy(nn.Module):
     def _actions(self, features_BF: Tensor, mask_BA: Tensor | None) -> tuple[Tensor, ...]:
         params_BP = self.head(features_BF)
         if mask_BA is not None:
-            valid_BP = nn.functional.pad(mask_BA != 0, (0, self.unmasked), value=True)  # not `masked`: a trace cannot compare sizes
+            # not `mask_outputs`: a trace cannot compare sizes
+            valid_BP = nn.functional.pad(mask_BA != 0, (0, self.unmasked), value=True)
             params_BP = torch.where(valid_BP, params_BP, MASKED)
         action_B = self.decode(self.distribution.env_action(self.distribution.mode(params_BP)))
         return *action_B, append_log_std(self.distribution, params_BP)

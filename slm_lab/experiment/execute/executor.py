@@ -82,9 +82,9 @@ class Task(ABC):
 
     Attributes:
         restart: number of earlier processes of this task.
-        inbox: events that have arrived but were not yielded by `Executor.events` yet. A Died event is always the last event of `inbox`.
+        inbox: events that have arrived but were not yielded by `Executor.events` yet. A TaskDied event is always the last event of `inbox`.
         deadline: time at which the process will be killed, in seconds of monotonic().
-        kill_reason: reason in the Died event if the process is killed at the deadline.
+        kill_reason: reason in the TaskDied event if the process is killed at the deadline.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:

@@ -48,8 +48,8 @@ class RunSink:
         """Save the arrays that several Sessions share, atomically. Raises OSError if writing fails."""
 
     def sync_and_get_positions(self, session: int) -> Position:
-        """Write the tables of a Session to disk, and return the end of each table as an argument for `rewind`. Raises OSError if writing
-        fails."""
+        """Write the tables of a Session to disk, and return the end of each table as an argument for `truncate_tables`. Raises OSError if
+        writing fails."""
         return {}
 
     def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:

@@ -47,7 +47,7 @@ class PairComparison(NamedTuple):
 
 
 class OverallResult(NamedTuple):
-    """The results of a setting over all envs, computed from normalised returns (see Scale)."""
+    """The results of a setting over all envs, computed from normalised returns (see ReturnNormalization)."""
 
     name: str
     seeds: int

@@ -26,7 +26,7 @@ import os, sys
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
-from slm_lab.experiment.execute.executor import Died, Message
+from slm_lab.experiment.execute.executor import Message, TaskDied
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from tests.experiment.process import light, targets
 """
@@ -38,7 +38,7 @@ with LocalExecutor() as parent:
         for event in parent.events(1.0):
             if isinstance(event, Message):
                 print(event.content[0]["main"], event.content[0]["torch"])
-            elif isinstance(event, Died):
+            elif isinstance(event, TaskDied):
                 print(event.reason, event.output)
         if not parent.tasks:
             break

@@ -43,7 +43,7 @@ class SharedMemoryLink:
 
     Attributes:
         remote: whether workers may run on other nodes, where a worker may wait long for a free core before it starts.
-        poll_seconds: maximum time in seconds between two calls of `refresh`.
+        poll_seconds: maximum time in seconds between two calls of `send_newest_weights`.
         store: shared arrays that the workers attach to.
     """
 
@@ -66,7 +66,7 @@ class SharedMemoryLink:
         task.send(CONNECT)
 
     def send_newest_weights(self, tasks: Iterable[Task]) -> None:
-        """Make the newest weights available to connected workers. With shared memory, `refresh` does nothing."""
+        """Make the newest weights available to connected workers. With shared memory, this method does nothing."""
 
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport) -> RolloutReport:
         """Make the content of a message "rollout" available in the learner's slot, and return the worker's report."""
@@ -102,7 +102,7 @@ class MemoryEndpoint:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
     def execute_order(self, order: Any) -> None:
-        """Execute an order that a link has sent. `MemoryEndpoint.take` does nothing, since a SharedMemoryLink sends no orders."""
+        """Execute an order that a link has sent. `MemoryEndpoint.execute_order` does nothing, since a SharedMemoryLink sends no orders."""
 
     def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
         """Send the message ("rollout", slot, report) after the worker has filled a slot."""

@@ -48,7 +48,8 @@ class WorkerConfig:
 def acting_state_size(normalizers: Normalizers) -> int:
     """Return the number of values of the acting state, which workers need in addition to the weights.
 
-    The acting state consists of the exploration variable (explore_var), Policy.uniform, the number of frames and Normalizers.vector.
+    The acting state consists of the exploration variable (explore_var), Policy.uniform, the number of frames and
+    Normalizers.statistics_vector.
     """
     return 3 + len(normalizers.statistics_vector)
 

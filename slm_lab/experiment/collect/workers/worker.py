@@ -346,7 +346,7 @@ class RolloutWorker:
         return continued
 
     def load_process_state(self, state: dict[str, Any] | None, resumes: int) -> None:
-        """Load a state as `resume` does, and restore the process-wide random generators.
+        """Load a state as `load_state` does, and restore the process-wide random generators.
 
         This method may be called only in a process that runs no other worker.
         """

@@ -234,7 +234,7 @@ class LocalExecutor(Executor):
     """Executor that runs each task in a child process. In each child process, numpy and torch use one thread.
 
     Args:
-        stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or
+        stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields TaskStalled with the level "notice" or
             "limit", or None to never yield the level.
     """
 

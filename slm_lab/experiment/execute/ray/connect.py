@@ -121,7 +121,7 @@ def connect_cluster(address: str, folder: Location | None) -> Iterator[Cluster]:
         folder: folder that all nodes must be able to read and write, or None to check no folder.
 
     Raises UserError within seconds if the cluster cannot be reached or used, if a node has other package versions than this process (see
-    `versions`), or if a node cannot access the folder.
+    `versions_to_match`), or if a node cannot access the folder.
     """
     check_installed("ray", extra="cluster", what="--cluster")
     if address == "local":
@@ -333,7 +333,7 @@ def _raise_folder_error(cluster: Cluster, node: Node, folder: Location, problem:
 def _probe_result(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
     """Return the result of `probe` on a node, or None if the node has died since the call.
 
-    Raises UserError if the node cannot run slm_lab or has other package versions (see `versions`).
+    Raises UserError if the node cannot run slm_lab or has other package versions (see `versions_to_match`).
 
     Args:
         answer: Ray's reference to the result.

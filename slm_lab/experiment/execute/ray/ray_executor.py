@@ -26,7 +26,7 @@ class RayTask(Task):
         super().__init__(name, target, args, resources)
         self.actor: Any = None
         self.taken: Any = None
-        """Future of the running call of `TaskActor.take`, or None if no call is running."""
+        """Future of the running call of `TaskActor.take_messages`, or None if no call is running."""
         self.outbox: list[Any] = []
         """Packed orders that will be sent with the next call of the actor."""
         self.ordered = 0
@@ -40,7 +40,7 @@ class RayTask(Task):
 
     def request_messages(self) -> None:
         """Request the messages of the actor, and send the orders of the outbox with the request."""
-        self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._take_unsent_orders())
+        self.taken = self.actor.take_messages.options(concurrency_group="mail").remote(*self._take_unsent_orders())
 
     def _take_unsent_orders(self) -> tuple[Any, ...]:
         """Empty the outbox. Returns (number of orders sent earlier, *orders of the outbox), or () if the outbox was empty."""
@@ -50,8 +50,8 @@ class RayTask(Task):
 
     def send(self, order: Any) -> None:
         self.outbox.append(_pack_argument(order))
-        if self.taken is not None:  # otherwise the next call of `take` sends the order
-            self.actor.order.options(concurrency_group="control").remote(*self._take_unsent_orders())
+        if self.taken is not None:  # otherwise the next call of `take_messages` sends the order
+            self.actor.receive_orders.options(concurrency_group="control").remote(*self._take_unsent_orders())
 
     def signal(self, content: Any) -> bool:
         import ray
@@ -84,7 +84,7 @@ class RayExecutor(Executor):
     A task starts when its resources are free on a node.
 
     Args:
-        stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields Stalled with the level "notice" or
+        stall_notice, stall_limit: number of seconds without a heartbeat after which `events` yields TaskStalled with the level "notice" or
             "limit", or None to never yield the level.
     """
 
@@ -129,7 +129,7 @@ class RayExecutor(Executor):
     def _wait(self, timeout: float) -> None:
         for task in self.tasks:
             if task.taken is None:
-                task.take()
+                task.request_messages()
         taken = {task.taken: task for task in self.tasks}
         for future in self._wait_for_futures(list(taken), timeout):
             self._read(taken[future], future)
@@ -154,7 +154,7 @@ class RayExecutor(Executor):
     def _read(self, task: RayTask, future: Any) -> None:
         """Add the messages that a task has sent to the inbox of the task.
 
-        Args: future: completed future of a call of `TaskActor.take`.
+        Args: future: completed future of a call of `TaskActor.take_messages`.
         """
         task.taken = None
         try:

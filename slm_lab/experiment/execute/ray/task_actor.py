@@ -24,7 +24,7 @@ from slm_lab.lib.log import logger
 _TICK = 0.2
 """Time in seconds between two checks of the heartbeat."""
 _POLL_SECONDS = 5.0
-"""Maximum time in seconds that a call of `TaskActor.take` waits for messages."""
+"""Maximum time in seconds that a call of `TaskActor.take_messages` waits for messages."""
 _MOST_BYTES = 2**20
 """Maximum number of bytes of a log that are sent in one message."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
@@ -47,7 +47,7 @@ class SentMessage(NamedTuple):
 
 
 class TakenMessages(NamedTuple):
-    """Result of `TaskActor.take`: messages that the task has sent."""
+    """Result of `TaskActor.take_messages`: messages that the task has sent."""
 
     messages: list[SentMessage]
     ended: bool
@@ -67,9 +67,8 @@ class RayContext(Context):
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        self.messages.put(
-            SentMessage(kind, pack(content))
-        )  # packed in this thread, since packing in another thread would interrupt this one
+        packed = pack(content)  # in this thread, since packing in another thread would interrupt this one
+        self.messages.put(SentMessage(kind, packed))
 
     def redirect_output(self, path: Path) -> None:
         """Redirect the output of this process to a temporary file, and send the lines of the file to the executor, which appends the lines
@@ -134,9 +133,9 @@ class TaskActor:
             self._ended = True
 
     def take_messages(self, *numbered: Any) -> TakenMessages | bytes:
-        """Wait at most _POLL_SECONDS for messages from the task, and return a packed Taken object that contains these messages.
+        """Wait at most _POLL_SECONDS for messages from the task, and return a packed TakenMessages object that contains these messages.
 
-        Args: numbered: arguments of `order`, which is called first, or () if there are no orders.
+        Args: numbered: arguments of `receive_orders`, which is called first, or () if there are no orders.
         """
         if numbered:
             self.receive_orders(*numbered)

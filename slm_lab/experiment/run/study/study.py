@@ -130,7 +130,7 @@ class _Planner:
             state.share = 0.0
             if state.status == "waiting":
                 return self.table.print_line(f"{state.run.name}: failed and is retried: {last_line(cause) or 'unknown cause'}")
-        self.table.print_trial_end(state)
+        self.table.print_run_end(state)
 
     def _trained_fraction(self, run: StudyRun) -> float:
         """Return the fraction of a run's frames that have been trained, summed over all Sessions of the run."""

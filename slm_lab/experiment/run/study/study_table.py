@@ -43,7 +43,7 @@ class StudyTable(LiveTable):
         super().__init__(console)
         self.states, self.concurrent = states, concurrent
 
-    def print_trial_end(self, state: RunState) -> None:
+    def print_run_end(self, state: RunState) -> None:
         """Print how a run of the study ended."""
         took = "" if state.seconds is None else f"  {format_duration(state.seconds)}"
         cause = f": {last_line(state.cause)}" if state.cause.strip() else ""

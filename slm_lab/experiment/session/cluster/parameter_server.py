@@ -91,10 +91,10 @@ class _SessionArrays(SharedArrays):
         """Map the arrays to shared memory. For an array that is divided among server processes, map only the range of this process."""
         self.named = named
         return super().allocate(
-            {name: one if one.division is None else one._replace(values=self._own_range(name, one.values)) for name, one in named.items()}
+            {name: one if one.division is None else one._replace(values=self.own_range(name, one.values)) for name, one in named.items()}
         )
 
-    def _own_range(self, name: str, array: np.ndarray) -> np.ndarray:
+    def own_range(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return the range of an array that this server process stores."""
         one = self.named[name]
         return array if one.division is None else array[one.process_slice(self.serves)]
@@ -200,7 +200,7 @@ class ParameterServer:
         view.__dict__ = {**plain.__dict__, "serves": self.number, "parts": {}, "answers": {}}
         view.attach(parts)
         if first and self._from is not None:
-            view.restore({name: view._own_range(name, array) for name, array in self._from.items()})
+            view.restore({name: view.own_range(name, array) for name, array in self._from.items()})
             self._from = None
         self._views[index] = view
         return view
@@ -316,7 +316,7 @@ class ParameterServers:
         elif processes > len(self.servers):
             while len(self.servers) < processes:
                 self._start_server()
-            self.first.call_async("join", self.servers[1:])
+            self.first.call_async("set_other_servers", self.servers[1:])
         for number in done:
             self._asked[number] = self.servers[number].start("status")
 
@@ -343,4 +343,4 @@ class ParameterServers:
             with suppress(Exception):  # the process has died too often, as in `poll`
                 self.servers[number].call("begin", self.generation, arrays)
         if len(self.servers) > 1:
-            self.first.call_async("join", self.servers[1:])
+            self.first.call_async("set_other_servers", self.servers[1:])

@@ -256,7 +256,7 @@ class RemoteArrays:
         return traffic
 
     def exchange(self) -> None:
-        self._copies.take_answers([self._copies.call_first_server("exchange")])
+        self._copies.take_answers([self._copies.call_first_server("read_session_rows")])
 
     def publish(self) -> None:
         copies = self._copies
@@ -327,7 +327,7 @@ class SinkServer:
         self._sinks[session] = LocalSink(paths, trial, track=track)
 
     def write(self, session: int, restart: int, event: Row) -> None:
-        """Pass a row to the Session's LocalSink. If writing fails, the next `call` of the Session raises the error."""
+        """Pass a row to the Session's LocalSink. If writing fails, the next `call_sink_method` of the Session raises the error."""
         if restart != self._restarts.get(session):
             return
         try:
@@ -381,11 +381,11 @@ class RemoteSink(RunSink):
         self.files.save_shared(bundle)
 
     def sync_and_get_positions(self, session: int) -> Position:
-        position: Position = self._call("position", session)
+        position: Position = self._call("sync_and_get_positions", session)
         return position
 
     def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
-        self._call("rewind", session, position, frame)
+        self._call("truncate_tables", session, position, frame)
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         rows: list[dict[str, str]] = self._call("rows", table, mode)
@@ -401,4 +401,4 @@ class RemoteSink(RunSink):
         self._call("close", status)
 
     def _call(self, method: str, *args: Any) -> Any:
-        return self.server.call("call", self.session, self.restart, method, *args)
+        return self.server.call("call_sink_method", self.session, self.restart, method, *args)

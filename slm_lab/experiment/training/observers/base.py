@@ -150,7 +150,7 @@ def mean(values: Collection[float]) -> float | None:
 
 
 class Mean:
-    """Mean of the values that were added since the last call of `drain`."""
+    """Mean of the values that were added since the last call of `take_mean`."""
 
     def __init__(self) -> None:
         self.total, self.count = 0.0, 0
@@ -167,7 +167,7 @@ class Mean:
 
 
 class RunningMax(Mean):
-    """Maximum of the values that were added since the last call of `drain`, stored as the mean of a single value."""
+    """Maximum of the values that were added since the last call of `take_mean`, stored as the mean of a single value."""
 
     def add(self, value: float | None) -> None:
         if value is not None:

@@ -102,7 +102,7 @@ def pushes(processes: int | None) -> float:
         assert abs(trainer.flat.size - 1.7e6) < 0.01e6
         trainer.flat.grad.copy_(torch.from_numpy(np.random.default_rng(0).normal(size=trainer.flat.size).astype(np.float32)))
         lr_G = [group.optimizer.lr for group in trainer.groups]
-        found = rate(lambda: shared.push(trainer.receive, lr_G, trainer.flat.frozen))
+        found = rate(lambda: shared.push(trainer.step_with_remote_gradient, lr_G, trainer.flat.frozen))
         session.close()
     return found
 

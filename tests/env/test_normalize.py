@@ -262,8 +262,8 @@ def test_shared_statistics_equal_those_of_one_that_saw_both() -> None:
             one.obs.update(step.obs_N)
             if step.first_N.any():
                 one.obs.update(step.last_obs_N[step.first_N])
-    np.testing.assert_array_equal(envs[0].normalizers.vector, envs[1].normalizers.vector)
-    np.testing.assert_allclose(envs[0].normalizers.vector, one.statistics_vector, rtol=1e-6)
+    np.testing.assert_array_equal(envs[0].normalizers.statistics_vector, envs[1].normalizers.statistics_vector)
+    np.testing.assert_allclose(envs[0].normalizers.statistics_vector, one.statistics_vector, rtol=1e-6)
     assert envs[0].normalizers.obs.stats.count == one.obs.stats.count  # type: ignore[union-attr]
 
 

@@ -69,7 +69,7 @@ def test_a_policy_that_has_not_changed_has_no_divergence() -> None:
 # ---- fast paths
 
 
-def direct_passes(agent: Agent) -> list[Any]:
+def graph_free_passes(agent: Agent) -> list[Any]:
     """Return the chains of the nets that learn; None where a net has none."""
     trainers = [part for part in agent.algorithm.parts().values() if isinstance(part, Trainer)]
     return [trainer.flat.module.direct.fast for trainer in trainers]  # type: ignore[union-attr]
@@ -108,7 +108,7 @@ def test_fast_paths_agree_with_plain_torch(module: Any, switch: str, case: Case,
         assert agent.policy._numpy_actor is None
     elif switch == "DIRECT":
         through_graph = case.algorithm in ("SARSA", "Random") or case.net == "DuelingMLPNet"
-        assert any(direct_passes(fast_agent)) != through_graph
-        assert not any(direct_passes(agent))
+        assert any(graph_free_passes(fast_agent)) != through_graph
+        assert not any(graph_free_passes(agent))
     else:
         assert agent.algorithm.closed_form is None  # type: ignore[attr-defined]

@@ -175,11 +175,11 @@ def both_passes(
     """Return the pass without a graph, and the one through the modules."""
     graph = critics.forward_pass(obs, actions, **how)
     critics.enable_graph_free_pass(flat)
-    direct_pass = critics.forward_pass(obs, actions, **how)
+    graph_free_pass = critics.forward_pass(obs, actions, **how)
     critics.direct = direct.FastPass()
     assert isinstance(graph, GraphPass)
-    assert isinstance(direct_pass, CriticsPass)
-    return direct_pass, graph
+    assert isinstance(graph_free_pass, CriticsPass)
+    return graph_free_pass, graph
 
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "stacked"])

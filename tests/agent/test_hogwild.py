@@ -228,10 +228,10 @@ def test_a_shared_gradient_is_that_of_one_net(stores: Stores, monkeypatch: pytes
     grads, expected = gradients(one.agent), gradients(alone.agent)
     backward = GraphFreePass.backward
 
-    def late(direct_pass: GraphFreePass, *grads: np.ndarray) -> None:
+    def late(graph_free_pass: GraphFreePass, *grads: np.ndarray) -> None:
         monkeypatch.setattr(GraphFreePass, "backward", backward)
         other.update()
-        backward(direct_pass, *grads)
+        backward(graph_free_pass, *grads)
 
     monkeypatch.setattr(GraphFreePass, "backward", late)
     metrics = one.update()

@@ -221,7 +221,7 @@ class QCritics(GraphFreeNet):
         """
         chains = self.direct.get(learn)
         if chains is not None:
-            return self._direct_pass(chains, _concatenate_inputs(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number)
+            return self._graph_free_pass(chains, _concatenate_inputs(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number)
         if not for_action_grad:
             with torch.set_grad_enabled(learn):
                 return GraphPass(self(obs_B, action_B, number))
@@ -235,7 +235,7 @@ class QCritics(GraphFreeNet):
             parameter.requires_grad_()
         return GraphPass(values, inputs=leaf_B)
 
-    def _direct_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+    def _graph_free_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
         return CriticsPass(chains[:number], x_BI.numpy(), actions, self._has_single_output(actions))
 
     def _has_single_output(self, actions: int | None) -> bool:
@@ -351,11 +351,11 @@ class StackedCritics(QCritics):
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         super().enable_graph_free_pass(vector, data, [*others, *self.activations])
 
-    def _direct_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+    def _graph_free_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
         stack, *each = chains
         if number is None and len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
             return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions, self._has_single_output(actions))
-        return super()._direct_pass(each, x_BI, actions, number)
+        return super()._graph_free_pass(each, x_BI, actions, number)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
         """Return Q [C, B] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.

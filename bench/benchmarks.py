@@ -27,10 +27,12 @@ from slm_lab.experiment.report.study_report import (
     EntryResult,
     bullets,
     explanations,
+    general_explanations,
     markdown_table,
     study_figures,
     study_rows,
     study_settings,
+    with_usable_metric,
 )
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.load.files import find_spec_file
@@ -159,8 +161,28 @@ def _cells(study: Study, row: EntryResult) -> list[str]:
 
 
 def with_table(study: Study, folder: Path) -> str:
-    """Return the text of the page that belongs to a folder of results, with an updated table."""
-    return _between(f"study {study.name}", markdown_table(study, rows_of(study, folder)), _page(folder))
+    """Return the text of the page that belongs to a folder of results, with an updated table.
+
+    If the page explains the columns of all its tables in one place, the table has only those explanations that belong to its study.
+    """
+    page, found = _page(folder), study_settings(study, results_of(study, folder))
+    shown, reason = with_usable_metric(study, found)
+    table = markdown_table(shown, study_rows(shown, found), reason, general=not _has_column_texts(page))
+    return _between(f"study {study.name}", table, page)
+
+
+def _has_column_texts(page: Path) -> bool:
+    return "<!-- columns -->" in page.read_text(encoding="utf-8")
+
+
+def with_column_texts(page: Path) -> str:
+    """Return the text of a page with an updated list that explains the columns of all tables of the page."""
+    studies = [study_of(name) for name, kept in STUDIES.items() if _page(kept.results) == page and any(kept.results.glob("*_seed*.json"))]
+    columns = ["score", "interquartile mean", "gradient norm variance"]
+    columns += ["difference"] if any(one.spec.baseline is not None for one in studies) else []
+    columns += ["solved"] if any(one.solve_score(env) is not None for one in studies for env in one.envs) else []
+    columns += ["published"] if any(one.published_score(run.entry, run.env) is not None for one in studies for run in one.runs) else []
+    return _between("columns", f"{bullets(general_explanations(studies, columns).values())}\n", page)
 
 
 def _between(name: str, text: str, page: Path) -> str:
@@ -185,6 +207,8 @@ def write_page(study: Study, folder: Path) -> None:
         sys.stderr.write(f"{_page(folder)} has no section for the study: add <!-- study {study.name} --> and <!-- end of study -->\n")
         return
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
+    if _has_column_texts(_page(folder)):
+        _page(folder).write_text(with_column_texts(_page(folder)), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
     for name, figure in FIGURES[study.name].items():
         if figure in figures:  # missing if no run has the data of the figure

@@ -17,7 +17,7 @@ from slm_lab.experiment.report.compare import Setting, summarize
 from slm_lab.experiment.report.compare_report import estimate_text, median_text
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import Median, estimate_difference
-from slm_lab.experiment.report.pairwise import compare_pairs
+from slm_lab.experiment.report.pairwise import PUBLISHED_SCORE, compare_pairs
 from slm_lab.experiment.report.progress import format_number
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.study_report import (
@@ -41,8 +41,8 @@ PUBLISHED = Path(__file__).with_name("published.csv")
 """Published scores in addition to those in the study files: section, env, entry, source, score, standard deviation, frames, seeds."""
 
 
-_ADVANTAGE = "SLM Lab minus this library"
-"""Title of the column in which the scores of SLM Lab and of another library are compared."""
+_ADVANTAGE = "slm_lab minus this library"
+"""Title of the column in which the scores of slm_lab and of another library are compared."""
 
 
 class Section(NamedTuple):
@@ -67,9 +67,9 @@ SECTIONS = (
     Section(
         "MuJoCo: PPO after 1 million frames",
         {"mujoco_1m": ""},
-        "The PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries, is trained with the same seeds, environments "
-        "and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are the largest mean "
-        "return during training.",
+        "The runs of other libraries train the PPO of CleanRL and of Stable-Baselines3, with the defaults of these libraries and the same "
+        "seeds, environments and frames. The published scores are for older versions of the environments (v3, v4); those of Tianshou are "
+        "the largest mean return during training.",
     ),
     Section(
         "DeepMind Control: PPO",
@@ -95,9 +95,9 @@ SECTIONS = (
     Section(
         "Off-policy algorithms after 100,000 frames of MuJoCo",
         {"off_policy_100k": "SimbaV2's runs (v4)"},
-        "The agents do one update per frame. An evaluation has 10 episodes with deterministic actions. SAC and TD3 of Stable-Baselines3 "
-        "and CrossQ of SBX, with the settings of RL Zoo, are trained with the same seeds. The published scores are results of the "
-        "authors of SimbaV2 with version 4 of the environments and 10 seeds.",
+        "The agents do one update per frame. An evaluation has 10 episodes with deterministic actions. The runs of other libraries train "
+        "SAC and TD3 of Stable-Baselines3 and CrossQ of SBX, with the settings of RL Zoo and the same seeds. The published scores are "
+        "results of the authors of SimbaV2 with version 4 of the environments and 10 seeds.",
         "SimbaV2's runs (v4)",
     ),
     Section(
@@ -125,6 +125,8 @@ class Scored(NamedTuple):
     setting: Setting
     run: StudyRun | None
     """A run of the study; None for a run of another library."""
+    reason: str
+    """Why the row has a different metric than the study, or "" if the row has the metric of the study."""
 
     @property
     def anchor(self) -> str:
@@ -146,10 +148,10 @@ def scored(name: str) -> list[Scored]:
     own = results_of(found, STUDIES[name].results)
     study, others = with_peers(found, STUDIES[name].results)
     of_key = study_settings(study, [*own, *others])
-    study, _ = with_usable_metric(study, of_key)
+    study, reason = with_usable_metric(study, of_key)
     runs = {(run.env, run.entry): run for run in reversed(found.runs)}
     rows = study_rows(study, of_key)
-    return [Scored(name, study, row, of_key[row.env, row.entry], runs.get((row.env, row.entry))) for row in rows]
+    return [Scored(name, study, row, of_key[row.env, row.entry], runs.get((row.env, row.entry)), reason) for row in rows]
 
 
 def contents(section: Section) -> list[Scored]:
@@ -201,7 +203,9 @@ def table(section: Section, found: Sequence[Scored]) -> str:
 
 
 def _seconds_title(section: Section) -> str:
-    return f"seconds to {_level(section) or 'the published score'}"
+    if level := _level(section):
+        return f"seconds to {level}"
+    return f"seconds to the score of {section.reference}" if section.reference else "seconds to solve"
 
 
 def _level(section: Section) -> str | None:
@@ -274,8 +278,10 @@ def over_envs(section: Section, found: Sequence[Scored]) -> str:
         for one in overall.overall
     ]
     scales = Counter((scale.zero_is, scale.one_is) for scale in overall.scales)
-    meant = "; ".join(f"in {count} of them, 0 is {zero} and 1 is {one}" for (zero, one), count in scales.items())
-    return f"{markdown(lines)}\n\nThe scores in each of the {len(overall.scales)} envs are normalised linearly: {meant}."
+    published = f"the score of {section.reference}"
+    meanings = {(zero, published if one == PUBLISHED_SCORE else one): count for (zero, one), count in scales.items()}
+    parts = [f"{f'in {count} of them, ' if len(meanings) > 1 else ''}0 is {zero} and 1 is {one}" for (zero, one), count in meanings.items()]
+    return f"{markdown(lines)}\n\nThe scores in each of the {len(overall.scales)} envs are normalised linearly: {'; '.join(parts)}."
 
 
 # ---- commands
@@ -322,7 +328,8 @@ def section_text(section: Section) -> str:
     found = contents(section)
     names = " ".join(section.studies)
     if not found:
-        return f"## {section.title}\n\nNot run yet: `make benchmarks NAME={next(iter(section.studies))}`.\n"
+        first = next(iter(section.studies))
+        return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={first}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
     parts += [over_envs(section, found), processors([run for one in found for run in one.results])]
     parts += [f'To repeat all runs, use `make benchmarks NAME="{names}"`; to repeat a single run, use its command below.', *_blocks(found)]
@@ -332,10 +339,15 @@ def section_text(section: Section) -> str:
 def explained(section: Section, found: Sequence[Scored]) -> str:
     """Return a list that explains the columns and the links of the table of a section."""
     columns = ["score", *(["published"] if sources(section, found) else [])]
-    texts = ["Each env links to its figure and commands, and each algorithm links to its spec.", *explanations(found[0].study, columns)]
+    reasons = dict.fromkeys(one.reason for one in found if one.reason)
+    texts = [
+        *reasons,
+        "Each env links to its figure and commands, and each algorithm links to its spec.",
+        *explanations(found[0].study, columns),
+    ]
     if any(_advantage(one, found) for one in found):
         texts.append(
-            f'The column "{_ADVANTAGE}" has the score of the same algorithm in SLM Lab minus the score of the other library, with Welch\'s '
+            f'The column "{_ADVANTAGE}" has the score of the same algorithm in slm_lab minus the score of the other library, with Welch\'s '
             "95 % confidence interval."
         )
     if section.reference or _level(section):
@@ -361,7 +373,7 @@ def _left(section: Section) -> str:
 def processors(results: Sequence[ResultRun]) -> str:
     """Return a sentence about the processors of runs."""
     counts = Counter(str(run.content.get("processor") or "an unknown processor") for run in results)
-    return f"Trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
+    return f"The runs were trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
 
 
 def _blocks(found: Sequence[Scored]) -> Iterator[str]:

@@ -53,8 +53,8 @@ def test_study() -> None:
     )
     numbers = dict.fromkeys(("updates_per_second", "grad_norm", "grad_norm_variance", "staleness", "lock_wait", "lag"), 12_345.6)
     row = EntryResult(
-        f"Env{LONG}-v0", f"{LONG}0", 10, 3, ESTIMATE, -123_456.7, ESTIMATE, ESTIMATE, ESTIMATE, 0.012, 7, MEDIAN, MEDIAN, 1234.5, "below",
-        **cast(Any, numbers),
+        f"Env{LONG}-v0", f"{LONG}0", 10, 3, ESTIMATE, -123_456.7, ESTIMATE, ESTIMATE, 10, ESTIMATE, 0.012, 7, MEDIAN, MEDIAN, 1234.5,
+        "below", **cast(Any, numbers),
     )  # fmt: skip
     assert too_wide(text_lines(study, [row, row._replace(entry=LONG, difference=None)])) == []
 

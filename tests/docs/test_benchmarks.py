@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from bench.benchmarks import SHORT_TABLES, rows_of, scores, with_short_table, with_table, writers
+from bench.benchmarks import SHORT_TABLES, rows_of, scores, with_column_texts, with_short_table, with_table, writers
 from bench.studies import DOCS, LEARNING_CURVES, STUDIES, TABLES, results_of
 from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.study_file import differing_paths, load_study
@@ -50,6 +50,17 @@ def test_the_tables_of_learning_curves_are_those_of_their_results(name: str) -> 
         assert with_table(study, page.results) == text
     else:
         assert f"<!-- study {name} -->" not in text
+
+
+@with_results
+def test_the_columns_of_learning_curves_are_explained_once() -> None:
+    page = DOCS / "learning_curves.md"
+    text = page.read_text(encoding="utf-8")
+    assert with_column_texts(page) == text
+    for part in ("The interquartile mean is", "Welch's t-test", "at least six seeds", "The gradient norm is averaged", "Beside a"):
+        assert text.count(part) == 1, part
+    shown = [name for name in LEARNING_CURVES if f"<!-- study {name} -->" in text]
+    assert text.count("- The score of a seed is") == len(shown)
 
 
 @with_results

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 from bench import score_page, studies
-from bench.score_page import SECTIONS, command, contents, figures_of, over_envs, seconds_to, section_text, tables_text, write_figures
+from bench.peers import peer_runs
+from bench.score_page import (
+    SECTIONS,
+    command,
+    contents,
+    explained,
+    figures_of,
+    over_envs,
+    seconds_to,
+    section_text,
+    tables_text,
+    write_figures,
+)
 from bench.studies import DOCS, STUDIES, TABLES, Kept, study_of
 from slm_lab.experiment.report.baseline import SHIPPED
 from slm_lab.spec.load.loader import load_spec
@@ -53,7 +65,7 @@ def test_a_study_without_results_has_one_line(folder: Path) -> None:
     for section in SECTIONS:
         title, blank, line = section_text(section).rstrip("\n").split("\n")
         assert (title, blank) == (f"## {section.title}", "")
-        assert line == f"Not run yet: `make benchmarks NAME={next(iter(section.studies))}`."
+        assert line == f"There are no results yet. To train the runs, use `make benchmarks NAME={next(iter(section.studies))}`."
     write_figures("mujoco")
     assert not list((folder / "figures").iterdir())
 
@@ -67,9 +79,28 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
     # Student's t for one degree of freedom is 12.71, and the standard error 100
     assert (row["frames"], row["seeds"], row["score"]) == ("4,000,000", "2", "1,800 [529.4, 3,071]")
     assert row["SLM Lab v5"] == "1654 ≥"
-    assert row["seconds to the published score"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
+    assert row["seconds to the score of SLM Lab v5"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
     assert '<a id="mujoco-hopper-v5"></a>' in text
-    assert "Trained on a processor." in text
+    assert "The runs were trained on a processor." in text
+
+
+def test_the_score_of_another_library_is_subtracted_from_that_of_slm_lab(folder: Path) -> None:
+    """1,900 and 2,100 minus 1,800: without a second seed of the other library, the difference has no interval."""
+    section = next(one for one in SECTIONS if "mujoco_1m" in one.studies)
+    study = study_of("mujoco_1m")
+    results(folder, "mujoco_1m", "Hopper-v5", *({**curve(value), "total_reward": [value]} for value in (1900.0, 2100.0)))
+    assert "minus this library" not in section_text(section)
+    peer = next(run for run in peer_runs(study, folder / "mujoco_1m") if run.beside.label == "CleanRL's PPO")
+    own = next(run for run in study.runs if (run.env, run.random_seed) == (peer.env, peer.random_seed))
+    write(peer.file.parent, replace(own, entry=peer.beside.label), {**curve(1800.0), "total_reward": [1800.0]}).rename(peer.file)
+    found = contents(section)
+    lines = [line for line in section_text(section).splitlines() if line.startswith("|")]
+    head, _, ours, theirs = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[:4])
+    column = head.index("slm_lab minus this library")
+    assert (ours[column], theirs[column], theirs[1]) == ("", "+200", "[CleanRL's PPO](../bench/peers.py)")
+    assert 'The column "slm_lab minus this library" has the score of the same algorithm in slm_lab minus' in explained(section, found)
+    assert not explained(section, found).startswith("- why")
+    assert explained(section, [one._replace(reason="why.") for one in found]).startswith("- why.\n- Each env links")
 
 
 def test_seconds_are_infinite_if_most_seeds_stay_below(folder: Path) -> None:
@@ -88,9 +119,7 @@ def test_scores_over_envs_are_scaled_by_random_actions_and_the_published_score(f
     text = over_envs(MUJOCO, contents(MUJOCO))
     # 0.1 0.1 | 0.5 0.5 1.0 1.0 | 2.0 2.0
     assert "| PPO | 8 | 0.75 [" in text
-    assert (
-        "each of the 2 envs are normalised linearly: in 2 of them, 0 is the return of random actions and 1 is the published score." in text
-    )
+    assert "each of the 2 envs are normalised linearly: 0 is the return of random actions and 1 is the score of SLM Lab v5." in text
 
 
 def test_there_is_no_mean_over_a_single_env(folder: Path) -> None:

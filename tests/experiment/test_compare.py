@@ -341,7 +341,19 @@ def test_the_rule_by_which_seeds_count_as_solved_is_named_for_each_setting_if_it
     )
     assert "A seed counts as solved if total_reward" in same
     assert "A seed of a2c counts as solved if total_reward" in other
-    assert "A seed of b counts as solved if the mean return of an evaluation is" in other
+    assert "A seed of b counts as solved if the mean return of at least one evaluation reaches the value of --solve." in other
+    assert "reaches the value of --solve in at least one table row." in same
+    assert ("first table row at or above" in same, "interpolated" in same) == (True, False)
+    assert ("first table row at or above" in other, "interpolated" in other) == (True, True)
+
+
+def test_only_the_bootstrap_intervals_in_the_tables_are_named(tmp_path: Path) -> None:
+    runs = [str(make_run(tmp_path / name, [[0, 10], [0, number]])) for number, name in enumerate("ab")]
+    text = " ".join(compare(runs[:1], out=tmp_path / "out").split())
+    assert "The interval of the interquartile mean is the percentile interval" in text
+    text = " ".join(compare(runs, labels=["a", "b"], out=tmp_path / "out").split())
+    assert "The intervals of the interquartile mean and P(B > A) are percentile intervals" in text
+    assert "The interval is not adjusted for the number of comparisons." in text
 
 
 def test_without_a_threshold_nothing_is_said_of_solving(tmp_path: Path) -> None:

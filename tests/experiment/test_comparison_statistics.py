@@ -123,6 +123,9 @@ def test_the_p_value_of_paired_scores_by_hand() -> None:
     assert t_test(others, scores, paired=True) == pytest.approx(1 - math.sqrt(12 / 14))
     assert (t_test(scores, others) or 0.0) > 0.9, "the seeds vary much more than the differences"
     assert t_test([3.0, 5.0], [1.0, 3.0], paired=True) is None, "equal differences"
+    assert t_test([0.3, 0.4, 0.7], [0.2, 0.3, 0.6], paired=True) is None, "equal except for rounding errors"
+    assert t_test([0.1, 0.1, 0.1], [0.3, 0.3, 0.3]) is None, "equal except for rounding errors"
+    assert t_test([1e-9, 2e-9, 3e-9], [0.0, 1e-9, 3e-9], paired=True) is not None, "small, but not rounding errors"
     assert t_test([3.0], [1.0], paired=True) is None
     assert t_test([], [], paired=True) is None
 
@@ -145,7 +148,8 @@ def test_the_interval_of_paired_scores_excludes_0_if_their_p_value_is_below_5_pe
     assert one is not None
     assert one.low is not None
     assert p is not None
-    assert (one.low > 0.0) == (p < 0.05)
+    assert one.high is not None
+    assert (one.low > 0.0 or one.high < 0.0) == (p < 0.05)
 
 
 # ---- ranges

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,18 @@ from slm_lab.experiment.report.metrics import (
     first_reached,
     median_point,
 )
-from slm_lab.experiment.report.study_report import compare_with_published, explanations, study_rows, study_settings
+from slm_lab.experiment.report.study_report import (
+    SCORES,
+    compare_with_published,
+    explanations,
+    study_rows,
+    study_settings,
+    study_table,
+)
 from slm_lab.experiment.report.study_result import ResultRun, merge_rows
+from slm_lab.lib.files import with_checksum
 from slm_lab.spec.load.study_file import load_study
+from slm_lab.spec.models.study import StudyRun
 from tests.experiment.study.toys import RETURNS, STUDY, write, write_made_up
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
@@ -98,10 +108,7 @@ def test_the_p_value_of_a_study_is_of_the_test_of_its_difference(paired: bool, t
         monkeypatch.setitem(RETURNS, entry, lambda seed, gaps=gaps: 100.0 + 150.0 * seed + gaps[seed])
     entries = [*STUDY["entries"], {"spec": "a2c", "label": "same", "set": {"agent.algorithm.lam": 0.5}}]
     study = load_study(write(tmp_path, entries=entries, random_seed=[0, 1, 2], paired=paired), "small")
-    for index, run in enumerate(study.runs):
-        keys = {"entry": run.entry, "env": run.env, "random_seed": run.random_seed, "digest": run.digest, "settings": dict(run.settings)}
-        write_made_up(tmp_path / f"{index}.json", keys)
-    found = study_settings(study, [ResultRun(tmp_path / f"{index}.json") for index in range(len(study.runs))])
+    found = study_settings(study, [result_of(tmp_path / f"{index}.json", run) for index, run in enumerate(study.runs)])
     slow, fast, same = study_rows(study, found)
     assert (slow.difference, slow.p_holm) == (None, None)
     assert fast.difference is not None
@@ -120,6 +127,67 @@ def test_the_p_value_of_a_study_is_of_the_test_of_its_difference(paired: bool, t
         assert (fast.p_holm, same.p_holm) == (1.0, 1.0)
         assert "Welch's t-test" in text
         assert "paired" not in text
+
+
+def result_of(file: Path, run: StudyRun) -> ResultRun:
+    """Return a made-up result of a run, which is written to `file`."""
+    keys = {"entry": run.entry, "env": run.env, "random_seed": run.random_seed, "digest": run.digest, "settings": dict(run.settings)}
+    write_made_up(file, keys)
+    return ResultRun(file)
+
+
+def test_a_pair_has_the_same_seed_and_is_a_mean_over_sessions(tmp_path: Path) -> None:
+    """fast − slow is 460 − 2 · seed. Without slow's seed 3, the pairs are those of the seeds 0 to 2, whose mean difference is 458.
+
+    With a second Session of slow's seed 0, which returns 60 instead of 20, slow's score of this pair is 40 and its difference 440.
+    """
+    study = load_study(write(tmp_path, random_seed=[0, 1, 2, 3], paired=True), "small")
+    results = [
+        result_of(tmp_path / f"{index}.json", run) for index, run in enumerate(study.runs) if (run.entry, run.random_seed) != ("slow", 3)
+    ]
+    rows = study_rows(study, study_settings(study, results))
+    assert [(row.entry, row.seeds, row.pairs) for row in rows] == [("slow", 3, None), ("fast", 4, 3)]
+    assert rows[1].difference is not None
+    assert rows[1].difference.value == 458.0
+    head, *cells = study_table(study, rows)
+    assert [line[head.index("pairs")] for line in cells] == ["-", "3"]
+    assert "The score of a run is the mean over its Sessions." in " ".join(explanations(study, head))
+
+    file = next(one.paths.root for one in results if (one.content["entry"], one.random_seed) == ("slow", 0))
+    content = json.loads(file.read_text())
+    content["train"]["1"] = {name: [*values[:-1], 60.0] for name, values in content["train"]["0"].items()} | {"frame": [100, 200]}
+    content["sessions"]["1"] = "done"
+    del content["crc32"]
+    file.write_text(json.dumps(with_checksum(content)))
+    rows = study_rows(study, study_settings(study, [ResultRun(one.paths.root) for one in results]))
+    assert [(row.seeds, row.pairs) for row in rows] == [(4, None), (4, 3)]
+    assert rows[1].difference is not None
+    assert rows[1].difference.value == pytest.approx((440 + 458 + 456) / 3)
+
+
+def test_columns_of_differences_are_left_out_without_results_of_the_baseline(tmp_path: Path) -> None:
+    study = load_study(write(tmp_path), "small")
+    results = [result_of(tmp_path / f"{index}.json", run) for index, run in enumerate(study.runs) if run.entry == "fast"]
+    head, _ = study_table(study, study_rows(study, study_settings(study, results)))
+    assert not {"difference to slow", "P(higher)", "p (Holm)"} & set(head)
+
+
+def test_the_texts_that_all_studies_share_can_be_left_out(tmp_path: Path) -> None:
+    """Of seeds with evaluations, the evaluations are compared with `solve`, of others the table rows."""
+    for metric, rule in {
+        "evaluation": "the mean return of at least one evaluation reaches 100.",
+        "total_reward": "the column total_reward reaches 100 in at least one table row.",
+        "current_return": "current_return reaches 100 in at least one table row or, in a run with meta.rigorous_eval, if the mean return "
+        "of at least one evaluation reaches this return.",
+    }.items():
+        entries = [{**entry, "set": {**entry.get("set", {}), "meta.rigorous_eval": 1}} for entry in STUDY["entries"]]
+        study = load_study(write(tmp_path, metric=metric, solve=100, **({"entries": entries} if metric == "evaluation" else {})), "small")
+        columns = ["score", "solved", "interquartile mean", "difference to slow"]
+        own = explanations(study, columns, general=False)
+        assert own == [f"The score of a seed is {SCORES[metric]}.", f"A seed counts as solved if {rule}"]
+        every = explanations(study, columns)
+        assert [text.startswith(one) for text, one in zip((every[0], every[3]), own, strict=True)] == [True, True]
+        assert ("interpolated" in every[3], "first table row" in every[3]) == (metric != "total_reward", metric != "evaluation")
 
 
 def test_medians_count_what_never_happened() -> None:

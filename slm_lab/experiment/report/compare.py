@@ -55,7 +55,7 @@ TRAINING = "training episodes"
 """Value of SeedResult.source for a seed without evaluations."""
 TOTAL = "total_reward, the mean return of the last 100 episodes"
 RULES = {
-    "evaluation": "the mean return of an evaluation",
+    "evaluation": "the mean return of at least one evaluation",
     "return_new": f"the mean return of the most recent episodes (those since the previous table row, and at least {SOLVE_EPISODES})",
     "total_reward": f"{TOTAL} (tables of SLM Lab have no column return_new),",
 }

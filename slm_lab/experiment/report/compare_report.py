@@ -44,13 +44,6 @@ COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
 """Title of the figure of the variance between seeds, and label of its vertical axis."""
-MEDIANS = (
-    "The seconds and global frames to solve are medians over all seeds; a seed that did not reach the return counts as later than every "
-    "seed that did. Between two evaluations, both are interpolated linearly. Their intervals are computed from order statistics, which "
-    "need at least six seeds. ∞ means that at least half of the seeds did not reach the return. <= marks an upper limit: the first "
-    "evaluation or row was already at or above the return."
-)
-"""Explanation of the columns of seconds and frames to solve."""
 
 
 class WrittenComparison(NamedTuple):
@@ -370,30 +363,74 @@ def overall_table(found: Comparison) -> list[list[str]]:
     return rows_from_columns(columns)
 
 
+def solved_text(seed: str, value: str, level: str, *, rows: bool) -> str:
+    """Return a sentence that says when a seed counts as solved.
+
+    Args:
+        seed: subject of the sentence, such as "A seed".
+        value: what is compared with the return `level`, such as a column of the training tables.
+        level: the return that counts as solved.
+        rows: whether `value` is from the rows of training tables.
+    """
+    return f"{seed} counts as solved if {value} reaches {level}{' in at least one table row' if rows else ''}."
+
+
+def medians_text(*, evaluations: bool, rows: bool) -> str:
+    """Return a text that explains the columns of seconds and frames to solve.
+
+    Args:
+        evaluations: whether the evaluations of a seed are compared with the return that counts as solved.
+        rows: whether the training rows of a seed are compared with the return that counts as solved.
+    """
+    between = "the seconds and global frames are interpolated linearly between two evaluations"
+    first = "the seconds and global frames of the first table row at or above the return are used"
+    if evaluations and rows:
+        point, earliest = f"For seeds with evaluations, {between}; for other seeds, {first}", "evaluation or table row"
+    else:
+        point, earliest = (between, "evaluation") if evaluations else (first, "table row")
+    return (
+        "The seconds and global frames to solve are medians over all seeds; a seed that did not reach the return counts as later than "
+        f"every seed that did. {point[0].upper()}{point[1:]}. The intervals of the medians are computed from order statistics, which need "
+        "at least six seeds. ∞ means that at least half of the seeds did not reach the return. <= marks an upper limit: the first "
+        f"{earliest} was already at or above the return."
+    )
+
+
 def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
     """Return sentences that explain the columns of the tables of a comparison."""
-    lines = [
-        f"The final return in the table is the mean over the seeds with its {INTERVAL}. The intervals of the interquartile mean and of "
-        "probabilities are percentiles of the stratified bootstrap over seeds."
-    ]
+    lines = [f"The final return in the table is the mean over the seeds with its {INTERVAL}. {_bootstrap_sentence(found)}"]
     judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
     judged = {rule: names for rule, names in judged.items() if names}
     for rule, names in judged.items():
         seed = f"A seed of {' or '.join(names)}" if len(judged) > 1 else "A seed"
-        lines.append(f"{seed} counts as solved if {RULES[rule]} is at or above the value of --solve.")
+        lines.append(solved_text(seed, RULES[rule], "the value of --solve", rows=rule != "evaluation"))
     if any(one.solved is not None for one in summaries):
-        lines.append(MEDIANS)
+        lines.append(medians_text(evaluations="evaluation" in judged, rows=bool(judged.keys() - {"evaluation"})))
     if found.pairs:
         lines.append(
             "B − A is the difference of the mean final returns, with Welch's 95 % confidence interval, limited to the range of possible "
-            "differences if this range is known. p is the two-sided p-value of Welch's t-test of this difference, and p (Holm) is p "
-            "adjusted by Holm's method for all comparisons in the table."
+            "differences if this range is known. The interval is not adjusted for the number of comparisons. p is the two-sided p-value of "
+            "Welch's t-test of this difference, and p (Holm) is p adjusted by Holm's method for all comparisons in the table. P(B > A) is "
+            "the probability that a seed of B has a higher final return than a seed of A."
         )
     scales = [
         f"in {one.env}, 0 is {format_number(one.zero)} ({one.zero_is}) and 1 is {format_number(one.one)} ({one.one_is})"
         for one in found.scales
     ]
     return [*lines, *([f"Over all envs, returns are normalised linearly: {'; '.join(scales)}."] if scales else [])]
+
+
+def _bootstrap_sentence(found: Comparison) -> str:
+    """Return a sentence that names the columns of the tables of a comparison whose intervals are computed by the bootstrap."""
+    names = [
+        "the interquartile mean",
+        *(["P(B > A)"] if found.pairs else []),
+        *(["the optimality gap", "P(> first)"] if found.overall else []),
+    ]
+    if len(names) == 1:
+        return "The interval of the interquartile mean is the percentile interval of the stratified bootstrap over seeds."
+    listed = f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"The intervals of {listed} are percentile intervals of the stratified bootstrap over seeds."
 
 
 def pair_sentences(found: Comparison) -> list[str]:

@@ -112,15 +112,16 @@ def decision_explanation(found: Sequence[Decision]) -> str:
     """Return a text that explains the intervals of the decisions and the assumptions of these intervals."""
     ways = {one.bounded for one in found if one.pairs}
     every = f" With {len(found)} differences, the confidence level of each interval is 1 − 0.05 / {len(found)}." if len(found) > 1 else ""
-    methods = {
-        True: " If the range of returns is known, the interval is computed by betting, which is valid for any distribution of returns "
-        "within this range.",
-        False: " If the range of returns is unknown, the interval is computed by a mixture of t-tests, which is valid for normally "
-        "distributed differences.",
-    }
-    used = "".join(text for bounded, text in methods.items() if bounded in ways)
+    betting = "computed by betting, which is valid for any distribution of returns within this range"
+    mixture = "computed by a mixture of t-tests, which is valid for normally distributed differences"
+    if ways == {True, False}:
+        used = f" If the range of returns is known, the interval is {betting}; otherwise, the interval is {mixture}."
+    else:
+        used = f" The range of returns is known; therefore, the interval is {betting}." if True in ways else ""
+        used += f" The range of returns is unknown; therefore, the interval is {mixture}." if False in ways else ""
     return (
         "A decision is based on the mean difference between scores with the same random_seed, and on a confidence sequence: one interval "
         "for each number of seeds, such that all intervals together contain the true difference with 95 % confidence. Therefore, it is "
-        f"valid to stop as soon as an interval excludes 0.{every}{used} All other intervals and p-values assume a fixed number of seeds."
+        f"valid to stop as soon as an interval excludes 0.{every}{used} All other intervals and p-values assume a fixed number of seeds, "
+        "and are therefore not valid after a stop at a decision."
     )

@@ -26,6 +26,8 @@ from slm_lab.experiment.report.statistics import (
     t_test,
 )
 
+PUBLISHED_SCORE = "the published score"
+"""Value of Scale.one_is if the normalised return 1 is the published score."""
 _POINTS = 201
 """Number of thresholds at which a performance profile is computed."""
 
@@ -164,7 +166,7 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
     bounds = settings[0].bounds
     one, one_is = highest if bounds is None else (bounds[1], "the highest possible return")
     if published is not None:
-        one, one_is = published, "the published score"
+        one, one_is = published, PUBLISHED_SCORE
     if one <= zero:
         (zero, zero_is), (one, one_is) = lowest, highest
     return ReturnNormalization(env, zero, one if one > zero else zero + 1.0, zero_is, one_is)

@@ -122,14 +122,17 @@ def t_test(values: Sequence[float], others: Sequence[float], *, paired: bool = F
     """Return the two-sided p-value of the t-test of equal means that belongs to the interval of `metrics.estimate_difference`.
 
     The test is the paired t-test, a test of the differences `values` − `others`, if paired, else Welch's t-test. Returns None if there are
-    fewer than two differences, or fewer than two elements of `values` or `others`, or if the tested values do not vary.
+    fewer than two differences, or fewer than two elements of `values` or `others`, or if the tested values do not vary by more than
+    rounding errors.
 
     Args: paired: whether each element of `values` belongs to the element of `others` at the same position.
     """
     samples = [[one - other for one, other in zip(values, others, strict=True)]] if paired else [values, others]
     if min(map(len, samples)) < 2:
         return None
-    parts = [float(np.var(sample, ddof=1)) / len(sample) for sample in samples]
+    rounding = 8 * float(np.finfo(np.float64).eps) * max(map(abs, (*values, *others)))
+    deviations = [float(np.std(sample, ddof=1)) for sample in samples]
+    parts = [deviation**2 / len(sample) if deviation > rounding else 0.0 for deviation, sample in zip(deviations, samples, strict=True)]
     if (variance := sum(parts)) == 0.0:
         return None
     # for the single sample of differences, the degrees of freedom of Welch's test are n − 1

@@ -66,6 +66,8 @@ class EntryResult(NamedTuple):
     difference: Estimate | None = None
     """Score of the entry minus score of the study's baseline entry, as a mean over the pairs of runs with the same random_seed if the study
     is paired."""
+    pairs: int | None = None
+    """Number of pairs of runs from which `difference` is computed, or None if the study is not paired or the entry is not compared."""
     improvement: Estimate | None = None
     """Probability that a seed of this entry scores higher than a seed of the baseline entry."""
     p_holm: float | None = None
@@ -119,7 +121,7 @@ def write_report(
     study, reason = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
     writer = Writer(paths.root)
-    markdown = markdown_table(study, rows)
+    markdown = markdown_table(study, rows, reason)
     figures = study_figures(study, found)
     paths.graph("x", "png").parent.mkdir(exist_ok=True)
     with writer.drawing():
@@ -206,6 +208,7 @@ def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, fai
         median=numbers.final_return_median,
         interquartile_mean=numbers.interquartile_mean,
         difference=estimate_difference(*compared, paired=paired, bounds=bounds),
+        pairs=len(compared[0]) if paired and base is not None and base is not setting else None,
         improvement=_improvement(*_compared_scores(setting, base, metric)),
         p_holm=t_test(*compared, paired=paired),
         solved=numbers.solved,
@@ -329,11 +332,13 @@ def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]
     columns["score"] = [estimate_text(row.score) for row in rows]
     columns["median"] = [format_number(row.median) for row in rows]
     columns["interquartile mean"] = [estimate_text(row.interquartile_mean) for row in rows]
-    if study.spec.baseline is not None:
+    if any(row.difference or row.improvement for row in rows):
+        if study.spec.paired:
+            columns["pairs"] = ["-" if row.pairs is None else str(row.pairs) for row in rows]
         cells = ["baseline" if row.entry == study.spec.baseline else estimate_text(row.difference, "+") for row in rows]
         columns[f"difference to {study.spec.baseline}"] = cells
         columns["P(higher)"] = [estimate_text(row.improvement) for row in rows]
-        columns["p (Holm)"] = [format_number(row.p_holm and float(f"{row.p_holm:.2g}")) for row in rows]
+        columns["p (Holm)"] = [_p_text(row.p_holm) for row in rows]
     if any(row.published is not None for row in rows):
         columns["published"] = ["" if row.published is None else f"{format_number(row.published)} {row.verdict}".strip() for row in rows]
     for title, values in {
@@ -349,11 +354,21 @@ def study_table(study: StudyPlan, rows: Sequence[EntryResult]) -> list[list[str]
     return comparison.rows_from_columns(columns)
 
 
-def markdown_table(study: StudyPlan, rows: Sequence[EntryResult]) -> str:
-    """Return the table of a study as Markdown, followed by a list that explains the columns of the table."""
+def _p_text(p: float | None) -> str:
+    return format_number(p and float(f"{p:.2g}"))
+
+
+def markdown_table(study: StudyPlan, rows: Sequence[EntryResult], reason: str = "", *, general: bool = True) -> str:
+    """Return the table of a study as Markdown, followed by a list that explains the columns of the table.
+
+    Args:
+        reason: why the table has a different metric than the study, or "" if the table has the metric of the study.
+        general: see `explanations`.
+    """
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
-    return "\n".join([*table, "", bullets(explanations(study, head))]) + "\n"
+    texts = [*([reason] if reason else []), *explanations(study, head, general=general)]
+    return "\n".join([*table, "", bullets(texts)]) + "\n"
 
 
 def bullets(texts: Iterable[str]) -> str:
@@ -372,25 +387,46 @@ def text_lines(study: StudyPlan, rows: Sequence[EntryResult], decided: Sequence[
     return [*table, *(line for text in texts for line in wrap_paragraph(text, indent="").splitlines())]
 
 
-def explanations(study: StudyPlan, columns: Collection[str]) -> list[str]:
+def explanations(study: StudyPlan, columns: Collection[str], *, general: bool = True) -> list[str]:
     """Return a text for each column, or group of columns, of the table of a study that needs an explanation.
 
-    Args: columns: titles of the columns of the table (see `study_table`). Texts about other columns are omitted.
+    Args:
+        columns: titles of the columns of the table (see `study_table`). Texts about other columns are omitted.
+        general: whether the texts also contain the `general_explanations`, which are equal for many studies.
     """
-    baseline = study.spec.baseline
+    shown = {"difference" if column == f"difference to {study.spec.baseline}" else column for column in columns}
+    own = {"score": f"The score of a seed is {SCORES[study.metric]}.", "solved": _solved_text(study)}
+    common = general_explanations([study], shown)
+    if not general:
+        return [text for column, text in own.items() if column in shown]
+    return [f"{own[column]} {text}" if column in own else text for column, text in common.items()]
+
+
+def general_explanations(studies: Sequence[StudyPlan], columns: Collection[str]) -> dict[str, str]:
+    """Return a dict: title of a column, or "difference" → text that explains the column without naming the metric or a return of a study.
+
+    Args:
+        studies: the studies whose tables have the columns.
+        columns: titles of the columns (see `study_table`), with "difference" for the difference to the baseline. Texts about other columns
+            are omitted.
+    """
+    solved = [one for one in studies if any(one.solve_score(env) is not None for env in one.envs)]
     texts = {
-        "score": f"The score of a seed is {SCORES[study.metric]}. The table shows the mean over the seeds and its {INTERVAL}.",
+        "score": f'The column "score" has the mean of the scores over the seeds and its {INTERVAL}.',
         "interquartile mean": "The interquartile mean is the mean of the middle half of the scores. Its 95 % confidence interval is the "
         "percentile interval of the bootstrap over seeds.",
-        f"difference to {baseline}": _difference_text(paired=study.spec.paired),
-        "solved": f"A seed counts as solved if {_solved_rule(study)} is at or above {_levels(study)}. {comparison.MEDIANS}",
+        "difference": " ".join(dict.fromkeys(_difference_text(paired=one.spec.paired) for one in studies)),
+        "solved": comparison.medians_text(
+            evaluations=any(one.metric in ("evaluation", "current_return") for one in solved),
+            rows=any(one.metric != "evaluation" for one in solved),
+        ),
         "published": 'Beside a published score, "≥" means that the score in the table is at least the published score, "≈" that it is '
         'lower, but its interval contains the published score, and "below" that it is lower and its interval, if there is one, does not '
         "contain the published score.",
         "gradient norm variance": "The gradient norm is averaged over the table rows of each seed, and then over the seeds. The gradient "
         "norm variance is the variance over the table rows of a seed, averaged over the seeds.",
     }
-    return [text for column, text in texts.items() if column in columns]
+    return {column: text for column, text in texts.items() if column in columns}
 
 
 def _difference_text(*, paired: bool) -> str:
@@ -398,19 +434,31 @@ def _difference_text(*, paired: bool) -> str:
     if paired:
         what = "mean difference between the score of the entry and the score of the baseline with the same random_seed"
         test, pairs = "the paired t-test", ", which need not have the same random_seed"
+        used = (
+            ' Only each random_seed for which both have a result is used; the column "pairs" shows the number of these pairs. The score of '
+            "a run is the mean over its Sessions."
+        )
     else:
         what = "mean score of the entry minus the mean score of the baseline"
-        test, pairs = "Welch's t-test", ""
+        test, pairs, used = "Welch's t-test", "", ""
     return (
-        f"The difference is the {what}. Its 95 % confidence interval, which is limited to the range of possible differences if this range "
-        f"is known, is that of {test}, and p (Holm) is the two-sided p-value of the same test, adjusted by Holm's method for all "
-        f"comparisons with the baseline in the table. P(higher) is the probability that a seed of the entry has a higher score than a seed "
-        f"of the baseline{pairs}; its interval is the percentile interval of the bootstrap over seeds."
+        f"The difference is the {what}.{used} Its 95 % confidence interval, which is limited to the range of possible differences if this "
+        f"range is known, is that of {test}, and is not adjusted for the number of comparisons. p (Holm) is the two-sided p-value of the "
+        "same test, adjusted by Holm's method for all comparisons with the baseline in the table. P(higher) is the probability that a seed "
+        f"of the entry has a higher score than a seed of the baseline{pairs}; its interval is the percentile interval of the bootstrap "
+        "over seeds."
     )
 
 
-def _solved_rule(study: StudyPlan) -> str:
-    return RULES["evaluation"] if study.metric == "evaluation" else f"the column {training_column(study.metric)}"
+def _solved_text(study: StudyPlan) -> str:
+    level, metric = _levels(study), study.metric
+    if metric == "current_return":
+        return (
+            f"A seed counts as solved if current_return reaches {level} in at least one table row or, in a run with meta.rigorous_eval, if "
+            "the mean return of at least one evaluation reaches this return."
+        )
+    value = RULES[metric] if metric in ("evaluation", "return_new") else f"the column {training_column(metric)}"
+    return comparison.solved_text("A seed", value, level, rows=metric != "evaluation")
 
 
 def _levels(study: StudyPlan) -> str:
@@ -442,9 +490,11 @@ def _differences(study: StudyPlan, rows: Sequence[EntryResult]) -> Iterator[str]
         if row.difference is None or row.difference.low is None or row.difference.high is None:
             continue
         value, low, high = row.difference
-        interval = f"95 % interval of the difference {format_number(low)} to {format_number(high)}"
+        p = "" if row.p_holm is None else f", p (Holm) {_p_text(row.p_holm)}"
+        seeds = f"{row.seeds} seeds" if row.pairs is None else f"{row.pairs} pairs of runs"
+        interval = f"95 % interval of the difference {format_number(low)} to {format_number(high)}{p}"
         if row.difference.low <= 0.0 <= row.difference.high:
-            yield f"No difference shown between {row.entry} and {base} with {row.seeds} seeds{_env_suffix(study, row)} ({interval})."
+            yield f"No difference shown between {row.entry} and {base} with {seeds}{_env_suffix(study, row)} ({interval})."
         else:
             way = "above" if value > 0.0 else "below"
             yield f"{row.entry} scored {format_number(abs(value))} {way} {base}{_env_suffix(study, row)} ({interval})."

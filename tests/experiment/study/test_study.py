@@ -333,15 +333,24 @@ def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> N
     loaded = load_study(write(tmp_path, solve=20), "small")
     slow = EntryResult("CartPole-v1", "slow", 4, 0, Estimate(10.0, None, None), solved=1, solve_frames=Median(math.inf, None, None))
     fast = EntryResult(
-        "CartPole-v1", "fast", 4, 0, difference=Estimate(15.0, 5.0, 25.0), solved=4, solve_frames=Median(12_800.0, None, None, at_most=True)
+        "CartPole-v1",
+        "fast",
+        4,
+        0,
+        difference=Estimate(15.0, 5.0, 25.0),
+        p_holm=0.0123,
+        solved=4,
+        solve_frames=Median(12_800.0, None, None, at_most=True),
     )
     assert result_sentences(loaded, [slow, fast]) == [
-        "fast scored 15 above slow (95 % interval of the difference 5 to 25).",
+        "fast scored 15 above slow (95 % interval of the difference 5 to 25, p (Holm) 0.012).",
         "slow reached 20 in 1 of 4 seeds; half of the seeds never did.",
         "fast reached 20 in 4 of 4 seeds; the median is at most 12,800 global frames.",
     ]
     level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))
-    assert result_sentences(loaded, [level])[0].endswith("with 4 seeds (95 % interval of the difference -5 to 25).")
+    assert result_sentences(loaded, [level])[0].endswith("with 4 seeds (95 % interval of the difference -5 to 25, p (Holm) 0.012).")
+    paired = result_sentences(loaded, [level._replace(pairs=3, p_holm=None)])[0]
+    assert paired.endswith("with 3 pairs of runs (95 % interval of the difference -5 to 25).")
     assert result_sentences(loaded, [slow._replace(solved=None)]) == []
 
 

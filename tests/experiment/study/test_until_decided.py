@@ -99,7 +99,8 @@ def test_decisions_do_not_compare_evaluations_with_training_episodes(tmp_path: P
     table = json.loads(paths.table("json").read_text())
     reason = "The current returns at the end differ in kind (slow: training episodes; fast: evaluation with deterministic actions)"
     assert table["metric"] == "training_return"
-    assert "the column current_return" in paths.table("md").read_text()
+    assert "solved if the column current_return reaches 100 in at least one table row" in paths.table("md").read_text()
+    assert f"\n\n- {reason}" in paths.table("md").read_text()
     assert table["metric_reason"].startswith(reason)
     assert data_of(paths.report)["paragraphs"][0] == table["metric_reason"]
     out, err = capsys.readouterr()

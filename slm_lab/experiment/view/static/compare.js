@@ -112,7 +112,7 @@ function drawStatistics(page) {
       ["", "env", "difference of means [95 %]", "probability of improvement [95 %]", "p (Holm)"],
       pairs.map((one) => [one.b, one.env, interval(one.difference), interval(one.improvement, percent), p(one.p_holm)]),
     ));
-    parts.push(el("p", { class: "note" }, "The difference of means has Welch's 95 % confidence interval. The probability of improvement is the probability that a seed of the row has a higher return than a seed of the first curve; 50 % means that neither is better. p (Holm) is the two-sided p-value of Welch's t-test of the difference, adjusted by Holm's method for all comparisons in the table."));
+    parts.push(el("p", { class: "note" }, "The difference of means has Welch's 95 % confidence interval, which is not adjusted for the number of comparisons. The probability of improvement is the probability that a seed of the row has a higher return than a seed of the first curve; 50 % means that neither is better. p (Holm) is the two-sided p-value of Welch's t-test of the difference, adjusted by Holm's method for all comparisons in the table."));
   }
   if (overall.length) {
     parts.push(el("h2", {}, "Over all envs"), table(

@@ -74,7 +74,9 @@ def learning_rate_setting(session: Session) -> tuple[str, float]:
 
 
 def is_at_baseline(session: Session) -> bool:
-    """Return whether the final return is at most the return of a random agent plus a margin of two standard errors or 5 %.
+    """Return whether the final return is at most the return of a random agent plus a margin.
+
+    The margin is two standard errors of the final return or 5 % of the magnitude of the random agent's return, whichever is larger.
 
     In self-play, return whether the final Elo rating is at most two standard errors above 0, which is the rating of random actions.
     """

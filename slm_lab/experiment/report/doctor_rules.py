@@ -243,9 +243,9 @@ def policy_lag(session: Session) -> Finding | None:
 def staleness(session: Session) -> Finding | None:
     """Detect workers of a shared net whose gradients are computed with outdated weights.
 
-    With N workers, the fault is reported if the weights receive, on average, more than 2 (N − 1) updates of other workers while a worker
-    computes a gradient. Asynchronous workers are described by Mnih et al., 2016 (arXiv:1602.01783). Ho et al., 2013 (stale synchronous
-    parallel), show that convergence needs bounded staleness.
+    With N workers, the fault is reported if the weights receive, on average, more than 2 · max(N − 1, 1) updates of other workers while a
+    worker computes a gradient. Asynchronous workers are described by Mnih et al., 2016 (arXiv:1602.01783). Ho et al., 2013 (stale
+    synchronous parallel), show that convergence needs bounded staleness.
     """
     stale, workers = session.second_half("staleness"), session.case.spec_number("meta.max_session", 1.0)
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):

@@ -240,7 +240,8 @@ def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
 def grid_figure(view: SearchSummary) -> ScatterGrid:
     """Return a grid of scatter plots of each metric over each searched key.
 
-    If a search has more than 12 keys, only the 12 most important keys are shown. A metric that no trial has is omitted.
+    If a search has more than 12 keys, only the 12 most important keys are shown or, if the importance is unknown, the first 12 keys. A
+    metric that no trial has is omitted.
     """
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
@@ -252,7 +253,8 @@ def grid_figure(view: SearchSummary) -> ScatterGrid:
     columns, x_KT = _stack_axes([_axis(view, key, jitter=True) for key in keys], view)
     rows, y_RT = _stack_axes([_numeric_axis(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
     left_out = len(view.space.keys) - len(keys)
-    subtitle = view.count() + (f"; the {len(keys)} most important of {len(view.space.keys)} keys" if left_out else "")
+    chosen = f"the {len(keys)} most important" if view.importance else f"the first {len(keys)}"
+    subtitle = view.count() + (f"; {chosen} of {len(view.space.keys)} keys" if left_out else "")
     return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, view.trials(), columns, rows, x_KT, y_RT)
 
 
@@ -401,7 +403,7 @@ def _hashable_text(value: object) -> str:
 def _option_texts(values: Sequence[Any]) -> list[str]:
     """Return the values of a categorical key as texts.
 
-    A dict is represented by the value of its key `name`, unless two of the texts would be equal.
+    A dict is represented by the value of its key `name` or, without this key, of its key `type`, unless two of the texts would be equal.
     """
     names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else _value_text(value) for value in values]
     return names if len(set(names)) == len(names) else [_value_text(value) for value in values]

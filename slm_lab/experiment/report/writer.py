@@ -25,8 +25,8 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 class Writer:
     """Writes files and figures in the folder `root`. If a file cannot be written, a notice is printed.
 
-    If the disk is full or read-only, all further files are skipped, and `close` prints one notice with the number of files and figures that
-    were skipped.
+    If the disk is full or the folder cannot be written to, all further files are skipped, and `close` prints one notice with the number of
+    items that are missing.
     """
 
     def __init__(self, root: Path) -> None:
@@ -82,7 +82,10 @@ class Writer:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """If files were skipped, print one notice with the number of skipped items and the reason."""
+        """If the disk was full or the folder could not be written to, print one notice with the reason and the number of missing items.
+
+        An item is what one call of `write` writes, for example a graph, which has two files. Other errors are announced when they occur.
+        """
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")

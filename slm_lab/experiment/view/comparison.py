@@ -69,7 +69,7 @@ def _comparison(chosen: Sequence[tuple[FoundFolder, int]], by: str, data: DataFo
     for found, trial in chosen:
         run = Run(run_paths(found), trial)
         if not seed_results(run):
-            notes.append(f"{relative_path(found.folder, data)} has no rows yet")
+            notes.append(f"{relative_path(found.folder, data)} has no rows yet.")
             continue
         runs.append(run)
         of_search = found.kind == "search" or run.paths.has_several_trials
@@ -78,7 +78,7 @@ def _comparison(chosen: Sequence[tuple[FoundFolder, int]], by: str, data: DataFo
         labels[-1]["label"] = found.folder.name + of_trial
     settings = group_runs(runs)
     metric, reason = comparable_metric("current_return", settings)
-    notes += [reason] if reason else []
+    notes += [f"{reason}."] if reason else []
     pairs = compare_pairs(settings, metric) if len(settings) > 1 else None
     return {
         "settings": [_setting(one, metric, by) for one in settings],

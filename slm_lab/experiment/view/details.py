@@ -52,7 +52,8 @@ def files_version(found: FoundFolder, folders: Iterable[str] = ("", "info", "vid
 def run(found: FoundFolder, trial: int, data: DataFolder) -> Content:
     """Return the version of the page of a run or of a trial of a search, and a function that computes the content of the page.
 
-    The content has the entry and the report data of the run, and the names of its log and video files.
+    The content has the entry and the report data of the run, the names of its log and video files, and the numbers of the trials in its
+    folder if there may be several.
     """
     if found.kind == "study":
         raise NotServed(f"{found.folder.name} is a study, not a run", 400)

@@ -66,7 +66,8 @@ class MetaSpec(SpecModel):
     """Number of episodes in each evaluation of the deterministic policy. Each evaluation episode has its own env. Eight evaluations are
     evenly spaced over a Session. With 0, policies are not evaluated. With "auto", an evaluation has 3 to 5 episodes, as many as take at
     most 3 % of the run's time. With "auto", policies are not evaluated if 3 episodes would take more time, if the length of an episode is
-    not limited, in a search, or if the spec gives rigorous_eval."""
+    not limited, in self-play, or in a search. If the spec gives rigorous_eval or eval_frequency but not eval_episodes, the default is 0
+    instead of "auto"."""
     eval_frequency: Positive = 10_000
     """Number of frames between evaluations, if rigorous_eval is above 0. With meta.distributed, each worker counts its own frames, and the
     workers evaluate the net in turn."""

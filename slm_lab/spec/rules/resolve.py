@@ -160,8 +160,11 @@ def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
 
 
 def _redirect_search(search: dict[str, Any], net: NetSpec, draft: _SpecDraft) -> dict[str, Any]:
-    """Return the search section. If another optimizer spec replaces an optimizer spec, search keys of the replaced optimizer spec are
-    changed to search keys of the other optimizer spec."""
+    """Return the search section without search keys of optimizer specs that are not used.
+
+    If the optimizer spec of the actor has become the common optimizer spec, search keys of the former are changed to search keys of the
+    latter. All other search keys of optimizer specs that are not used are removed, with a note.
+    """
     resolved = draft.spec.agent.net
     moved: dict[KeyPath, KeyPath | None] = {}
     for key in SEPARATE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.report import search_report
 from slm_lab.experiment.report.search_report import (
     SearchSummary,
     confidence_interval,
@@ -21,7 +23,7 @@ from slm_lab.experiment.report.search_report import (
     short_names,
     write_search,
 )
-from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, key_importance, rank_trials
+from slm_lab.experiment.report.trial_record import Importance, TrialRecord, TrialStatus, key_importance, rank_trials
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.load.loader import load_spec
@@ -174,6 +176,19 @@ def test_figures_show_what_the_records_say(paths: RunPaths) -> None:
     panel = return_figures(view, paths, "train")["mean_returns"].first_panel
     assert [line.name.split(":")[0] for line in panel.lines[-2:]] == [f"2. trial {records[1].trial}", f"1. trial {records[0].trial}"]
     assert {line.group for line in panel.lines if line.faint} == {"4 other trials"}
+
+
+def test_of_many_keys_a_grid_shows_the_most_important_or_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_report, "_MAX_COLUMNS", 2)
+    space = toy_space()
+    view = SearchSummary("spec", space, records_of(space, 6), "final_strength", None)
+    grid = grid_figure(view)
+    assert [scale.label for scale in grid.columns] == ["rate", "bonus"]
+    assert grid.subtitle.endswith("; the first 2 of 5 keys")
+    known = Importance(dict.fromkeys(reversed(space.keys), 0.2), 6, 6)
+    grid = grid_figure(replace(view, importance=known))
+    assert [scale.label for scale in grid.columns] == ["width", "noise"]
+    assert grid.subtitle.endswith("; the 2 most important of 5 keys")
 
 
 def test_keys_that_are_not_active_are_below_their_axis() -> None:

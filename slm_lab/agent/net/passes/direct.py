@@ -196,7 +196,9 @@ class GraphFreeNet(nn.Module):
         return None
 
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Compute the net by `build_graph_free_sequences` from now on, as long as the user does not modify the net's modules.
+        """Use the GraphFreeSequences that `build_graph_free_sequences` returns, if there are any and all can learn.
+
+        The net is computed by these sequences as long as the user does not modify the net's modules.
 
         Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the GraphFreeSequences replace and that
         `modules()` does not list.

@@ -1,4 +1,4 @@
-"""Compare the results of two checkouts byte by byte: `python -m bench.golden OTHER_CHECKOUT [CASE …]`.
+"""Compare the results of two checkouts byte by byte: `python -m bench.golden OTHER [CASE …]`.
 
 Equal results show that a refactoring changes no number.
 
@@ -206,7 +206,7 @@ def run(checkout: Path, names: list[str]) -> dict[str, dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.golden", description="Compare the results of two checkouts byte by byte.")
-    parser.add_argument("other", metavar="OTHER_CHECKOUT", help="the other checkout, or a file that --save wrote")
+    parser.add_argument("other", metavar="OTHER", help="the other checkout, or a file that --save wrote")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the results of the other checkout to this file")
     parser.add_argument("--record", action="store_true", help=argparse.SUPPRESS)

@@ -54,6 +54,7 @@ def start_python(words: Sequence[str], core: int | None, checkout: Path = ROOT) 
     Args:
         words: arguments of Python.
         core: the core on which the process runs; None: all cores.
+        checkout: root folder of the checkout, which is also the working directory.
     """
     pinned = [] if core is None else ["taskset", "-c", str(core)]
     env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -97,7 +98,7 @@ def ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.paired", description="Compare the training speed of two checkouts.")
-    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
+    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT", help="the root folder of the other checkout")
     parser.add_argument("cases", nargs="*", default=list(FRAMES), metavar="CASE", help=f"{', '.join(FRAMES)} (default: all)")
     parser.add_argument("--pairs", type=int, default=20, choices=[n + 1 for n in T95], help="number of pairs (20)")
     arguments = parser.parse_args()

@@ -245,13 +245,13 @@ def main() -> None:
         sys.stdout.write(markdown({"results": [result for report in reports for result in report["results"]]}) + "\n")
         return
     results = [run_case(case, options.rounds) for case in options.cases or CASES]
-    capability = torch.backends.cpu.get_cpu_capability()
+    capability, processor = torch.backends.cpu.get_cpu_capability(), processor_name() or platform.machine()
     header = f"{'case':18} {'slm_lab frames/s (spread)':30} {'peer':18} {'frames/s (spread)':30} ratio"
     lines = [line for result in results for line in rows(result)]
-    sys.stdout.write("\n".join([f"{datetime.now():%Y-%m-%d}, {processor_name()}, {capability}", header, *lines]) + "\n")
+    sys.stdout.write("\n".join([f"{datetime.now():%Y-%m-%d}, {processor}, {capability}", header, *lines]) + "\n")
     report = {
         "date": datetime.now().isoformat(timespec="seconds"),
-        "cpu": processor_name(),
+        "cpu": processor,
         "capability": capability,
         "cores": os.cpu_count(),
         "python": platform.python_version(),

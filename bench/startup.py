@@ -207,7 +207,7 @@ def compared(case: str, checkouts: Sequence[Path], rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.startup", description="Compare the start-up times of two checkouts.")
-    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT")
+    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT", help="the root folder of the other checkout")
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each case (5)")
     arguments = parser.parse_args()

@@ -101,7 +101,7 @@ class _Timed(ActorHandle):
         """Time spent in `start`, s."""
         self.push = self.pull = 0
 
-    def done(self, started: Any) -> bool:
+    def is_done(self, started: Any) -> bool:
         return True
 
     def result(self, started: Any) -> Any:

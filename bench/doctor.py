@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from slm_lab.experiment.report.doctor import Diagnosis, examine
+from slm_lab.experiment.report.doctor import Diagnosis, diagnose_run
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 
@@ -219,7 +219,7 @@ def main() -> None:
         cases = {name: training for name, training in cases.items() if any(part in name for part in arguments.only)}
     for name, training in cases.items():
         stem = "".join(letter if letter.isalnum() else "_" for letter in name)
-        diagnosis = examine(load_run(trained(arguments.data / arguments.what / stem, training)))
+        diagnosis = diagnose_run(load_run(trained(arguments.data / arguments.what / stem, training)))
         found = ", ".join(f"{finding.rule} ({finding.severity})" for finding in diagnosis.findings) or "nothing"
         place = rank(diagnosis, training.expected)
         named += place in (1, 2)

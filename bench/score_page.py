@@ -33,7 +33,7 @@ from slm_lab.experiment.report.study_report import (
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.load.files import find_spec_file, raw_entries
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import result_settings
+from slm_lab.spec.load.study_file import settings_that_affect_results
 from slm_lab.spec.models.study import StudyPlan, StudyRun
 
 FIGURES = DOCS / "scores"
@@ -300,7 +300,7 @@ def command(study: StudyPlan, run: StudyRun) -> list[str]:
     file, name = spec_of(study, run)
     raw = json.dumps(raw_entries(find_spec_file(file))[1][name])
     variable = [f"env={run.spec.env.name}"] if "${env}" in raw else []
-    before = result_settings(load_spec(file, name, variable))
+    before = settings_that_affect_results(load_spec(file, name, variable))
     after = dict(run.settings)
     changed = [path for path in [*after, *(path for path in before if path not in after)] if before.get(path) != after.get(path)]
     sets = [*variable, *(f"{path}={_value(after.get(path))}" for path in changed)]

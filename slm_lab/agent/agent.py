@@ -58,7 +58,7 @@ class Agent:
         Args: state_N: hidden state [N, S] before obs_N, or None for a feed-forward policy.
         """
         if self._shared is not None:
-            self._shared.refresh()
+            self._shared.pull_if_outdated()
         if self._explore is not None:
             self.policy.explore_var = self._explore.value(self.clock.global_frame)
         if self._random_frames:
@@ -106,7 +106,7 @@ class Agent:
         The returned function acts with the last value of the schedule of explore_var.
         """
         if self._shared is not None:
-            self._shared.refresh()
+            self._shared.pull_if_outdated()
         self.policy.explore_var = self.final_explore_var or 0.0
         return self.policy.action_function(np.random.default_rng(self._eval_seed), deterministic)
 
@@ -153,7 +153,7 @@ class Agent:
         target = self.algorithm.target
         if target is None:
             return None
-        target.refresh()
+        target.pull_if_outdated()
         return target.updates_done, target.flat.copy_vectors()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:

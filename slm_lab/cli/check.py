@@ -38,7 +38,7 @@ def check(words: list[str], arguments: Namespace) -> int:
     return print_json(content) if arguments.json else code
 
 
-def _show(lines: Sequence[str], arguments: Namespace) -> int:
+def _print_unless_json(lines: Sequence[str], arguments: Namespace) -> int:
     """Print lines of text, unless the option --json is given, and return the exit code."""
     return OK if arguments.json else print_result("\n".join(lines))
 
@@ -72,7 +72,7 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
     lines = [wrap_paragraph(f"{spec.name}: {'builds; ' * arguments.build}{report}") for spec, report in zip(specs, reports, strict=True)]
     if loaded.differences is not None:
         lines.append(_summary(loaded.differences))
-    code = _show(lines, arguments)
+    code = _print_unless_json(lines, arguments)
     built = [report if arguments.build else None for report in reports]
     named = [{"name": spec.name, "builds": report} for spec, report in zip(specs, built, strict=True)]
     return code, {"specs": named, "slm_lab": None if loaded.differences is None else {"differences": list(loaded.differences)}}
@@ -91,7 +91,7 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
     others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
     found = {name: _argument_problems(load_with_notices(file, name, arguments.set).specs) for name in others}
     if valid := [name for name in others if not found[name]]:
-        _show([f"{name}: valid" for name in valid], arguments)
+        _print_unless_json([f"{name}: valid" for name in valid], arguments)
     problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
     return mark_set_arguments(SpecError(error.source, problems), error.source, arguments.set).problems
 
@@ -139,7 +139,7 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
             seconds, unknown = _study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments)
             valid[-1] |= {"seconds": seconds, "unmeasured": unknown}
             lines.append(_time_text(seconds, unknown))
-    code = _show(lines, arguments) if lines else OK
+    code = _print_unless_json(lines, arguments) if lines else OK
     if not problems:
         return code, valid
     if len(names) == 1:

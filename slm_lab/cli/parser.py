@@ -173,7 +173,7 @@ def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-def _type(
+def _argparse_type(
     what: str,
     expected: str,
     is_valid: Callable[[str], object],
@@ -192,7 +192,7 @@ def _type(
 
 
 def _choice_type(what: str, known: tuple[str, ...]) -> Callable[[str], Any]:
-    return _type(what, f"one of {', '.join(known)}", known.__contains__, hint=lambda text: did_you_mean(text, known))
+    return _argparse_type(what, f"one of {', '.join(known)}", known.__contains__, hint=lambda text: did_you_mean(text, known))
 
 
 def _is_count(text: str) -> bool:
@@ -207,40 +207,40 @@ def _is_finite(text: str) -> bool:
 
 
 _TYPES = {
-    "--jobs": _type("number of sessions", "1 or more", _is_count, int),
-    "--confirm": _type("number of trials", "1 or more", _is_count, int),
-    "--max-seeds": _type("number of seeds", "1 or more", _is_count, int),
-    "--episodes": _type("number of episodes", "1 or more", _is_count, int),
-    "--session": _type("session", "0 or more", str.isdecimal, int),
-    "--trial": _type("trial", "0 or more", str.isdecimal, int),
-    "--seed": _type("seed", "0 or more", str.isdecimal, int),
-    "--from": _type("frame", "0 or more", str.isdecimal, int),
-    "--to": _type("frame", "1 or more", _is_count, int),
-    "--frames": _type("number of frames", "1 or more", _is_count, int),
-    "--checkpoint": _type(
+    "--jobs": _argparse_type("number of sessions", "1 or more", _is_count, int),
+    "--confirm": _argparse_type("number of trials", "1 or more", _is_count, int),
+    "--max-seeds": _argparse_type("number of seeds", "1 or more", _is_count, int),
+    "--episodes": _argparse_type("number of episodes", "1 or more", _is_count, int),
+    "--session": _argparse_type("session", "0 or more", str.isdecimal, int),
+    "--trial": _argparse_type("trial", "0 or more", str.isdecimal, int),
+    "--seed": _argparse_type("seed", "0 or more", str.isdecimal, int),
+    "--from": _argparse_type("frame", "0 or more", str.isdecimal, int),
+    "--to": _argparse_type("frame", "1 or more", _is_count, int),
+    "--frames": _argparse_type("number of frames", "1 or more", _is_count, int),
+    "--checkpoint": _argparse_type(
         "checkpoint",
         "best, last or a frame, such as 200000",
         lambda text: text in ("best", "last") or text.isdecimal(),
         lambda text: str(int(text)) if text.isdecimal() else text,
     ),
-    "--port": _type("port", "a number from 1 to 65535", lambda text: _is_count(text) and int(text) < 65536, int),
-    "--device": _type("device", "cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d+)?").fullmatch),
-    "--cluster": _type(
+    "--port": _argparse_type("port", "a number from 1 to 65535", lambda text: _is_count(text) and int(text) < 65536, int),
+    "--device": _argparse_type("device", "cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d+)?").fullmatch),
+    "--cluster": _argparse_type(
         "address",
         "HOST:PORT, auto or local",
         re.compile(r"auto|local|[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+").fullmatch,
         hint=lambda text: "; Ray Client (ray://) is not supported: run this on a node of the cluster" if text.startswith("ray://") else "",
     ),
-    "--storage": _type(
+    "--storage": _argparse_type(
         "URL",
         "one such as s3://bucket/folder, gs://bucket/folder or file:///folder",
         re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S+").fullmatch,
         hint=lambda text: f"; did you mean 'file://{text}'?" if text.startswith("/") else "",
     ),
-    "--format": _type("format", "onnx or torch", ("onnx", "torch").__contains__),
+    "--format": _argparse_type("format", "onnx or torch", ("onnx", "torch").__contains__),
     "--by": _choice_type("column", AXES),
     "--metric": _choice_type("metric", METRICS),
-    "--solve": _type("return", "a number, such as 195 or -200", _is_finite, float),
+    "--solve": _argparse_type("return", "a number, such as 195 or -200", _is_finite, float),
     "--data-dir": Path,
     "--out": Path,
 }

@@ -57,11 +57,11 @@ def doctor(words: list[str], arguments: Namespace) -> int:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")
     from slm_lab.experiment.files.find import TrainingChoice
-    from slm_lab.experiment.report.doctor import check_rows, diagnosis_dict, diagnosis_text, examine, find_trial
+    from slm_lab.experiment.report.doctor import check_rows, diagnose_run, diagnosis_dict, diagnosis_text, find_trial
 
     run = find_trial(words[0], arguments.data_dir, TrainingChoice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
     check_rows(run)
-    found = examine(run)
+    found = diagnose_run(run)
     return print_json(diagnosis_dict(run, found)) if arguments.json else print_result(diagnosis_text(run, found))
 
 

@@ -36,4 +36,4 @@ def verify(words: list[str], arguments: Namespace) -> int:
         console=console_on(sys.stderr),
     )
     code = print_json(found.to_dict()) if arguments.json else print_result(found.text())
-    return code or (0 if found.equal else FAILED)
+    return code or (0 if found.is_equal else FAILED)

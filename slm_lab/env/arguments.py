@@ -43,7 +43,7 @@ def _constructor_parameters(creator: Callable[..., Any]) -> list[Mapping[str, in
     """Return one dict of parameters for each constructor: the constructor of an env class, then those of its base classes, up to the first
     constructor without **kwargs."""
     found: list[Mapping[str, inspect.Parameter]] = []
-    for layer in _constructors(creator):
+    for layer in _init_methods(creator):
         found.append(inspect.signature(layer).parameters)
         if not any(one.kind is one.VAR_KEYWORD for one in found[-1].values()):
             break
@@ -59,7 +59,7 @@ def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
     return {name for name, boolean in found.items() if boolean}
 
 
-def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
+def _init_methods(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
     """Return the `__init__` methods of a class and its base classes. If `creator` is not a class, return a list that contains only
     `creator`."""
     if not inspect.isclass(creator):

@@ -106,7 +106,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         self._stack = np.zeros_like(self._stack)
         self._raw[0], self._raw[1] = self._read_screen(), 0
         info["lives"] = self._ale.lives()
-        return self._observe(), info
+        return self._stack_current_frame(), info
 
     def step(self, action: Any) -> tuple[np.ndarray, SupportsFloat, bool, bool, dict[str, Any]]:
         info: dict[str, Any] = {}
@@ -120,12 +120,12 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
                 break
             if left <= 2:
                 self._raw[left - 1] = frame
-        return self._observe(), total, terminated, truncated, info
+        return self._stack_current_frame(), total, terminated, truncated, info
 
     def _read_screen(self) -> np.ndarray:
         return np.asarray(self._ale.getScreenGrayscale() if self.settings.grayscale else self._ale.getScreenRGB())
 
-    def _observe(self) -> np.ndarray:
+    def _stack_current_frame(self) -> np.ndarray:
         """Add the current frame to the stack of frames and return the stack, a new array [stack, height, width(, 3)]."""
         if self.settings.maxpool:
             np.maximum(self._raw[0], self._raw[1], out=self._raw[0])

@@ -187,7 +187,7 @@ class Backend(ABC):
         return cls
 
     @classmethod
-    def preferred(cls, target: EnvRequest) -> bool:
+    def is_preferred(cls, target: EnvRequest) -> bool:
         """Return whether `env.backend="auto"` should choose this backend for requested envs that the backend supports."""
         return True
 

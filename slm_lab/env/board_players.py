@@ -61,9 +61,11 @@ class BoardPlayer(Player):
         valid_NA = obs_N[:, slice(*observation.mask)] != 0
         planes_N = stone_planes(observation, obs_N, *self.shape).reshape(len(obs_N), 2, -1) > 0
         boards_N = planes_N[:, 0].astype(int) - planes_N[:, 1].astype(int)
-        return np.array([self._draw(tuple(board), valid_A) for board, valid_A in zip(boards_N.tolist(), valid_NA, strict=True)], np.int64)
+        return np.array(
+            [self._random_best_move(tuple(board), valid_A) for board, valid_A in zip(boards_N.tolist(), valid_NA, strict=True)], np.int64
+        )
 
-    def _draw(self, board: Board, valid_A: np.ndarray) -> int:
+    def _random_best_move(self, board: Board, valid_A: np.ndarray) -> int:
         return int(self.rng.choice(self.best_moves(board, np.flatnonzero(valid_A).tolist())))
 
     def best_moves(self, board: Board, valid: list[int]) -> list[int]:

@@ -557,7 +557,7 @@ class Async(_GymVectorBackend):
         return super().unsupported_reason(target) or target.main_module_reason
 
     @classmethod
-    def preferred(cls, target: EnvRequest) -> bool:
+    def is_preferred(cls, target: EnvRequest) -> bool:
         return False
 
     def __init__(self, target: EnvRequest) -> None:
@@ -758,7 +758,7 @@ class Native(VectorBackend):
         return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def preferred(cls, target: EnvRequest) -> bool:
+    def is_preferred(cls, target: EnvRequest) -> bool:
         """Return true, except if the request is for one or two envs of classic control.
 
         A step of CartPoleVectorEnv takes the same time for one env as for eight envs. With one env, a step of the backend Sync takes 0.4

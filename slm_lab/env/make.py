@@ -96,7 +96,7 @@ def make_env(
     _check_track_info(spec, chosen, track_info)
     if minimal_num_envs and chosen in (Sync, Async, PettingZoo, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen in (Sync, Async, PettingZoo) else 2, target.num_envs))
-    backend = _build(spec, chosen, target)
+    backend = _build_backend(spec, chosen, target)
     if minimal_num_envs:
         _check_scheduled_values(spec, target, backend)
     name = spec.backend if spec.backend != "auto" else chosen.name
@@ -307,7 +307,7 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
             raise _env_spec_error(spec, "backend", f"cannot use backend {spec.backend!r}: {reason}")
         return backend
     for backend in BACKENDS.values():
-        if backend.preferred(target) and _unsupported_reason(backend, target) is None:
+        if backend.is_preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
     if pettingzoo_id(spec.name):
         key = "schedule" if target.curriculum is not None else target.wraps[0].key.partition("[")[0]
@@ -467,7 +467,7 @@ def _string_flag_problems(spec: EnvSpec, flags: Collection[str]) -> list[Problem
     ]
 
 
-def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend:
+def _build_backend(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend:
     try:
         with quiet_gymnasium():
             return backend.backend_class_for(target)(target)

@@ -117,7 +117,7 @@ class EnvPool(Backend):
         return EnvPoolAgents if env is not None and env.players > 1 else cls
 
     @classmethod
-    def preferred(cls, target: EnvRequest) -> bool:
+    def is_preferred(cls, target: EnvRequest) -> bool:
         """Return true for ids that exist only in EnvPool, and if several envs with slow steps are requested, because threads then save more
         time than the import of EnvPool takes (2 s).
 
@@ -331,7 +331,7 @@ class EnvPoolAgents(EnvPool):
         count = len(self.agents)
         if self._turns is not None:  # the action of the player whose turn it is
             action = action.reshape(self._num_envs, count)[self._envs_N, self._turn_N]
-        state = self._send(action)
+        state = self._step_pool(action)
         reward, done, elapsed = (state[self._at[name]] for name in ("reward", "done", "elapsed_step"))
         self._note_moves(self._envs_N, action, elapsed)
         self._tracked.add(state, elapsed.repeat(count))
@@ -346,7 +346,7 @@ class EnvPoolAgents(EnvPool):
             obs = _replace_rows(obs, rows, self._reset_rows(envs.astype(np.int32)))
         return RawStep(obs, reward, (done & ~truncated).repeat(count), (truncated | late).repeat(count), final)
 
-    def _send(self, action: np.ndarray) -> Sequence[np.ndarray]:
+    def _step_pool(self, action: np.ndarray) -> Sequence[np.ndarray]:
         """Step every env and return the arrays of EnvPool's pool. Args: action: one action per env in games, or one action per vehicle."""
         if self._command is None:
             envs = self._envs_N.astype(np.int32)

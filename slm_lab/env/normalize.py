@@ -71,9 +71,9 @@ class RunningStats:
         if self._store is None:
             self._add(delta)
         else:
-            self._store.run("statistics", self._add, delta)
+            self._store.run_locked("statistics", self._add, delta)
             if self._store.remote:
-                self.refresh()
+                self.recompute_inv_std()
 
     def _add(self, delta: Moments) -> None:
         size, mean, m2 = delta
@@ -95,14 +95,14 @@ class RunningStats:
         if self._store is None:
             self._set(moments)
         else:
-            self._store.run("statistics", self._set, moments)
-            self.refresh()
+            self._store.run_locked("statistics", self._set, moments)
+            self.recompute_inv_std()
 
     def _set(self, moments: Moments) -> None:
         self._count[0], self.mean[...], self.m2[...] = moments
-        self.refresh()
+        self.recompute_inv_std()
 
-    def refresh(self) -> None:
+    def recompute_inv_std(self) -> None:
         """Recompute `inv_std` from `count` and `m2`."""
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
@@ -114,7 +114,7 @@ class RunningStats:
         """Use `arrays`, which several processes share, as the arrays of the statistics."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
-        self.refresh()
+        self.recompute_inv_std()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics as plain Python objects."""
@@ -152,17 +152,17 @@ class ObsNormalizer:
     def update(self, obs: np.ndarray) -> None:
         """Add observations [B, *shape] to the statistics, unless the statistics are frozen."""
         if self.delta is not None and not self.frozen and len(obs):
-            self.delta.update(self._part(obs) if self._floats else obs)
+            self.delta.update(self._normalized_columns(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Return a new array with the normalised and clipped observations, [B, *shape], of the observations `obs`."""
         if not self._floats:
             return self._normalize_and_clip(obs)
         normalized = obs.copy()
-        self._part(normalized)[...] = self._normalize_and_clip(self._part(obs))
+        self._normalized_columns(normalized)[...] = self._normalize_and_clip(self._normalized_columns(obs))
         return normalized
 
-    def _part(self, obs: np.ndarray) -> np.ndarray:
+    def _normalized_columns(self, obs: np.ndarray) -> np.ndarray:
         """Return a view of those numbers of the observations that are normalised, float32 [B, F] with F numbers per observation."""
         return obs[:, : 4 * self._floats].view(np.float32) if self._packed else obs[:, : self._floats]
 
@@ -267,7 +267,7 @@ class Normalizers:
         """Recompute the values that are derived from the statistics, such as `inv_std`. Call this method after the shared arrays of the
         statistics have been restored."""
         for stats in self._stats.values():
-            stats.refresh()
+            stats.recompute_inv_std()
 
     def accumulate_deltas(self) -> None:
         """Begin to accumulate new samples separately from the statistics that are used for normalisation. `take_deltas` returns the

@@ -146,7 +146,7 @@ def reward_to_float(reward: Any) -> float:
 
 def to_bool(value: Any, name: str) -> bool:
     """Convert a bool, 0, 1, or an array with one such value to a bool. Raises InvalidOutcome for other values."""
-    array = _array(value)
+    array = _numeric_array_or_none(value)
     if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):
         return bool(array.reshape(()).item())
     raise InvalidOutcome(f"step returned {value_text(value)} for {name}; expected true or false")
@@ -180,7 +180,7 @@ def _fit_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int,
     shape = (*lead, *space.shape)
     if isinstance(space, spaces.Box) and type(value) is np.ndarray and value.dtype == space.dtype and value.shape == shape:
         return value
-    array = _array(value)
+    array = _numeric_array_or_none(value)
     if array is None or array.shape != shape or (converted := _cast(array, np.dtype(space.dtype))) is None:
         _raise_misfit(space, value, name, lead)
     inside = _is_in_space(space, converted)
@@ -192,7 +192,7 @@ def _fit_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int,
     return converted
 
 
-def _array(value: Any) -> np.ndarray | None:
+def _numeric_array_or_none(value: Any) -> np.ndarray | None:
     """Return a value as an array of real numbers, or None if the value does not consist of real numbers (a string, None, a ragged list,
     complex numbers)."""
     try:
@@ -239,17 +239,22 @@ def fit_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
     if not isinstance(raw, RawStep):
         raise InvalidOutcome(f"the backend's step returned {value_text(raw)}; expected a slm_lab.env.RawStep")
     obs = fit_to_space(space, raw.obs, lead=(count,))
-    reward_N, lives_N = _numbers(raw.reward_N, count, "rewards", "f"), raw.lives_N
-    terminated_N, truncated_N = _numbers(raw.terminated_N, count, "terminated", "b"), _numbers(raw.truncated_N, count, "truncated", "b")
+    reward_N, lives_N = _to_number_array(raw.reward_N, count, "rewards", "f"), raw.lives_N
+    terminated_N, truncated_N = (
+        _to_number_array(raw.terminated_N, count, "terminated", "b"),
+        _to_number_array(raw.truncated_N, count, "truncated", "b"),
+    )
     final = None if raw.final is None else [_check_final_entry(one, space, terminated_N | truncated_N) for one in raw.final]
-    return RawStep(obs, reward_N, terminated_N, truncated_N, final, None if lives_N is None else _numbers(lives_N, count, "lives", "i"))
+    return RawStep(
+        obs, reward_N, terminated_N, truncated_N, final, None if lives_N is None else _to_number_array(lives_N, count, "lives", "i")
+    )
 
 
-def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
+def _to_number_array(value: Any, count: int, name: str, kind: str) -> np.ndarray:
     """Convert a value to an array [N] of the dtype kind "f", "i" or "b". Raises InvalidOutcome."""
     if type(value) is np.ndarray and value.shape == (count,) and value.dtype.kind == kind:
         return value
-    array = _array(value)
+    array = _numeric_array_or_none(value)
     if array is not None and array.shape == (count,):
         converted = array if array.dtype.kind == kind else _cast(array, np.dtype({"f": float, "b": bool, "i": np.int64}[kind]))
         if converted is not None:

@@ -88,7 +88,7 @@ class PettingZoo(Backend):
                 state = np.asarray(env.state())
                 space = spaces.Box(-np.inf, np.inf, state.shape, np.float32)
             except NotImplementedError:  # the state then consists of the observations of all agents
-                space = spaces.Tuple([self._kind_of[name].seen for name in self._names])
+                space = spaces.Tuple([self._kind_of[name].space_without_mask for name in self._names])
         for kind in self._kinds:
             kind.add_state(space)
 
@@ -100,7 +100,7 @@ class PettingZoo(Backend):
                 self._reset(index)
             except Exception as error:
                 raise_invalid_outcome(error, index)
-        return self._batch()
+        return self._batch_and_set_flags()
 
     def _reset(self, index: int) -> None:
         """Begin an episode of the env with the index `index`."""
@@ -133,7 +133,7 @@ class PettingZoo(Backend):
                     self._reset(index)
             except Exception as error:
                 raise_invalid_outcome(error, index)
-        return RawStep(self._batch(), reward_N, terminated_N, truncated_N, final or None)
+        return RawStep(self._batch_and_set_flags(), reward_N, terminated_N, truncated_N, final or None)
 
     def _step(self, index: int, actions: Sequence[Any]) -> Result:
         """Step one env with the actions of its agents, and truncate the episode at the time limit."""
@@ -173,7 +173,7 @@ class PettingZoo(Backend):
         for row, (name, obs) in enumerate(zip(self._names, seen, strict=True), index * count):
             kind = self._kind_of[name]
             masked = name in game.acts or (name in truncated and not (kind.mask_of_info and kind.mask not in game.infos[name]))
-            self._elements[row] = kind.element(name, obs, state, game.infos[name] if masked else None)
+            self._elements[row] = kind.complete_observation(name, obs, state, game.infos[name] if masked else None)
 
     def _substitute_observation(self, name: str, own: Mapping[str, Any]) -> Any:
         """Return an observation for an agent that has not joined the episode yet: the observation of another agent of the same kind, or
@@ -188,7 +188,7 @@ class PettingZoo(Backend):
             return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
         return fit_to_space(space, np.asarray(env.state(), space.dtype), "the state")
 
-    def _batch(self) -> Any:
+    def _batch_and_set_flags(self) -> Any:
         """Set the attributes `present_N` and `acts_N`, and return the observations of all agents of all envs in new arrays."""
         flags = [[(name in game.present, name in game.acts) for name in self._names] for game in self._games]
         self.present_N, self.acts_N = np.array(flags, np.bool_).reshape(-1, 2).T.copy()
@@ -216,8 +216,8 @@ class PettingZoo(Backend):
             self._episodes[index] -= 1
             self._reset(index)
             for actions in played:
-                self._step(index, [self._kind_of[name].action(one) for name, one in zip(self._names, actions, strict=True)])
-        self._batch()
+                self._step(index, [self._kind_of[name].decode_saved_action(one) for name, one in zip(self._names, actions, strict=True)])
+        self._batch_and_set_flags()
 
     def close(self) -> None:
         for game in self._games:
@@ -258,7 +258,7 @@ class _AgentKind:
         return self.own.spaces if isinstance(self.own, spaces.Dict) else {}
 
     @property
-    def seen(self) -> spaces.Space[Any]:
+    def space_without_mask(self) -> spaces.Space[Any]:
         """Space of the observations that the method `without_mask` returns."""
         if self.mask not in self.entries:
             return self.own
@@ -288,7 +288,7 @@ class _AgentKind:
             entries[STATE] = self.state
         return spaces.Dict(entries)
 
-    def action(self, saved: Any) -> Any:
+    def decode_saved_action(self, saved: Any) -> Any:
         """Convert an action that was saved as plain Python objects back to an element of the env's action space."""
         return int(saved) if self.discrete else np.asarray(saved, self.action_space.dtype)
 
@@ -300,7 +300,7 @@ class _AgentKind:
     def without_mask(self, obs: Any) -> Any:
         return {key: one for key, one in obs.items() if key != self.mask} if self.mask in self.entries else obs
 
-    def element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
+    def complete_observation(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
         """Return the complete observation of one agent, including the entry "state" and the action mask.
 
         Args: info: the agent's info, which may contain the action mask, or None if all actions are valid.

@@ -50,15 +50,15 @@ class Game(ABC):
     def _begin(self) -> None:
         self._ended = set()
         self.present, self.obs, self.infos = list(self.env.agents), {}, {}
-        self._check_names(self.present, "env.agents")
+        self._check_agent_names(self.present, "env.agents")
         if not self.present:
             raise InvalidOutcome("env.agents is empty after reset; expected the agents that take part")
 
-    def _check_names(self, names: Iterable[Any], where: str) -> None:
+    def _check_agent_names(self, names: Iterable[Any], where: str) -> None:
         if unknown := [name for name in names if name not in self._known]:
             raise InvalidOutcome(f"{where} has an unknown agent {unknown[0]!r}; env.possible_agents: {', '.join(map(str, self._known))}")
 
-    def _result(self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> Result:
+    def _record_step_result(self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> Result:
         """Return the result of a step for the agents that took part in the step, and record the agents whose episodes ended."""
         over = {name: self._flags(name, terminated, truncated) for name in self.present}
         given = {name: _reward(name, rewards) for name in self.present}
@@ -76,7 +76,7 @@ class Game(ABC):
     def _remaining_agents(self) -> list[str]:
         """Return the agents that take part in the next step, according to `env.agents`."""
         live = list(self.env.agents)
-        self._check_names(live, "env.agents")
+        self._check_agent_names(live, "env.agents")
         return [name for name in live if name not in self._ended]
 
 
@@ -88,12 +88,12 @@ class ParallelGame(Game):
         if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, Mapping) for part in result)):
             raise InvalidOutcome(f"reset returned {value_text(result)}; expected (observations, infos), dicts by agent")
         self._begin()
-        self._note(*result)
+        self._store_observations(*result)
         self.acts = self.present
 
-    def _note(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+    def _store_observations(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         """Store the observations and infos of the agents that take part in the episode. Raises InvalidOutcome."""
-        self._check_names(obs, "the dict of observations")
+        self._check_agent_names(obs, "the dict of observations")
         for name in self.present:
             if name not in obs or obs[name] is None:
                 raise InvalidOutcome(f"agent {name!r} has no observation")
@@ -106,9 +106,9 @@ class ParallelGame(Game):
             raise InvalidOutcome(f"step returned {value_text(outcome)}; expected {wanted}")
         obs, rewards, terminated, truncated, infos = outcome
         for part, what in ((rewards, "rewards"), (terminated, "terminated"), (truncated, "truncated")):
-            self._check_names(part, f"the dict of {what}")
-        self._note(obs, infos)
-        before, result = self.present, self._result(rewards, terminated, truncated)
+            self._check_agent_names(part, f"the dict of {what}")
+        self._store_observations(obs, infos)
+        before, result = self.present, self._record_step_result(rewards, terminated, truncated)
         self.present = self.acts = self._remaining_agents()
         going = [name for name in before if name not in self._ended]
         if left := [name for name in going if name not in self.present]:
@@ -116,7 +116,7 @@ class ParallelGame(Game):
         if going and (late := [name for name in self.env.agents if name in self._ended]):
             raise InvalidOutcome(f"agent {late[0]!r} is in env.agents after its episode has ended; expected that it leaves")
         if len(self.present) > len(going):  # agents have joined
-            self._note(obs, infos)
+            self._store_observations(obs, infos)
         return result
 
 
@@ -126,17 +126,17 @@ class TurnGame(Game):
     def reset(self, seed: int) -> None:
         self.env.reset(seed=seed)
         self._begin()
-        self._observe()
-        self._select()
+        self._observe_agents()
+        self._select_next_agent()
 
-    def _observe(self) -> None:
+    def _observe_agents(self) -> None:
         infos = self.env.infos
         for name in self.present:
             self.obs[name], self.infos[name] = self.env.observe(name), infos.get(name) or {}
             if self.obs[name] is None:
                 raise InvalidOutcome(f"agent {name!r} has no observation")
 
-    def _select(self) -> None:
+    def _select_next_agent(self) -> None:
         """Set the attribute `acts` to a list of the agent that acts next. Raises InvalidOutcome."""
         name = self.env.agent_selection
         if name in self._ended:
@@ -149,18 +149,18 @@ class TurnGame(Game):
         (name,) = self.acts
         self.env.step(actions[name])
         rewards, terminated, truncated = self.env.rewards, self.env.terminations, self.env.truncations
-        self._check_names(rewards, "env.rewards")
-        self._observe()
-        result = self._result(rewards, terminated, truncated)
-        removed = self._remove()
+        self._check_agent_names(rewards, "env.rewards")
+        self._observe_agents()
+        result = self._record_step_result(rewards, terminated, truncated)
+        removed = self._step_ended_agents()
         self.present = self._remaining_agents()
         if removed and self.present:
-            self._observe()
+            self._observe_agents()
         if self.present:
-            self._select()
+            self._select_next_agent()
         return result
 
-    def _remove(self) -> bool:
+    def _step_ended_agents(self) -> bool:
         """Step each agent whose episode has ended with the action None, as AEC requires. Return whether at least one agent was stepped with
         the action None."""
         count = 0

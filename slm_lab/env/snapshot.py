@@ -50,13 +50,13 @@ class NotSavable(Exception):
 
 def env_state(env: gym.Env[Any, Any]) -> list[Any]:
     """Return a list of the states of an env's wrappers, outermost wrapper first, and of the env itself. Raises NotSavable."""
-    return _Encoder().layers(env)
+    return _Encoder().encode_layers(env)
 
 
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
     """Load a state that `env_state` returned into an env that was built in the same way and has been reset. Raises NotSavable if the state
     does not fit the env."""
-    _Decoder().layers(env, state)
+    _Decoder().restore_layers(env, state)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
@@ -123,12 +123,12 @@ class _Encoder:
         self.saved: list[Any] = []
         """Envs and wrappers whose states were saved or are being saved."""
 
-    def layers(self, env: gym.Env[Any, Any]) -> list[Any]:
+    def encode_layers(self, env: gym.Env[Any, Any]) -> list[Any]:
         if all(type(layer).__module__.startswith("gymnasium.") for layer in _layers(env)):
             self.stateless = (*_STATELESS_CLASSES, "MjModel")  # Gymnasium's own envs never change the model
-        return self._env(env, _OF_THE_BACKEND)
+        return self._encode_env(env, _OF_THE_BACKEND)
 
-    def _env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
+    def _encode_env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
         """Return a list of the states of an env's wrappers and of the env itself. Args: left_out: attributes of the innermost env that are
         not saved."""
         layers = _layers(env)
@@ -174,17 +174,17 @@ class _Encoder:
             return "same", self.known[id(value)][0], None
         number = len(self.known)
         self.known[id(value)] = number, value
-        kind, content = self._content(value)
+        kind, content = self._encode_content(value)
         if kind in _IN_PLACE and not attribute:
             raise NotSavable(f"a {type(value).__name__} in a container")
         return kind, number, content
 
-    def _content(self, value: Any) -> tuple[str, Any]:
+    def _encode_content(self, value: Any) -> tuple[str, Any]:
         match value:
             case gym.Space():
                 return "space", [None if one._np_random is None else generator_state(one._np_random) for one in _spaces(value)]
             case gym.Env():
-                return "env", self._env(value, ())
+                return "env", self._encode_env(value, ())
             case np.ndarray() if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
                 if _owner(value).base is not None:
                     raise NotSavable("an array in memory of another object")
@@ -214,7 +214,7 @@ class _Decoder:
     def __init__(self) -> None:
         self.known: dict[int, Any] = {}
 
-    def layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
+    def restore_layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
         layers = _layers(env)
         if len(layers) != len(state):
             raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
@@ -236,7 +236,7 @@ class _Decoder:
                 elif kind == "space":
                     _load_space(present, content)
                 elif kind == "env":
-                    self.layers(cast("gym.Env[Any, Any]", present), content)
+                    self.restore_layers(cast("gym.Env[Any, Any]", present), content)
                 elif _class_name(present) == content[0]:
                     self.load(present, content[1])
                 else:

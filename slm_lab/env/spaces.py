@@ -48,7 +48,7 @@ def observation_codec(
     """
     space = _bits_as_image(space, input)
     if isinstance(space, spaces.Box):
-        return _box(space, box_layout(space, input, channels), fresh)
+        return _box_space_and_codec(space, box_layout(space, input, channels), fresh)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         entries = entry_layouts(space, input, channels)
         if any(layout is not None and layout.is_image for _, _, layout in entries):
@@ -99,7 +99,7 @@ def _uses_text(uses: Mapping[str, Use]) -> str:
     return "".join(f"; {key}: {texts[use]}" for key, use in uses.items() if use != "all")
 
 
-def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
+def _box_space_and_codec(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
     known = ObservationSpace(layout.shape, layout.dtype, high=layout.high, ambiguities=layout.ambiguities, text=layout.text)
     if layout.is_image:
         return known, _image_codec(space, layout, fresh)
@@ -221,7 +221,11 @@ def _packed_codec(
     names = ["/".join(map(str, path)) for path, _, _ in entries]
     use_of = [uses.get(path[0], "all") for path, _, _ in entries]
     known = [
-        _mask(leaf) if use == "mask" else _vector(leaf, name) if layout is None else _box(cast("spaces.Box", leaf), layout, False)
+        _mask_space_and_codec(leaf)
+        if use == "mask"
+        else _vector(leaf, name)
+        if layout is None
+        else _box_space_and_codec(cast("spaces.Box", leaf), layout, False)
         for name, use, (_, leaf, layout) in zip(names, use_of, entries, strict=True)
     ]
     texts = [one.text + " for the critic only" * (use == "critic") for (one, _), use in zip(known, use_of, strict=True)]
@@ -267,7 +271,7 @@ def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], si
     return encode
 
 
-def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
+def _mask_space_and_codec(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
     """Return the space of an action mask, and the codec that converts the mask for a packed observation, in which the mask has one byte per
     action."""
     size, codec = _bits(math.prod(space.shape or ()))
@@ -443,7 +447,8 @@ def is_compatible_space(
     are divided by the bounds. Args: input, channels: settings for images in the spec (see `observation_codec`).
     """
     forms = [
-        (_form(space), [_comparable_layout(layout) for _, _, layout in entry_layouts(space, input, channels)]) for space in (one, other)
+        (_space_structure(space), [_comparable_layout(layout) for _, _, layout in entry_layouts(space, input, channels)])
+        for space in (one, other)
     ]
     return bool(forms[0] == forms[1])
 
@@ -454,10 +459,10 @@ def _comparable_layout(layout: BoxLayout | None) -> Any:
     return layout.shape, layout.dtype, layout.channels_last, layout.high, None if layout.scale is None else layout.scale.tolist()
 
 
-def _form(space: spaces.Space[Any]) -> Any:
+def _space_structure(space: spaces.Space[Any]) -> Any:
     match space:
         case spaces.Dict() | spaces.Tuple():
-            return type(space).__name__, [(key, _form(inner)) for key, inner in _entries(space)]
+            return type(space).__name__, [(key, _space_structure(inner)) for key, inner in _entries(space)]
         case spaces.Discrete():
             return "Discrete", int(space.n)
         case spaces.MultiDiscrete():

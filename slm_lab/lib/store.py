@@ -163,7 +163,7 @@ class Store(Protocol):
         Raises MemoryError if memory is insufficient.
         """
 
-    def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
+    def run_locked(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         """Call `section`, a method of a part that is attached to the store, while holding the lock `lock`. Return the result of
         `section`."""
 
@@ -294,7 +294,7 @@ class SharedArrays:
             self.arrays[name] = array
         return dict(self.arrays)
 
-    def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
+    def run_locked(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         with self.updating() if lock == "update" else self.hold_lock(lock):
             return section(*args)
 

@@ -75,7 +75,7 @@ class FakeExecutor(Executor):
         super().__init__()
         self.started: list[str] = []
 
-    def _launch(self, task: FakeTask) -> None:
+    def _start_process(self, task: FakeTask) -> None:
         self.started.append(task.name)
         task.context = _FakeContext(task)
         threading.Thread(target=task.context.run, name=task.name, daemon=True).start()
@@ -92,7 +92,7 @@ class FakeExecutor(Executor):
         task continues."""
         task.inbox.append(TaskDied(task, reason, "", lost=lost))
 
-    def _end(self, task: FakeTask) -> None: ...
+    def _kill_process(self, task: FakeTask) -> None: ...
 
 
 _SECONDS = 60.0

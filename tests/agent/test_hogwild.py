@@ -469,7 +469,7 @@ def test_batch_statistics_are_the_mean_over_sessions(synced: bool, stores: Store
     base = flat(agents[0]).master_buffer.clone()
     changes = [torch.full_like(base, value) for value in (0.5, -0.25, 1.0)]
     for net in nets:
-        net.refresh()
+        net.pull_if_outdated()
     for net, change in zip(nets, changes, strict=True):
         net.flat.buffer.add_(change)
         with net.update_context():

@@ -272,7 +272,7 @@ def test_the_output_layer_of_critics_is_float32(changes: dict[str, Any]) -> None
     keys = {"name": "MLPNet", "hid_layers": [16], "dtype": "bfloat16", **changes}
     critics = build_critics(MLPNetSpec.model_validate(keys), ObservationSpace((3,)), CONTINUOUS)
     assert isinstance(critics, SeparateCritics if "layer_norm" in changes else StackedCritics)
-    bias = critics.layers[-1][1][1, 0] if isinstance(critics, StackedCritics) else critics.critics[1].head.bias
+    bias = critics.layer_parameters[-1][1][1, 0] if isinstance(critics, StackedCritics) else critics.critics[1].head.bias
     product = (critics(torch.randn(20, 3), torch.randn(20, 2))[1] - bias).detach()
     assert product.dtype == torch.float32
     assert (product - product.bfloat16().float()).abs().max() > 1e-4 * product.abs().max()

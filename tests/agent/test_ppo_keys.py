@@ -94,7 +94,7 @@ def test_the_rate_follows_the_divergence() -> None:
     rate = AdaptiveLearningRate(AdaptiveLR(kl_target=0.01, factor=2.0, min_lr=2e-4, max_lr=3e-3), 1e-3)
     found = []
     for kl in (0.021, 0.019, 0.03, 0.03, 0.03, 0.0049, 0.0, 0.0, 0.0, 0.0, float("nan"), 0.005):
-        rate.adapt(kl)
+        rate.adapt_lr(kl)
         found.append(float(rate.numbers[0]))
     halved = [5e-4, 5e-4, 2.5e-4, 2e-4, 2e-4]
     assert found == pytest.approx([*halved, 4e-4, 8e-4, 1.6e-3, 3e-3, 3e-3, 3e-3, 3e-3])
@@ -104,7 +104,7 @@ def test_the_rate_follows_the_divergence() -> None:
 @pytest.mark.parametrize(("kl", "moved"), [(0.2, 0.1), (0.0, 0.01)])
 def test_a_rate_outside_the_bounds_never_moves_the_wrong_way(kl: float, moved: float) -> None:
     rate = AdaptiveLearningRate(AdaptiveLR(kl_target=0.01, min_lr=0.2, max_lr=0.005, factor=2.0), moved)
-    rate.adapt(kl)
+    rate.adapt_lr(kl)
     assert float(rate.numbers[0]) == moved
 
 

@@ -94,7 +94,7 @@ def test_gradients_are_those_of_autograd(keys: dict[str, Any], small: bool, monk
     expected = flat.grad.clone()
     flat.grad.zero_()
     with ignore_float_errors():
-        found, again = net.forward_pass(obs), net.forward_pass(obs).select(some)
+        found, again = net.forward_pass(obs), net.forward_pass(obs).select_rows(some)
         assert isinstance(found, GraphFreePass)
         np.testing.assert_allclose(found.values[0], outputs[0].detach(), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(net.values(obs), outputs[1].detach(), rtol=1e-4, atol=1e-4)

@@ -425,7 +425,7 @@ class Recording:
     def __init__(self) -> None:
         self.ran: list[str] = []
 
-    def run(self, section: str, function: Any, *args: Any) -> Any:
+    def run_locked(self, section: str, function: Any, *args: Any) -> Any:
         self.ran.append(section)
         return function(*args)
 
@@ -695,7 +695,7 @@ def test_critic_net_is_the_critics_own() -> None:
     agent, _ = build(critic_net={**MLP, "hid_layers": [5]})
     critics = algorithm_of(agent).critics
     assert isinstance(critics, StackedCritics)
-    assert critics.layers[0][0].shape == (2, 5, 6)
+    assert critics.layer_parameters[0][0].shape == (2, 5, 6)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.Monk
     assert not {"Hopper-v3", "Pong-v5"} & set(words)
     assert max(map(len, text.splitlines())) <= 80
     missing = ("minigrid", "Box2D")
-    real = env_ids._installed
+    real = env_ids._is_installed
     monkeypatch.setattr(env_ids, "_installed", lambda package: package not in missing and real(package))
     text = listed("envs")
     assert "box2d: not installed; pip install 'slm-lab[box2d]'" in text
@@ -104,7 +104,7 @@ def test_envs_of_envpool(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "position 8, velocity 9 → 6" in found
     assert "6 × 7 × 2 bits → discrete 7, 2 agents" in " ".join(listed("envs", "--search", "ConnectFour").split())
     assert "MuJoCoPlayground/Go1Getup-v1" in listed("envs", "--search", "Go1Getup-v1")
-    real = env_ids._installed
+    real = env_ids._is_installed
     monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and real(package))
     assert "pip install 'slm-lab[envpool]'" in listed("envs", "--search", "CheetahRun")
 

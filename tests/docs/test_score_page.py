@@ -26,7 +26,7 @@ from bench.score_page import (
 from bench.studies import DOCS, STUDIES, TABLES, Kept, study_of
 from slm_lab.experiment.report.baseline import SHIPPED
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import result_settings
+from slm_lab.spec.load.study_file import settings_that_affect_results
 from tests.docs.results import write
 
 MUJOCO = next(section for section in SECTIONS if "mujoco" in section.studies)
@@ -180,7 +180,7 @@ def test_a_command_repeats_its_run(name: str) -> None:
         program, file, spec, mode, flag, seed, *sets = command(study, run)
         assert (program, mode, flag, seed) == ("slm-lab", "train", "--seed", str(run.random_seed))
         assert sets[::2] == ["-s"] * (len(sets) // 2)
-        assert result_settings(load_spec(file, spec, sets[1::2])) == dict(run.settings)
+        assert settings_that_affect_results(load_spec(file, spec, sets[1::2])) == dict(run.settings)
 
 
 def test_a_section_names_known_studies_and_sources() -> None:

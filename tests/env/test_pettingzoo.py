@@ -273,7 +273,7 @@ def test_faults_of_a_spec(keys: dict[str, Any], path: str, words: str) -> None:
 
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = env_ids._installed
+    real = env_ids._is_installed
     monkeypatch.setattr(env_ids, "_installed", lambda package: package not in ("rlcard", "mpe2") and real(package))
     for name, package, extra in (
         ("leduc_holdem_v4", "rlcard", "pettingzoo[classic]"),

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor
-from slm_lab.experiment.report.doctor import Finding, change_option, diagnosis_text, examine
+from slm_lab.experiment.report.doctor import Finding, change_option, diagnose_run, diagnosis_text
 from slm_lab.experiment.report.report_data import diagnosis
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -216,13 +216,13 @@ def test_observations_are_those_of_each_policy(tmp_path: Path) -> None:
     run = make_run(tmp_path, sets={"agent.policies": {"good": ["a"], "evil": ["b"]}}, others=1)
     save_policies(run, 1.0, 2.0)
     assert of_rule(diagnose(run), "observation_scale") is None
-    assert "observation_scale" in examine(run).checked
+    assert "observation_scale" in diagnose_run(run).checked
     save_policies(run, 1.0, 101.0)
     assert of_rule(diagnose(run), "observation_scale") is not None
 
 
 def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:
-    return list(examine(run, checkpoints=checkpoints).findings)
+    return list(diagnose_run(run, checkpoints=checkpoints).findings)
 
 
 def of_rule(findings: Sequence[Finding], rule: str) -> Finding | None:
@@ -249,7 +249,9 @@ def test_returns_below_the_atoms(tmp_path: Path) -> None:
     found = of_rule(diagnose(make_run(tmp_path / "low", {"current_return": -250.0}, "c51", sets, others=0)), "value_range")
     assert found is not None
     assert (found.key, found.value) == (f"{ALGORITHM}.v_min", -200.0)
-    result = examine(make_run(tmp_path / "normalised", {"current_return": -250.0}, "c51", sets | {"env.normalize_reward": True}, others=0))
+    result = diagnose_run(
+        make_run(tmp_path / "normalised", {"current_return": -250.0}, "c51", sets | {"env.normalize_reward": True}, others=0)
+    )
     assert "value_range" not in {*result.checked, *result.not_checked}
 
 
@@ -267,7 +269,7 @@ def test_rules_that_read_the_checkpoint(tmp_path: Path) -> None:
         assert of_rule(diagnose(run, checkpoints=False), rule) is None
         save_checkpoint(run, **near)  # type: ignore[arg-type]
         assert of_rule(diagnose(run), rule) is None
-        assert rule in examine(run).checked or rule == "saturated_actions"
+        assert rule in diagnose_run(run).checked or rule == "saturated_actions"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_a_checkpoint_of_another_form_only_leaves_rules_out(content: dict[str, A
     path = run.paths.checkpoint(0, "last")
     assert isinstance(path, Path)
     bundle.save(path, {"version": bundle.VERSION, **content})
-    result = examine(run)
+    result = diagnose_run(run)
     assert result.findings == ()
     assert {"dead_units", "observation_scale", "saturated_actions"} <= result.not_checked.keys()
 
@@ -326,7 +328,7 @@ def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
     for kind in ("ppo", "dqn", "appo"):
         run = make_run(tmp_path / kind, kind=kind)
         assert diagnose(run) == []
-        assert "no problem found" in diagnosis_text(run, examine(run))
+        assert "no problem found" in diagnosis_text(run, diagnose_run(run))
     (only,) = diagnose(make_run(tmp_path / "two", others=1))
     assert (only.rule, only.severity) == ("seeds", "remark")
 
@@ -383,7 +385,7 @@ def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
         found = of_rule(diagnose(run), "large_updates")
         assert found is not None
         assert (found.severity, found.sessions) == (severity, (0,))
-        assert "(session 0)" in diagnosis_text(run, examine(run))
+        assert "(session 0)" in diagnosis_text(run, diagnose_run(run))
 
 
 def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:
@@ -406,13 +408,13 @@ def test_missing_and_torn_files_only_leave_rules_out(tmp_path: Path) -> None:
     assert isinstance(checkpoint, Path)
     content = checkpoint.read_bytes()
     checkpoint.write_bytes(content[: len(content) // 2])
-    result = examine(Run(run.paths))
+    result = diagnose_run(Run(run.paths))
     assert of_rule(result.findings, "large_updates") is not None
     assert "dead_units" in result.not_checked
     lines = table.read_text().splitlines(keepends=True)
     for text, rows in (("".join(lines[:3]) + lines[3][:20], 2), (lines[0], 0), ("", 0), ("a,b\n1,2\n", 0)):
         table.write_text(text)
-        found = examine(Run(run.paths))
+        found = diagnose_run(Run(run.paths))
         assert [finding.rule for finding in found.findings] == (["seeds"] if rows else [])
         assert "large_updates" in found.not_checked
     table.unlink()
@@ -430,7 +432,7 @@ def test_a_run_without_the_columns_of_episodes(tmp_path: Path) -> None:
     lines = [line.split(",") for line in table.read_text().splitlines()]
     kept = [column for column, name in enumerate(lines[0]) if not name.startswith("epi_")]
     table.write_text("".join(",".join(line[column] for column in kept) + "\n" for line in lines))
-    result = examine(load_run(run.paths.root))
+    result = diagnose_run(load_run(run.paths.root))
     assert of_rule(result.findings, "reward_scale") is not None
     assert not {"truncation", "time_limit"} & {*result.checked, *result.not_checked}
 
@@ -498,7 +500,7 @@ def test_a_run_without_rows_cannot_be_examined(tmp_path: Path, capsys: pytest.Ca
     assert (code, out) == (2, "")
     assert f"{run.paths.root} has no rows to examine (status: done)" in err
     assert str(table) in err
-    assert "no problem found" not in diagnosis_text(Run(run.paths), examine(Run(run.paths)))
+    assert "no problem found" not in diagnosis_text(Run(run.paths), diagnose_run(Run(run.paths)))
     assert diagnosis(Run(run.paths)) is None, "not [], which the page would show as no fault"
 
 

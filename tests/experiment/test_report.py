@@ -348,7 +348,7 @@ def test_a_live_page_is_written_seldom_and_never_again_after_an_error(
 
     live = LiveReport(write)
     for _ in range(2000):
-        live.poll()
+        live.write_if_due()
         now += 1.0
     assert written == pytest.approx([120, 422, 724, 744], abs=0.01)
     with caplog.at_level(logging.WARNING):

@@ -41,7 +41,7 @@ def test_rows_have_their_columns_in_order_and_one_format(paths: RunPaths) -> Non
     sink(Row(1, "train", row))
     sink.close()
     assert [line.split(",")[0] for line in paths.session_df(0).read_text().splitlines()] == ["frame", "1000", "2000"]
-    assert [len(sink.rows(table, mode)) for table, mode in ((0, "train"), (0, "eval"), (1, "train"), (2, "train"))] == [2, 1, 1, 0]  # type: ignore[arg-type]
+    assert [len(sink.read_rows(table, mode)) for table, mode in ((0, "train"), (0, "eval"), (1, "train"), (2, "train"))] == [2, 1, 1, 0]  # type: ignore[arg-type]
 
 
 def test_a_table_that_an_older_version_began_keeps_its_columns(paths: RunPaths) -> None:
@@ -58,7 +58,7 @@ def test_a_torn_line_is_cut_off(torn: str, paths: RunPaths) -> None:
     """Also one that lacks nothing but its end: it may be a number cut short. The next row stands on a line of its own."""
     path, sink = paths.session_df(0), LocalSink(paths)
     path.write_text("\n".join([HEADER, *ROWS, torn]))
-    assert [row["frame"] for row in sink.rows(0, "train")] == ["200", "400", "600"]
+    assert [row["frame"] for row in sink.read_rows(0, "train")] == ["200", "400", "600"]
     assert path.read_text() == "\n".join([HEADER, *ROWS, ""])
     sink(Row(0, "train", {"frame": 800, "epi": 12, "t": 400, "wall_t": 4.0, "opt_step": 50, "total_reward": None}))
     sink.close()
@@ -89,7 +89,7 @@ def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths)
     assert seen == events
     assert memory.table_rows(0, "train") == [{"frame": 1}]
     assert memory.table_rows(1, "train") == memory.table_rows(0, "eval") == []
-    assert memory.rows(0, "train") == []
+    assert memory.read_rows(0, "train") == []
 
 
 def test_the_state_before_the_last_is_kept(paths: RunPaths) -> None:

@@ -17,9 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from slm_lab.cli.entry import main
 from slm_lab.experiment.deploy.load import load_agent
-from slm_lab.experiment.execute.ray.connect import probe
+from slm_lab.experiment.execute.ray.connect import probe_node
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import checkpoints
+from slm_lab.experiment.files.find import checkpoint_names
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.plan import Plan, UserError
@@ -132,9 +132,9 @@ def test_a_store_that_does_not_answer_has_no_absent_files(faulty: StoredPath, mo
 def test_a_node_that_reads_but_cannot_write_says_so(faulty: StoredPath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = faulty.with_name("token")
     token.write_text("hello")
-    assert probe(token)["problem"] == ""
+    assert probe_node(token)["problem"] == ""
     monkeypatch.setattr(Faulty, "error", PermissionError(errno.EACCES, "only for reading"))
-    found = probe(token)
+    found = probe_node(token)
     assert (found["token"], found["problem"]) == ("hello", "only for reading")
     assert {path.name for path in (tmp_path / "store").iterdir()} == {"a_ckpt-last.pt", "token"}
 
@@ -164,7 +164,7 @@ def stored_run(make_spec: Callable[..., Spec], tmp_path: Path) -> RunPaths:
 
 
 def test_a_run_finds_its_checkpoints_again(stored_run: RunPaths, make_spec: Callable[..., Spec], tmp_path: Path) -> None:
-    assert checkpoints(stored_run) == ["best", "last"]
+    assert checkpoint_names(stored_run) == ["best", "last"]
     assert load_agent(stored_run.root).path == StoredPath(f"file://{tmp_path}/store/small_t0_s0_ckpt-best.pt")
     Trial.resume(stored_run.root, ["env.max_frame=2000"]).run()
     assert list(stored_run.model_dir.iterdir()) == []

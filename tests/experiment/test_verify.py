@@ -143,7 +143,7 @@ def test_windows(run: RunPaths) -> None:
     """--from 0 ends at the first checkpoint after an update; --to takes the latest state before it, and may compare rows alone."""
     assert window_of(verified(run, begin=0)) == (0, 100)
     rows = verified(run, end=90)
-    assert (window_of(rows), rows.equal, rows.rows, rows.checkpoints) == ((0, 90), True, 2, [])
+    assert (window_of(rows), rows.is_equal, rows.rows, rows.checkpoints) == ((0, 90), True, 2, [])
     assert "rows and weights" not in rows.text()
     late = verified(run, end=220)
     assert (window_of(late), [name for name, _, _ in late.checkpoints]) == ((BREAK, 220), ["ckpt-200"])
@@ -152,7 +152,7 @@ def test_windows(run: RunPaths) -> None:
 def test_a_window_longer_than_the_limit(run: RunPaths) -> None:
     with pytest.raises(UserError, match="--frames 100"):
         verified(run, frames=100)
-    assert verified(run, frames=200).equal
+    assert verified(run, frames=200).is_equal
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_row_before_the_window(run: RunPaths) -> None:
 
 def test_the_time_of_a_row_is_no_result_but_has_a_checksum(run: RunPaths) -> None:
     change_row(run.session_df(0), "332", lambda row: row.update(wall_t="0.001"))  # after the last checkpoint
-    assert verified(run).equal
+    assert verified(run).is_equal
 
 
 @pytest.mark.parametrize("says", ["missing", "does not write"])
@@ -303,7 +303,7 @@ def test_a_run_that_was_continued_inexactly(run: RunPaths) -> None:
     run.spec.write_text(json.dumps(content))
     with pytest.raises(UserError, match="160"):
         verified(run, begin=0)
-    assert verified(run).equal
+    assert verified(run).is_equal
     Path(str(run.checkpoint(0, "previous"))).unlink()
     with pytest.raises(UserError, match="open episodes are dropped"):
         verified(run)

@@ -263,10 +263,10 @@ def test_ids_of_envpool_that_are_refused(name: str, words: str) -> None:
 
 def test_ids_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CheetahRun-v1", "envpool:CartPole-v1", "highway-fast-v0", "D1Basic-v1", "ConnectFour-v1", "intersection-multi-agent-v0"):
-        assert env_ids.unavailable_reason(name) is None or not env_ids._installed("envpool")
+        assert env_ids.unavailable_reason(name) is None or not env_ids._is_installed("envpool")
     assert env_ids.envpool_id("CartPole-v1") is None
     assert env_ids.envpool_id("envpool:CartPole-v1") == "CartPole-v1"
-    installed = env_ids._installed
+    installed = env_ids._is_installed
     monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and installed(package))
     assert env_ids.unavailable_reason("CheetahRun-v1") == "CheetahRun-v1 needs the package envpool: pip install 'slm-lab[envpool]'"
     assert "did you mean 'CheetahRun-v1'?" in (env_ids.unavailable_reason("CheetahRum-v1") or "")

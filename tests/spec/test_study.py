@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab.spec.load.files import spec_summaries
 from slm_lab.spec.load.loader import load_spec, load_with_notices
-from slm_lab.spec.load.study_file import load_study, result_settings
+from slm_lab.spec.load.study_file import load_study, settings_that_affect_results
 from slm_lab.spec.models.study import Study
 from slm_lab.spec.report import SpecError
 
@@ -79,7 +79,7 @@ def test_a_digest_is_of_what_is_learned(tmp_path: Path) -> None:
     other = study(tmp_path, set={"meta": {"save_interval": 3, "checkpoint_frequency": 5000}}, random_seed=[9], entries=ENTRIES[::-1]).runs
     assert {run.digest for run in other} == {run.digest for run in first}
     assert {run.digest for run in study(tmp_path, set={"env.num_envs": 2}).runs}.isdisjoint({run.digest for run in first})
-    assert result_settings(first[0].spec)["agent.algorithm.name"] == "PPO"
+    assert settings_that_affect_results(first[0].spec)["agent.algorithm.name"] == "PPO"
 
 
 def test_keys_of_the_study_are_set(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ class ActorCritic(PolicyGradient):
         if found is None:
             found = rollout, compute_critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
         steps, values = found
-        return RolloutBatch(steps, values, *self._advantages(steps, values), self.seq_len)
+        return RolloutBatch(steps, values, *self._advantages_and_targets(steps, values), self.seq_len)
 
-    def _advantages(self, rollout: Rollout[A], values: RolloutOutputs[A]) -> tuple[A, A]:
+    def _advantages_and_targets(self, rollout: Rollout[A], values: RolloutOutputs[A]) -> tuple[A, A]:
         """Return the advantages [T, N] for the policy loss, and the targets [T, N] of the critic."""
         spec = self.spec
         value_TN, next_value_TN = values.output_TN, values.next_output_TN

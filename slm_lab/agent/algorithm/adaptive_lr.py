@@ -23,14 +23,14 @@ class AdaptiveLearningRate(SharedStatistic):
         """Current learning rate divided by the initial learning rate."""
         return float(self.numbers[0]) / self.initial
 
-    def adapt(self, kl: float) -> None:
+    def adapt_lr(self, kl: float) -> None:
         """Adapt the learning rate to `kl`, the Kullback-Leibler divergence of an update.
 
         The learning rate is lowered if `kl` is above twice the target divergence, and raised if `kl` is below half the target divergence.
         """
-        self.run_exclusively(self._adapt, kl)
+        self.run_exclusively(self._adapt_shared_lr, kl)
 
-    def _adapt(self, kl: float) -> None:
+    def _adapt_shared_lr(self, kl: float) -> None:
         spec, rate = self.spec, float(self.numbers[0])
         if kl > 2.0 * spec.kl_target:
             self.numbers[0] = min(rate, max(rate / spec.factor, spec.min_lr))

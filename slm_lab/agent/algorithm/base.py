@@ -244,7 +244,7 @@ class Algorithm:
         """Number of gradient steps that were skipped because the loss or the gradient was not finite."""
         return sum(part.skipped for part in self.parts().values() if isinstance(part, Trainer))
 
-    def tune(self, tuning: TunedHyperparameters) -> None:
+    def apply_tuned_hyperparameters(self, tuning: TunedHyperparameters) -> None:
         """Continue training with the changes that population-based training makes to the hyperparameters."""
         self.tuning = tuning
         if self.trainer is not None:
@@ -290,7 +290,7 @@ class Algorithm:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if (tuning := TunedHyperparameters(*state["tuning"])) != self.tuning:
-            self.tune(tuning)
+            self.apply_tuned_hyperparameters(tuning)
         for name, part in self.parts().items():
             part.load_state_dict(state[name])
         if isinstance(self.memory, Replay):

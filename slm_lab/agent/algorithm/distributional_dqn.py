@@ -73,7 +73,7 @@ class DistributionalQLearning(DeepQLearning):
     def _pass_and_targets(self, batch: Transitions) -> tuple[ForwardPass, Tensor]:
         """Return the forward pass, whose output is [B, A · Z], and the predicted return distributions [B, Z] of the next states."""
         assert self.target is not None
-        self.target.refresh()
+        self.target.pull_if_outdated()
         self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
         q_BA, atoms_BX = self.target.net.distributions(batch.next_obs_B)
         if self.spec.double_q:
@@ -89,7 +89,7 @@ class DistributionalQLearning(DeepQLearning):
         assert self.target is not None
         q_SA, atoms_SX = batch.unroll(self.net)
         with torch.no_grad():
-            self.target.refresh()
+            self.target.pull_if_outdated()
             target_q_SA, next_SX = batch.unroll(self.target.net)
             action_B = batch.next_outputs(q_SA if self.spec.double_q else target_q_SA).argmax(1)
             next_BZ = action_atoms(self._reshape_per_action(batch.next_outputs(next_SX)), action_B)

@@ -189,7 +189,7 @@ class QLearning(DeepQLearning):
 
     def _targets(self, batch: Transitions) -> Any:
         if self.target is not None:
-            self.target.refresh()
+            self.target.pull_if_outdated()
         self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
         next_obs_B = batch.next_obs_B
         next_value_B = self.next_value(
@@ -232,7 +232,7 @@ class QLearning(DeepQLearning):
         target_net = self.net if self.target is None else self.target.net
         with torch.no_grad():
             if self.target is not None:
-                self.target.refresh()
+                self.target.pull_if_outdated()
             next_value_B = self.next_value(
                 lambda: self._split_components(batch.next_outputs(q_SA)),
                 lambda: self._split_components(batch.next_outputs(batch.unroll(target_net)[1])),

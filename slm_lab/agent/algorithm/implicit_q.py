@@ -80,8 +80,8 @@ class IQL(OfflineAlgorithm):
 
         The advantages are computed with the target critics Q̄, before the gradient step.
         """
-        self.target.refresh()
-        self.value_trainer.refresh()
+        self.target.pull_if_outdated()
+        self.value_trainer.pull_if_outdated()
         (q,) = self.target.net.forward_pass(batch.obs_B, None if self.discrete else batch.action_B, learn=False).values
         self.value_trainer.set_train_mode(True)
         outputs = self.value.forward_pass(batch.obs_B, None)
@@ -95,7 +95,7 @@ class IQL(OfflineAlgorithm):
 
     def _actor_step(self, batch: Transitions, advantage_B: Tensor) -> None:
         """Take a gradient step on the policy that increases E[exp(β A) log π(a|s)] (equation 7)."""
-        self.actor_trainer.refresh()
+        self.actor_trainer.pull_if_outdated()
         self.actor_trainer.set_train_mode(True)
         weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MOST_WEIGHT)
         terms = self.add_imitation_gradient(self.net.forward_pass(batch.obs_B), batch, weight_B)
@@ -105,7 +105,7 @@ class IQL(OfflineAlgorithm):
 
     def _critic_step(self, batch: Transitions) -> None:
         """Take a gradient step that moves Q(s, a) towards r + γ V(s') (equation 6)."""
-        self.trainer.refresh()
+        self.trainer.pull_if_outdated()
         next_value_B = self.value.forward_pass(batch.next_obs_B, None, learn=False).values[0][0, :, 0]
         target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
         outputs = self.critics.forward_pass(batch.obs_B, None if self.discrete else batch.action_B)

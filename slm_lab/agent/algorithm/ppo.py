@@ -87,7 +87,7 @@ class PPO(PolicyGradient):
                     break
         metrics = self.meter.end()
         if self.rate is not None:
-            self.rate.adapt(steps.diagnostics(clip_eps, steps.last_epoch)[0])
+            self.rate.adapt_lr(steps.diagnostics(clip_eps, steps.last_epoch)[0])
         approx_kl, clip_fraction = steps.diagnostics(clip_eps)
         metrics.extra |= {"approx_kl": approx_kl, "clip_fraction": clip_fraction, "explained_variance": explained}
         return metrics

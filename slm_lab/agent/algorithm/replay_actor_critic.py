@@ -117,9 +117,9 @@ class ReplayActorCritic(Algorithm, ABC):
 
     def _critic_step(self, batch: AnyBatch) -> Tensor:
         """Take a gradient step on the critics, and return the critics' outputs for the batch, computed before the gradient step."""
-        self.trainer.refresh()
+        self.trainer.pull_if_outdated()
         for net in self.target_nets():
-            net.refresh()
+            net.pull_if_outdated()
         outputs, q, target_B = self.values_and_targets(batch)
         q_CB, loss, grad_q = self.critic_loss(batch, q, target_B)
         outputs.backward(grad_q)
@@ -184,7 +184,7 @@ class ReplayActorCritic(Algorithm, ABC):
 
         Args: q: the critics' outputs that `_critic_step` returned for this batch.
         """
-        self.actor_trainer.refresh()
+        self.actor_trainer.pull_if_outdated()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
         loss, entropy = self.add_actor_gradient(batch, q)

@@ -48,11 +48,11 @@ class SelfImitation(PolicyGradient):
         self.replay.add_finished_episodes()
         # if both loss coefficients are 0, take no step: a step would still move the parameters, because of the optimizer's momentum
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
-            imitation = self._imitate()
+            imitation = self._train_by_imitation()
             metrics.extra = {"sil_loss": imitation.loss, **imitation.extra, **metrics.extra}
         return metrics
 
-    def _imitate(self) -> Metrics:
+    def _train_by_imitation(self) -> Metrics:
         for _ in range(self.spec.training_iter):
             batch = self.replay.sample().to(self.device)  # computes V, so layers must be in evaluation mode
             self.meter.begin()
@@ -87,8 +87,8 @@ class SelfImitation(PolicyGradient):
         """
         return last_observation_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 
-    def tune(self, tuning: TunedHyperparameters) -> None:
-        super().tune(tuning)
+    def apply_tuned_hyperparameters(self, tuning: TunedHyperparameters) -> None:
+        super().apply_tuned_hyperparameters(tuning)
         self.replay.gamma = self.spec.gamma
 
     def rollout_storages(self) -> dict[str, RolloutStorage]:

@@ -36,7 +36,7 @@ class EpisodeStorageWithStates(OnPolicyReplay):
     def rollout(self) -> Rollout:
         rollout = super().rollout()
         self.state_TES = np.zeros((*rollout.reward_TN.shape, self.state_size), np.float32)
-        for column, (n, begin, end) in enumerate(self._episodes()):
+        for column, (n, begin, end) in enumerate(self._episodes_to_train_on()):
             rows = self._transition_rows(n, begin, end)
             self.state_TES[: len(rows), column] = self.slabs["state"][rows, n]
         return rollout

@@ -105,7 +105,7 @@ class Temperature:
         elif self._store is None:
             self._step(gap, lr)
         else:
-            self._store.run("update", self._step, gap, lr)
+            self._store.run_locked("update", self._step, gap, lr)
 
     def _step(self, gap: float, lr: float) -> None:
         # eq. 18; optimising log α keeps α positive; the derivative with respect to log α is α times (entropy − target entropy)
@@ -123,14 +123,14 @@ class Temperature:
         If several processes train the net, only the state that the processes do not share is returned.
         """
         if self._store is not None and self._store.remote:
-            return self._store.run("update", self.state_dict)
+            return self._store.run_locked("update", self.state_dict)
         if is_shared(self._store):
             return {} if self.optimizer.statistics else {"optimizer": self.optimizer.state_dict()}
         return {"log_alpha": self.log_alpha.to("cpu", copy=True), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._store is not None and self._store.remote:
-            self._store.run("update", self.load_state_dict, state)
+            self._store.run_locked("update", self.load_state_dict, state)
         if "log_alpha" in state:
             self.log_alpha.copy_(state["log_alpha"])
         if "optimizer" in state:

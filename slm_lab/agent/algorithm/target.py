@@ -64,7 +64,7 @@ class TargetNet(Generic[Net]):
         self._pulled = self.updates_done
         self.flat.pull()
 
-    def refresh(self) -> None:
+    def pull_if_outdated(self) -> None:
         """Update this process's copy of the target network's parameters if another process has changed the parameters.
 
         Call this method before using the target network.
@@ -105,7 +105,7 @@ class TargetNet(Generic[Net]):
         if self._store is None:
             self._update()
         else:
-            self._store.run("target", self._update)
+            self._store.run_locked("target", self._update)
             self._pulled = self.updates_done
             self.flat.pull()
 
@@ -122,7 +122,7 @@ class TargetNet(Generic[Net]):
     def state_dict(self) -> dict[str, Any]:
         if is_shared(self._store):
             return {}
-        self.refresh()
+        self.pull_if_outdated()
         return {**self.flat.state_dict(), "followed": int(self._multiples_handled[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ class SharedStatistic:
         if self._store is None:
             section(*args)
         else:
-            self._store.run("statistics", section, *args)
+            self._store.run_locked("statistics", section, *args)
 
     def shared_arrays(self) -> Named:
         return {self.name: SharedArray(self.numbers, "merge")}

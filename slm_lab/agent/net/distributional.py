@@ -129,7 +129,7 @@ class DistributionalQNet(QNet):
         else:
             with torch.no_grad():
                 atoms_BX = self.actor_head.distribution_params(self.actor_body(obs_B))
-        return self._masked(self.actor_head.distribution_means(atoms_BX), obs_B), atoms_BX
+        return self._mask_invalid_actions(self.actor_head.distribution_means(atoms_BX), obs_B), atoms_BX
 
     def values(self, obs_B: Tensor) -> Tensor:
         """Return action values [B, A] without gradients. The net must be feed-forward."""
@@ -143,10 +143,10 @@ class DistributionalQNet(QNet):
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
         atoms = self.actor_head.distribution_params(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
-        return self._masked(self.actor_head.distribution_means(atoms), obs_TN), atoms, state_NS
+        return self._mask_invalid_actions(self.actor_head.distribution_means(atoms), obs_TN), atoms, state_NS
 
     def _values(self, features_BF: Tensor, obs_B: Tensor) -> Tensor:
-        return self._masked(self.actor_head(features_BF), obs_B)
+        return self._mask_invalid_actions(self.actor_head(features_BF), obs_B)
 
 
 def build_q_net(spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], distribution: tuple[str, dict[str, Any]] | None) -> QNet:

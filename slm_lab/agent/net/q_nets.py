@@ -59,9 +59,9 @@ class QNet(GraphFreeNet):
 
         The net must be feed-forward.
         """
-        return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
+        return self._mask_invalid_actions(self.actor_head(self.actor_body(obs_B)), obs_B)
 
-    def _masked(self, q: Tensor, obs: Tensor) -> Tensor:
+    def _mask_invalid_actions(self, q: Tensor, obs: Tensor) -> Tensor:
         """Return action values q [..., A], in which the values of actions that are invalid for `obs` are replaced by MASKED (−1e30)."""
         return q if self.mask is None else self.mask(q, obs)
 
@@ -117,7 +117,7 @@ class QNet(GraphFreeNet):
         q_BA = self.actor_head(features_BF)
         if self.value_head is not None:
             q_BA = torch.add(self.value_head(features_BF), self._center_advantages(q_BA, obs_B))
-        return self._masked(q_BA, obs_B)
+        return self._mask_invalid_actions(q_BA, obs_B)
 
     def _center_advantages(self, advantage_BA: Tensor, obs_B: Tensor) -> Tensor:
         """Return advantages [B, A] minus their means, which are computed over the valid actions of each action component."""
@@ -324,14 +324,14 @@ class StackedCritics(QCritics):
                 self._indices.append(index)
             else:
                 self.activations.append(layers[0])
-        self._largest = max(weight[0].numel() for weight, _ in self.layers)
+        self._largest = max(weight[0].numel() for weight, _ in self.layer_parameters)
         """Number of weights of the largest layer of one critic."""
         self.matmul_mode = critics[0].body.matmul_mode
         """Mode in which the matrix products of the hidden layers are computed. The output layer always uses float32, because bfloat16
         values above 2,048 are multiples of 16."""
 
     @property
-    def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    def layer_parameters(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
         """Weight [C, O, I] and bias [C, 1, O] of each layer."""
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
@@ -340,7 +340,7 @@ class StackedCritics(QCritics):
 
         Return None if a module of the critics is not supported.
         """
-        params, activations = self.layers, [array_activation(module) for module in self.activations]
+        params, activations = self.layer_parameters, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
         modes = [*(self.matmul_mode for _ in activations), FLOAT32]
@@ -362,7 +362,7 @@ class StackedCritics(QCritics):
 
         Args: number: see QCritics.forward_pass.
         """
-        layers: Sequence[tuple[Tensor, Tensor]] = self.layers
+        layers: Sequence[tuple[Tensor, Tensor]] = self.layer_parameters
         if number is not None:
             layers = [(weight[:number], bias[:number]) for weight, bias in layers]
         x_CBF = _concatenate_inputs(obs_B, action_B).expand(len(layers[0][0]), -1, -1)

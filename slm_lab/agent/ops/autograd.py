@@ -18,7 +18,7 @@ class ForwardPass(Protocol):
     values: tuple[Any, ...]
     """Outputs of the net without an autograd graph. Either all outputs are tensors, or all are arrays."""
 
-    def select(self, rows: Any, /) -> ForwardPass:
+    def select_rows(self, rows: Any, /) -> ForwardPass:
         """Return a pass whose outputs are the rows `rows` of this pass's outputs. In `backward`, the gradients of other rows are 0.
 
         Args: rows: rows to select, as a slice or as indices [K].
@@ -43,7 +43,7 @@ class GraphPass:
         self.outputs, self._inputs = outputs, inputs
         self.values = tuple(out.detach() for out in outputs)
 
-    def select(self, rows: Any) -> GraphPass:
+    def select_rows(self, rows: Any) -> GraphPass:
         return GraphPass(*(out[rows] if isinstance(rows, slice) else out.index_select(0, as_tensor(rows)) for out in self.outputs))
 
     def backward(self, *grads: Tensor | np.ndarray | None) -> None:

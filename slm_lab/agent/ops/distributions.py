@@ -579,7 +579,7 @@ class Product(ActionDistribution):
     def split_actions(self, action_BD: A) -> list[A]:
         """Return the actions of each factor of the product, in the dtype of the factor's action space."""
         columns = [action_BD[:, at] for at in self._actions]
-        return [own if part.action.dtype is np.float32 else _integers(own) for part, own in zip(self.parts, columns, strict=True)]
+        return [own if part.action.dtype is np.float32 else _to_int64(own) for part, own in zip(self.parts, columns, strict=True)]
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         drawn = [part.sample(np.ascontiguousarray(params), rng) for part, params in self.split_params(params_NP)]
@@ -606,7 +606,7 @@ def _consecutive_slices(sizes: Sequence[int]) -> list[slice]:
     return [slice(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(len(sizes))]
 
 
-def _integers(x: A) -> A:
+def _to_int64(x: A) -> A:
     return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
 
 

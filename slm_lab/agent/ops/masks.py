@@ -74,8 +74,8 @@ class MaskedPass:
         self._inner, self._valid_BA = inner, as_type_of(first, valid_BA)
         self.values: tuple[Any, ...] = (mask_outputs(first, self._valid_BA), *others)
 
-    def select(self, rows: Any) -> MaskedPass:
-        return MaskedPass(self._inner.select(rows), self._valid_BA[rows])
+    def select_rows(self, rows: Any) -> MaskedPass:
+        return MaskedPass(self._inner.select_rows(rows), self._valid_BA[rows])
 
     def backward(self, *grads: Any) -> None:
         first, *others = grads

@@ -370,7 +370,7 @@ class PartitionedOptimizer(FlatOptimizer):
         self.parts: list[tuple[slice, FlatOptimizer]] = [(everything, whole.for_slice(everything))]
         self._active = [optimizer for _, optimizer in self.parts]
 
-    def split_at(self, index: int) -> None:
+    def split_part_at(self, index: int) -> None:
         """Split a part of the parameter vector in two, so that a part begins at element `index` of the vector."""
         for number, (part, optimizer) in enumerate(self.parts):
             if part.start < index < part.stop:
@@ -382,8 +382,8 @@ class PartitionedOptimizer(FlatOptimizer):
     def freeze(self, frozen: Sequence[slice]) -> None:
         """Freeze the slices `frozen` of the parameter vector, and unfreeze all other elements, from now on."""
         for one in frozen:
-            self.split_at(one.start)
-            self.split_at(one.stop)
+            self.split_part_at(one.start)
+            self.split_part_at(one.stop)
         frozen_parts = [any(one.start <= part.start < one.stop for one in frozen) for part, _ in self.parts]
         self._active = [optimizer for (_, optimizer), is_frozen in zip(self.parts, frozen_parts, strict=True) if not is_frozen]
 

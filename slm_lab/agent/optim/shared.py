@@ -51,7 +51,7 @@ class SharedParams:
         """Number of updates of the shared parameters by all processes so far."""
         return int(self.updates_W.sum())
 
-    def refresh(self) -> None:
+    def pull_if_outdated(self) -> None:
         """In "shared" mode (meta.distributed), pull the parameters if newer parameters exist.
 
         Call this method before parameters are read.
@@ -89,7 +89,7 @@ class SharedParams:
             staleness = self.version - self._pulled
             self.report |= {"staleness": float(staleness), "lock_wait": waited}
             yield
-            self._combine_buffers(staleness)
+            self._merge_buffers_into_shared(staleness)
             self.updates_W[self.store.index] += 1
             if copy:
                 self._copy_from_shared()
@@ -132,7 +132,7 @@ class SharedParams:
         self.report = dict.fromkeys(self.report, 0.0)
         self.pull()
 
-    def _combine_buffers(self, staleness: int) -> None:
+    def _merge_buffers_into_shared(self, staleness: int) -> None:
         flat = self.flat
         if staleness == 0:  # same result, bit by bit, as with a single process
             flat.master_buffer.copy_(flat.buffer)

@@ -150,7 +150,7 @@ class OptimizerGroup:
         size = len(optimizer.param)
         begins = [one["begin"] if indices is None else int(indices[one["begin"]]) for one in saved]
         for begin in begins[1:]:
-            optimizer.split_at(begin)
+            optimizer.split_part_at(begin)
         for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
             spread = self._add_padding(one["state"], slice(begin, end))
             for part, own in optimizer.parts:
@@ -287,16 +287,16 @@ class Trainer:
             if self.mode_layers:
                 self.flat.save_buffers()
         else:
-            self.shared.refresh()
+            self.shared.pull_if_outdated()
 
     def count_training_call(self) -> None:
         """Count a completed training call, for learning rate schedules that depend on the number of training calls."""
         self._calls_W[self._index] += 1
 
-    def refresh(self) -> None:
+    def pull_if_outdated(self) -> None:
         """Copy newer shared parameters to this process, if several processes train the net. Call this method before parameters are read."""
         if self.shared is not None:
-            self.shared.refresh()
+            self.shared.pull_if_outdated()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
         """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return `check_finite(loss)`."""
@@ -435,10 +435,10 @@ class Trainer:
         If several processes train the net, return only those optimizer states that the processes do not share.
         """
         if (store := self._remote_optimizer_store) is not None:
-            return store.run("update", self._pull_and_return_state)
+            return store.run_locked("update", self._pull_and_return_state)
         if self._is_shared:
             return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
-        self.refresh()
+        self.pull_if_outdated()
         optimizers = [group.state_dict() for group in self.groups]
         calls = {"calls": int(self._calls_W[self._index])} if self.counts_calls else {}
         return {**self.flat.state_dict(), **calls, "optimizers": optimizers, "lr": [group.optimizer.lr for group in self.groups]}
@@ -450,7 +450,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a result of `state_dict`. Raises ValueError if the sizes of the vectors in `state` do not match this net."""
         if (store := self._remote_optimizer_store) is not None:
-            store.run("update", self.load_state_dict, state)
+            store.run_locked("update", self.load_state_dict, state)
         if self._is_shared:
             for group, saved in zip(self.groups, state["optimizers"], strict=True):
                 if saved is not None:

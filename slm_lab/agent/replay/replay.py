@@ -271,7 +271,7 @@ class Replay:
 
         The batch contains the rewards of up to num_steps steps, and the observation after the last of these steps.
         """
-        row_KB, exists_KB = links.follow(row_B, self.num_steps)
+        row_KB, exists_KB = links.successive_rows(row_B, self.num_steps)
         reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
         obs_B, next_obs_B = as_tensor(self.store.observations(row_B)), as_tensor(self.store.next_observations(row_KB[-1]))

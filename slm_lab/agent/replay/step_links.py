@@ -33,7 +33,7 @@ class StepLinks:
         self.next_row[row_K] = -1
         self.last_row_N[env_K] = np.where((step.terminated_N | step.truncated_N)[env_K], -1, row_K)
 
-    def follow(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    def successive_rows(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows [steps, B] of `steps` successive transitions from row_B on, and whether each transition exists, bool [steps, B].
 
         If a transition does not exist, the row of the last existing transition is repeated.

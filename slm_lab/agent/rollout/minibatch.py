@@ -101,7 +101,7 @@ def single_pass_outputs(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple
     output_TN, rows = value_B.reshape(steps.obs_TN.shape[:2]), slice(math.prod(shape))
     next_TN = _next_outputs(net, steps, output_TN)
     params_TNP = params_BP[rows].reshape(*shape, -1)
-    return steps, RolloutOutputs(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(rows))
+    return steps, RolloutOutputs(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select_rows(rows))
 
 
 def _is_finite(x: Tensor | np.ndarray) -> bool:
@@ -233,7 +233,7 @@ class RolloutBatch:
         else:
             self.columns, row_B = _select_valid(rollout.valid_TN, [rollout.obs_TN[:-1], *columns])
             if row_B is not None and self.outputs is not None:
-                self.outputs = self.outputs.select(row_B)
+                self.outputs = self.outputs.select_rows(row_B)
             self.size = self.transitions = len(self.columns[0])
 
     def microbatches(self) -> Iterator[tuple[Minibatch[Any], float]]:

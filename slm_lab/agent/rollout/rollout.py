@@ -217,7 +217,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         self.slabs, self.state_NS = {name: arrays[name] for name in self.slabs}, arrays["state"]
         self._rollout = self._rollout_view()
 
-    def restart(self) -> None:
+    def begin_rollout(self) -> None:
         """Begin a new rollout in the first row."""
         self.t = 0
         self.truncations.clear()
@@ -232,7 +232,7 @@ class OnPolicyBatchReplay(RolloutStorage):
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.t == self.length:
-            self.restart()
+            self.begin_rollout()
         if self.t == 0:
             self.slabs["first"][0] = first_N
             if state_N is not None:
@@ -280,8 +280,8 @@ class MultiAgentBatchReplay(OnPolicyBatchReplay):
         super().use_arrays(arrays)
         self.count_N, self._end_state_NS = arrays["count"], arrays["end_state"]
 
-    def restart(self) -> None:
-        super().restart()
+    def begin_rollout(self) -> None:
+        super().begin_rollout()
         self.steps = 0
         self.count_N[:] = 0
         self._even = True
@@ -298,7 +298,7 @@ class MultiAgentBatchReplay(OnPolicyBatchReplay):
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.steps == self.length:
-            self.restart()
+            self.begin_rollout()
         self.steps += 1
         if self._even and 0 not in step.valid_N.tobytes():  # all agents act: this case takes a third of the time of the general case
             self._add_row(obs_N, first_N, state_N, out, step)
@@ -441,7 +441,7 @@ class OnPolicyReplay(RolloutStorage):
     def ready(self) -> bool:
         return not self._taken and len(self.ended) >= self.length
 
-    def _episodes(self) -> list[EpisodeRows]:
+    def _episodes_to_train_on(self) -> list[EpisodeRows]:
         """Return the episodes that the next rollout contains."""
         return self.ended
 
@@ -453,7 +453,7 @@ class OnPolicyReplay(RolloutStorage):
         return begin + np.flatnonzero(self.slabs["valid"][begin:end, n]) if self.info.agents else np.arange(begin, end)
 
     def rollout(self) -> Rollout:
-        episodes = self._episodes()
+        episodes = self._episodes_to_train_on()
         rows = [self._transition_rows(*episode) for episode in episodes]
         T, E = max(map(len, rows)), len(episodes)
         padded = {
@@ -485,7 +485,7 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         super().__init__(info, length, state_size)
         self.quantile = quantile
 
-    def _episodes(self) -> list[EpisodeRows]:
+    def _episodes_to_train_on(self) -> list[EpisodeRows]:
         totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
         least = np.quantile(totals, self.quantile) if self.quantile < 1.0 else -np.inf
         return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]

@@ -171,7 +171,7 @@ class AgentsSource(EnvSource):
 
     def __iter__(self) -> Iterator[Experience]:
         env, stop, beat, self_play = self.env, self.stop, self.beat, self.self_play
-        while not (self.learner.finished or stop.requested):
+        while not (self.learner.has_finished or stop.requested):
             if self_play is not None:
                 self_play.take_snapshot_if_due()
             obs_N, first_N, acts_N = self._obs_N, self._first_N, self._acting_mask()
@@ -200,7 +200,7 @@ class AgentsSource(EnvSource):
                 self.between_rounds = policy == len(experiences) - 1
                 report = None if self_play is None else self_play.newest_rating
                 yield experience._replace(policy=policy, frames=env.info.frames, report=report)
-        if self_play is not None and self.learner.finished:
+        if self_play is not None and self.learner.has_finished:
             self_play.take_snapshot_if_due()
 
     def _acting_mask(self) -> np.ndarray | None:

@@ -59,7 +59,7 @@ class LocalSource(EnvSource):
     def __iter__(self) -> Iterator[Experience]:
         env, agent, learner, stop, beat = self.env, self.learner.agent, self.learner, self.stop, self.beat
         num_envs, env_action = env.info.num_envs, agent.policy.env_action
-        while not (learner.finished or stop.requested):
+        while not (learner.has_finished or stop.requested):
             obs_N, first_N, state_N = self._obs_N, self._first_N, self._state_N
             assert obs_N is not None
             out = agent.act(obs_N, state_N)

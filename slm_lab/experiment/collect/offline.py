@@ -20,7 +20,7 @@ class OfflineSource(EnvSource):
         """Do nothing, since no preparation is needed."""
 
     def __iter__(self) -> Iterator[Experience]:
-        while not (self.learner.finished or self.stop.requested):
+        while not (self.learner.has_finished or self.stop.requested):
             self.beat(TRAINING)
             yield Experience(0, 1, [], None)
 

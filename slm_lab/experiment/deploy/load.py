@@ -17,7 +17,7 @@ from slm_lab.env.nested_actions import first_action
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import batch_of_one, entry_layouts, space_from_dict
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import CheckpointName, Training, TrainingChoice, checkpoints, find_training, readable_checkpoint
+from slm_lab.experiment.files.find import CheckpointName, Training, TrainingChoice, checkpoint_names, find_training, readable_checkpoint
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
@@ -206,11 +206,11 @@ def _problems_text(problems: Sequence[str], training: Training, session: int | N
 def _no_checkpoint_message(training: Training, which: CheckpointName, session: int | None) -> str:
     """Return the message that a checkpoint does not exist, with a list of the existing checkpoints."""
     paths, trial = training.paths, training.trial
-    if not (of_any := checkpoints(paths, None, trial)):
+    if not (of_any := checkpoint_names(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
-    if session is not None and not (of_any := checkpoints(paths, _log_indices(training, session)[0], trial)):
+    if session is not None and not (of_any := checkpoint_names(paths, _log_indices(training, session)[0], trial)):
         count = max(1, len(training.policies))  # policies without names are numbered like sessions
-        known = sorted({index // count for index in paths.table_numbers(t=trial) if checkpoints(paths, index, trial)})
+        known = sorted({index // count for index in paths.table_numbers(t=trial) if checkpoint_names(paths, index, trial)})
         return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
     of = "" if session is None else f" of session {session}"
     return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"

@@ -193,11 +193,11 @@ class Executor(ABC):
 
     def _start(self, task: Any) -> None:
         task.deadline, task.kill_reason = float("inf"), ""
-        self._launch(task)
+        self._start_process(task)
         self.tasks.append(task)
 
     @abstractmethod
-    def _launch(self, task: Any) -> None:
+    def _start_process(self, task: Any) -> None:
         """Start a process for a task."""
 
     def events(self, timeout: float) -> Iterator[Event]:
@@ -240,13 +240,13 @@ class Executor(ABC):
 
     def kill(self, task: Any) -> None:
         """Kill the process of a task and all processes that it started, immediately and without an event."""
-        self._end(task)
+        self._kill_process(task)
         task.inbox = deque()
         if task in self.tasks:
             self.tasks.remove(task)
 
     @abstractmethod
-    def _end(self, task: Any) -> None:
+    def _kill_process(self, task: Any) -> None:
         """Kill the process of a task, and all processes that it started, unless the process has ended."""
 
     def close(self) -> None:

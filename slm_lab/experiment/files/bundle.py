@@ -122,7 +122,7 @@ def save(path: Location, bundle: dict[str, Any]) -> None:
 def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
     sealed = _ChecksumWriter(file)
     try:
-        _torch().save(bundle, sealed)
+        _import_torch().save(bundle, sealed)
         sealed.write_header_and_checksum(_header_of(bundle))
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
@@ -299,7 +299,7 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
 
 def to_tensors(tree: Any) -> Any:
     """Return nested dicts, lists and tuples with each numpy array converted to a tensor, since a checkpoint cannot contain numpy arrays."""
-    return _convert_leaves(tree, np.ndarray, lambda array: _torch().from_numpy(array))
+    return _convert_leaves(tree, np.ndarray, lambda array: _import_torch().from_numpy(array))
 
 
 def to_arrays(tree: Any) -> Any:
@@ -307,7 +307,7 @@ def to_arrays(tree: Any) -> Any:
 
     A numpy array is sent to another process as bytes, while sending a tensor needs a file descriptor.
     """
-    return _convert_leaves(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
+    return _convert_leaves(tree, _import_torch().Tensor, lambda tensor: tensor.numpy().copy())
 
 
 def _convert_leaves(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
@@ -319,7 +319,7 @@ def _convert_leaves(tree: Any, kind: type, convert: Callable[[Any], Any]) -> Any
     return convert(tree) if isinstance(tree, kind) else tree
 
 
-def _torch() -> Any:
+def _import_torch() -> Any:
     import torch
 
     return torch

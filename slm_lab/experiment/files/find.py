@@ -135,7 +135,7 @@ def _newest_first(data_dir: Path) -> list[Path]:
     return [path for _, path in sorted(dated, reverse=True)]
 
 
-def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
+def checkpoint_names(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
     """Return the names of the existing checkpoints ("best", "last" and frame numbers), which are the valid values of `--checkpoint`.
 
     Args: session: index of the Session whose checkpoints are listed, or None for the checkpoints of all Sessions of the trial.
@@ -159,7 +159,9 @@ def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int 
 
     Args: session: index of the Session whose checkpoint is returned, or None for any Session.
     """
-    for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
+    for which in sorted(
+        checkpoint_names(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)
+    ):
         for index in paths.table_numbers(t=trial) if session is None else [session]:
             path = paths.checkpoint(index, which, trial)
             with suppress(state.BundleError, OSError):
@@ -296,7 +298,7 @@ def _training_of_search(paths: RunPaths, trial: int | None) -> Training:
         if trial not in status:
             raise UserError(f"trial {trial}: the trials of {paths.root} are {', '.join(map(str, status)) or 'none'}")
         ranked = [one for one in ranked if one[1] == trial] or [(paths, trial)]
-    best = next((one for one in ranked if checkpoints(one[0], trial=one[1])), None)
+    best = next((one for one in ranked if checkpoint_names(one[0], trial=one[1])), None)
     if best is None:
         counts = Counter(status.values() if trial is None else [status[trial]])
         ended = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"
@@ -323,7 +325,7 @@ def _training_of_study(study: StudyPaths, name: str | None, choice: TrainingChoi
             found = [one for one in found if one[0][part] == wanted]
         elif part == "env" and len(known) > 1:
             raise UserError(f"{study.root} has runs in several envs; choose one of {', '.join(known)} (--env), or give the folder of a run")
-    found = [one for one in found if checkpoints(one[1])]
+    found = [one for one in found if checkpoint_names(one[1])]
     if not found:
         raise UserError(f"no finished run of {study.root} has a checkpoint here")
     about, paths = max(found, key=lambda one: _best_weights_key(one[1]))

@@ -276,7 +276,7 @@ class RunPaths:
         pattern = re.compile(re.escape(f"{self.stem}_t{t}_") + r"(?:s\d+(?:_p\d+)?_)?ckpt-\w+\.pt")
         return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
-    def _tables(self, mode: DataMode) -> set[tuple[int, int]]:
+    def _table_indices(self, mode: DataMode) -> set[tuple[int, int]]:
         """Return the set of (index of the trial, number of the table) for all existing tables of `mode` ("train" or "eval"). Table numbers
         are defined in events.Row."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
@@ -285,7 +285,7 @@ class RunPaths:
 
     def trials(self) -> list[int]:
         """Return the indices of the trials that have a table with training rows."""
-        return sorted({trial for trial, _ in self._tables("train")})
+        return sorted({trial for trial, _ in self._table_indices("train")})
 
     @property
     def has_several_trials(self) -> bool:
@@ -306,7 +306,7 @@ class RunPaths:
     def table_numbers(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Return the numbers of a trial's existing tables (see events.Row), which are the indices of the Sessions if each Session trains
         one policy."""
-        return sorted(index for trial, index in self._tables(mode) if trial == t)
+        return sorted(index for trial, index in self._table_indices(mode) if trial == t)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class TrialState:
     """Index of the trial from whose checkpoints this trial continues at its next start (population-based training)."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.status in ("finished", "stopped", "failed")
 
 
@@ -78,14 +78,14 @@ class SearchState:
 
     def save(self, path: Path) -> None:
         """Write the state of the search to a JSON file atomically. Raises OSError if writing fails."""
-        content = with_checksum(_encoded({"version": VERSION, **asdict(self)}))
+        content = with_checksum(_to_json_value({"version": VERSION, **asdict(self)}))
         replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
 
     @classmethod
     def load(cls, path: Path) -> SearchState:
         """Read the state of a search from a JSON file. Raises UserError if the file is damaged or has another version."""
         try:
-            content = _decoded(checked_content(json.loads(path.read_text(encoding="utf-8"))))
+            content = _from_json_value(checked_content(json.loads(path.read_text(encoding="utf-8"))))
             version = content.pop("version")
             if version == VERSION:
                 for name in ("trials", "confirmations"):
@@ -96,32 +96,32 @@ class SearchState:
         raise UserError(f"{path} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
 
 
-def _encoded(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Convert a plain Python value to a JSON value. Bytes, tuples, and dicts with keys other than strings become JSON objects with one
     key."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, tuple):
-        return {"$tuple": [_encoded(one) for one in value]}
+        return {"$tuple": [_to_json_value(one) for one in value]}
     if isinstance(value, list):
-        return [_encoded(one) for one in value]
+        return [_to_json_value(one) for one in value]
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _encoded(one) for key, one in value.items()}
-        return {"$items": [[_encoded(key), _encoded(one)] for key, one in value.items()]}
+            return {key: _to_json_value(one) for key, one in value.items()}
+        return {"$items": [[_to_json_value(key), _to_json_value(one)] for key, one in value.items()]}
     return value
 
 
-def _decoded(value: Any) -> Any:
+def _from_json_value(value: Any) -> Any:
     if isinstance(value, list):
-        return [_decoded(one) for one in value]
+        return [_from_json_value(one) for one in value]
     if not isinstance(value, dict):
         return value
     match value:
         case {"$bytes": text}:
             return base64.b64decode(text)
         case {"$tuple": items}:
-            return tuple(_decoded(one) for one in items)
+            return tuple(_from_json_value(one) for one in items)
         case {"$items": items}:
-            return {_decoded(key): _decoded(one) for key, one in items}
-    return {key: _decoded(one) for key, one in value.items()}
+            return {_from_json_value(key): _from_json_value(one) for key, one in items}
+    return {key: _from_json_value(one) for key, one in value.items()}

@@ -58,14 +58,14 @@ class RunSink:
         Raises OSError if a table cannot be changed. The files of the tables must not be open.
         """
 
-    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+    def read_rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         """Return the complete rows of a table. Each row is a dict: column → text."""
         return []
 
     def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         """Append a row to the table "pbt" (population-based training) or "elo" (snapshots of self-play) of a Session."""
 
-    def timeline(self, session: int, spans: Spans) -> None:
+    def save_timeline(self, session: int, spans: Spans) -> None:
         """Save what each process of a Session did during a short period of time. Raises OSError if writing fails."""
 
     def close(self, status: Status = "done") -> None:
@@ -158,14 +158,14 @@ class LocalSink(RunSink):
         others = (paths.pbt(session, self.trial), paths.elo(session, self.trial))
         return [*(paths.session_df(index, mode, self.trial) for index in indices for mode in modes), *others]
 
-    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+    def read_rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         return complete_rows(self.paths.session_df(table, mode, self.trial))
 
     def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         path = self.paths.pbt(session, self.trial) if name == "pbt" else self.paths.elo(session, self.trial)
         self._append(path, columns, {column: _cell_text(column, row[column]) for column in columns})
 
-    def timeline(self, session: int, spans: Spans) -> None:
+    def save_timeline(self, session: int, spans: Spans) -> None:
         with self.paths.timeline(session, self.trial).open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("process", "kind", "begin", "end"))

@@ -106,7 +106,7 @@ def analyze_trial(
     mean_return = baseline.mean_return if baseline else None
     trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
     metrics = trial.write_metrics(mean_return, writer)
-    with writer.drawing():
+    with writer.suppress_drawing_errors():
         draw_tables(writer, trial.run, trial.labels)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
         if spec.meta.self_play is not None:
@@ -116,7 +116,7 @@ def analyze_trial(
         if mean_return is not None:
             metrics = trial.write_metrics(mean_return, writer)
             trial.labels = replace(trial.labels, baseline=mean_return)
-            with writer.drawing():
+            with writer.suppress_drawing_errors():
                 draw_returns(writer, trial.run, trial.labels)
     writer.close()
     if complete and writer.reason:
@@ -168,9 +168,9 @@ class _Trial:
             policies=spec.policies,
             policy_names=tuple(spec.policy_names),
             sessions=spec.meta.max_session,
-            frames=GLOBAL_FRAMES if run.distributed else frames,
+            frames=GLOBAL_FRAMES if run.shares_one_net else frames,
             failed_tables=failed_tables,
-            workers=run.distributed,
+            workers=run.shares_one_net,
         )
 
     @property
@@ -207,7 +207,7 @@ class _Trial:
             **mean_current_return(of_tables, policies),
             "evaluated": self.returns_from_evaluation,
             "consistency": None
-            if self.run.distributed
+            if self.run.shares_one_net
             else consistency(common_strengths([strengths[index] for index in self.successful_tables])),
             "random_baseline": baseline,
             "sessions": len(sessions),

@@ -223,7 +223,7 @@ class Setting:
     @property
     def status(self) -> str:
         """Text that says how the seeds ended, such as "done", "1 failed (left out)", or, if no seed is done, "2 stopped"."""
-        each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
+        each = (status for run in self.runs for status in ([run.status] if run.shares_one_net else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
         return f"{', '.join(f'{count} {status}' for status, count in counts.items())}{left_out}" if counts else "done"
@@ -233,8 +233,8 @@ class Setting:
         return sum(len(seed.rows) or 1 for seed in self.seeds)
 
     @property
-    def distributed(self) -> bool:
-        return any(run.distributed for run in self.runs)
+    def shares_one_net(self) -> bool:
+        return any(run.shares_one_net for run in self.runs)
 
     @property
     def env(self) -> str:
@@ -261,14 +261,14 @@ class Setting:
     def count_text(self) -> str:
         """Return the number of seeds as a text, such as "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
         count, policies = len(self.seeds), max(run.policies for run in self.runs)
-        of = f" of {self.sessions // count} sessions" if self.distributed else f" of {policies} policies" if policies > 1 else ""
+        of = f" of {self.sessions // count} sessions" if self.shares_one_net else f" of {policies} policies" if policies > 1 else ""
         return f"{count} seed{'s' if count != 1 else ''}{of}"
 
 
 def seed_results(run: Run) -> list[SeedResult]:
     """Return the results of those seeds of a run that have training rows."""
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
-    if run.distributed:
+    if run.shares_one_net:
         rows = list(tables.values())
         return [_seed_result([join_worker_tables(tables)], run, run.status, evaluation, rows)] if tables else []
     of_session: dict[int, list[int]] = {}

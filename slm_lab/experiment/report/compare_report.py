@@ -182,7 +182,7 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
     writer = Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: json_bytes(report.content())))
     writer.write("table not written", (paths.table("csv"), lambda: rows_csv([flatten_row(one._asdict()) for one in report.summaries])))
-    with writer.drawing():
+    with writer.suppress_drawing_errors():
         for name, graph in report.graphs.items():
             axis = "" if name == PROFILES else AXES[report.by].name
             writer.draw({name: graph}, partial(paths.graph, axis=axis))
@@ -242,7 +242,7 @@ def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
 
     For by="frame", the axis shows global frames if the Sessions of a run train a shared net.
     """
-    return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
+    return GLOBAL_FRAMES if by == "frame" and any(setting.shares_one_net for setting in settings) else AXES[by]
 
 
 def setting_figures(

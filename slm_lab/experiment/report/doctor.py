@@ -22,7 +22,7 @@ from slm_lab.experiment.report.doctor_case import DiagnosedRun, NotApplicable, N
 from slm_lab.experiment.report.doctor_finding import Finding, Severity
 from slm_lab.experiment.report.run import Run
 
-__all__ = ["Diagnosis", "Finding", "examine"]
+__all__ = ["Diagnosis", "Finding", "diagnose_run"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "remark")
 _WIDTH = 80
 Subject = TypeVar("Subject", Session, DiagnosedRun)
@@ -53,7 +53,7 @@ class Diagnosis:
     """Name of each rule that could not be applied because data is missing → description of the missing data."""
 
 
-def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
+def diagnose_run(run: Run, *, checkpoints: bool = True) -> Diagnosis:
     """Apply all rules to a run, and return the findings, ordered by severity, and the names of the rules that could be applied.
 
     If a file is missing or damaged, the rules that need the file are not applied.
@@ -164,22 +164,22 @@ def diagnosis_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
 
 def diagnosis_text(run: Run, diagnosis: Diagnosis) -> str:
     """Return a diagnosis as text for the terminal, in lines of at most 80 characters."""
-    lines = _wrapped(f"{run.name} in {run.env}, {_session_count_text(run)}, {run.status}: {_summary(diagnosis)}")
+    lines = _wrap_text(f"{run.name} in {run.env}, {_session_count_text(run)}, {run.status}: {_summary(diagnosis)}")
     for number, finding in enumerate(diagnosis.findings, 1):
-        lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
-        lines += _wrapped(finding.evidence, "   ")
-        lines += _wrapped(f"{finding.advice}:" if finding.key else finding.advice, "   ")
+        lines += ["", *_wrap_text(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
+        lines += _wrap_text(finding.evidence, "   ")
+        lines += _wrap_text(f"{finding.advice}:" if finding.key else finding.advice, "   ")
         lines += [f"     {option}"] if (option := change_option(finding)) else []
-    lines += ["", *_wrapped(f"checked: {', '.join(diagnosis.checked) or 'nothing'}")]
+    lines += ["", *_wrap_text(f"checked: {', '.join(diagnosis.checked) or 'nothing'}")]
     if diagnosis.not_checked:
         reasons: dict[str, list[str]] = {}
         for rule, why in diagnosis.not_checked.items():
             reasons.setdefault(why, []).append(rule)
-        lines += _wrapped("not checked: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
+        lines += _wrap_text("not checked: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
     return "\n".join(lines)
 
 
-def _wrapped(text: str, indent: str = "") -> list[str]:
+def _wrap_text(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
 
 

@@ -59,7 +59,7 @@ class ColumnInterval(NamedTuple):
         return int(self.curve.frame[0]), int(self.curve.frame[-1])
 
     @property
-    def peak(self) -> tuple[int, float]:
+    def frame_and_largest_value(self) -> tuple[int, float]:
         """The largest value, as (frame of this value, value)."""
         place = int(np.argmax(self.curve.value))
         return int(self.curve.frame[place]), float(self.curve.value[place])
@@ -138,7 +138,7 @@ class DiagnosedRun:
         own = "agent.net.actor_optim_spec"
         return own if any(path.startswith(f"{own}.") for path in self.settings) else "agent.net.optim_spec"
 
-    def schedule(self, name: str) -> tuple[str, float]:
+    def schedule_path_and_start(self, name: str) -> tuple[str, float]:
         """Return the path and the value of the spec key start_val of a schedule of the algorithm.
 
         Args: name: name of the schedule in the spec, such as "entropy_coef_spec".

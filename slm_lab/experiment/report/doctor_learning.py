@@ -51,7 +51,7 @@ def clipping(session: Session) -> Finding | None:
     (arXiv:2006.05990), section 3.1, recommend to start with ε = 0.25.
     """
     clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
-    path, eps = session.case.schedule("clip_eps_spec")
+    path, eps = session.case.schedule_path_and_start("clip_eps_spec")
     tight = clipped.median > 0.5 and change.median < 0.01 and eps < 0.05
     loose = clipped.median < 0.05 and change.median > MAX_KL and eps > 0.5
     if not tight and not loose:
@@ -76,7 +76,7 @@ def large_updates(session: Session) -> Finding | None:
     the KL divergence. Engstrom et al., 2020 (arXiv:2005.12729), show that clipping alone does not keep the policy in its trust region.
     """
     clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
-    peak_frame, peak = session.column("approx_kl").peak
+    peak_frame, peak = session.column("approx_kl").frame_and_largest_value
     often = change.median > MAX_KL or (clipped.median > MAX_CLIPPED and change.median > 0.1 * MAX_KL)
     if not often and peak <= MAX_PEAK:
         return None
@@ -103,7 +103,7 @@ def small_updates(session: Session) -> Finding | None:
     of updates. Usual targets of the KL divergence are 0.003 to 0.03.
     """
     clipped, change = session.column("clip_fraction"), session.column("approx_kl")
-    if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
+    if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.frame_and_largest_value[1] > MAX_KL:
         return None
     path, rate = learning_rate_setting(session)
     return Finding(
@@ -125,7 +125,7 @@ def entropy_high(session: Session) -> Finding | None:
     entropy, and the return is not above the return of a random agent (see is_at_baseline). Mnih et al., 2016 (arXiv:1602.01783), use an
     entropy bonus of 0.01. Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.8, compare entropy bonuses.
     """
-    path, coef = session.case.schedule("entropy_coef_spec")
+    path, coef = session.case.schedule_path_and_start("entropy_coef_spec")
     entropy, largest = session.second_half("entropy"), float(session.column("entropy").curve.value.max())
     if coef <= 0.0 or entropy.median < 0.95 * largest or not is_at_baseline(session):
         return None
@@ -149,9 +149,9 @@ def entropy_lost(session: Session) -> Finding | None:
     the final return is poor (see has_poor_return). Mnih et al., 2016 (arXiv:1602.01783), section 4, describe the premature convergence to a
     deterministic policy. Ahmed et al., 2019 (arXiv:1811.11214), study the effect of entropy on policy optimization.
     """
-    path, coef = session.case.schedule("entropy_coef_spec")
+    path, coef = session.case.schedule_path_and_start("entropy_coef_spec")
     entropy = session.column("entropy")
-    first = entropy.peak[1]
+    first = entropy.frame_and_largest_value[1]
     require_applicable(first > 0.0 and not session.acts_continuously, "the entropy of continuous actions has no lower bound")
     above = np.flatnonzero(entropy.curve.value >= MIN_ENTROPY * first)
     since = int(above[-1]) + 1 if len(above) else 0

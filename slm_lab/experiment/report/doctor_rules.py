@@ -303,7 +303,7 @@ def rating(session: Session) -> Finding | None:
     session.require_progress()
     ratings, error = session.column("elo"), math.sqrt(2.0) * session.rating_error
     last = session.column("elo", 0.75).median
-    peak_frame, peak = ratings.peak
+    peak_frame, peak = ratings.frame_and_largest_value
     rises, falls = last > ratings.curve.value[0] + 2.0 * error, last < peak - 4.0 * error
     if rises and not falls:
         return None
@@ -374,7 +374,7 @@ def seeds(case: DiagnosedRun) -> Finding | None:
     recommend interval estimates for 3 to 10 runs.
     """
     count = len({session.session_number for session in case.sessions})
-    require_applicable(not case.run.distributed, "the sessions train one net")
+    require_applicable(not case.run.shares_one_net, "the sessions train one net")
     require_applicable(case.run.is_standalone, "a search or a study has the other seeds")
     if count >= MIN_SEEDS:
         return None

@@ -70,7 +70,7 @@ def draw_elo(writer: Writer, run: Run, labels: Labels) -> None:
     """Write the figure of the Elo ratings of a run, if the run has rated snapshots. If a file cannot be read, a notice is printed."""
     paths, t, tables = run.paths, run.trial, {}
     for s in sorted({index // run.policies for index in run.tables("train")}):
-        with writer.drawing(paths.elo(s, t).name):
+        with writer.suppress_drawing_errors(paths.elo(s, t).name):
             if paths.elo(s, t).is_file():
                 tables[s] = {name: parse_numbers(cells) for name, cells in read_columns(paths.elo(s, t)).items()}
     if (figure := elo_figure(tables, labels.title, labels.frames.label)) is not None:

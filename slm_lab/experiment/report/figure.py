@@ -128,7 +128,7 @@ class Panel:
     panels has a height of 150 pixels."""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.bars and not any(len(line.curve.frame) for line in self.lines)
 
     @property
@@ -288,7 +288,7 @@ class TrialsFigure:
     trials: Trials
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.trials.status
 
 

@@ -94,7 +94,7 @@ def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[s
         of_env = [one for one in settings if one.env == env and len(one.scores(metric))]
         if of_env:
             first = next((one for one in of_env if _label(one) == _label(settings[0])), of_env[0])
-            pairs += [_pair(first, one, metric) for one in of_env if one is not first]
+            pairs += [_compare_pair(first, one, metric) for one in of_env if one is not first]
     adjusted = adjust_holm([one.p_value for one in pairs])
     pairs = [one._replace(p_holm=p) for one, p in zip(pairs, adjusted, strict=True)]
     return Comparison(pairs, *_compare_over_envs(settings, metric, published or {}))
@@ -104,7 +104,7 @@ def _label(setting: Setting) -> str:
     return setting.label or setting.name
 
 
-def _pair(a: Setting, b: Setting, metric: str) -> PairComparison:
+def _compare_pair(a: Setting, b: Setting, metric: str) -> PairComparison:
     scores, others = b.scores(metric), a.scores(metric)
     own, theirs = scores.tolist(), others.tolist()
     apart = estimate_difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)

@@ -66,7 +66,7 @@ def plotly_json(figure: AnyFigure) -> dict[str, Any]:
     if isinstance(figure, Figure):
         return _panels(figure)
     layout = _layout(figure, 180 * len(figure.rows) or 420 if isinstance(figure, ScatterGrid) else 420)
-    if figure.empty:
+    if figure.is_empty:
         return {"data": [], "layout": layout | _empty_layout(figures.NOTHING)}
     return {"data": _grid(figure, layout) if isinstance(figure, ScatterGrid) else _parallel_traces(figure, layout), "layout": layout}
 

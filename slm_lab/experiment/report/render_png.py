@@ -180,7 +180,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
     for line in panel.lines:
         if line.marks:
             axes.scatter([mark.frame for mark in line.marks], [mark.value for mark in line.marks], color=line.colour, **_MARK_STYLE)
-    if panel.empty:
+    if panel.is_empty:
         axes.text(0.5, 0.5, panel.nothing, transform=axes.transAxes, ha="center", color=figures.GREY)
     last = max((float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)), default=0.0)
     axes.set_xlim(0, panel.x_max or last * 1.02 or 1.0)
@@ -264,13 +264,13 @@ def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
         columns, height = len(figure.columns), max(len(figure.rows) * _CELL_HEIGHT, 200)
     else:
         columns, height = len(figure.axes) - 1, _PARALLEL_HEIGHT
-    width = _WIDTH if figure.empty else max(_WIDTH, _GRID_LEFT + _GRID_RIGHT + columns * _CELL_WIDTH)
+    width = _WIDTH if figure.is_empty else max(_WIDTH, _GRID_LEFT + _GRID_RIGHT + columns * _CELL_WIDTH)
     height += _GRID_TOP + _GRID_BELOW
     picture, canvas = _new_matplotlib_figure(width, height)
     style = {"color": figures.INK, "va": "center", "parse_math": False}
     picture.text(16 / width, 1 - 22 / height, figures.shorten_title(figure.title), size=12, weight="bold", **style)
     picture.text(16 / width, 1 - 45 / height, figure.subtitle, size=10, **style)
-    if figure.empty:
+    if figure.is_empty:
         picture.text(0.5, 0.5, figures.NOTHING, ha="center", size=11, color=figures.GREY)
         return _canvas_png(canvas)
     left, bottom = _GRID_LEFT / width, _GRID_BELOW / height

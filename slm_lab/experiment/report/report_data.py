@@ -52,7 +52,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report.baseline import known_baseline
-from slm_lab.experiment.report.doctor import Finding, change_option, examine, sessions_text
+from slm_lab.experiment.report.doctor import Finding, change_option, diagnose_run, sessions_text
 from slm_lab.experiment.report.metrics import (
     Scalars,
     Strengths,
@@ -145,7 +145,7 @@ def diagnosis(run: Run) -> list[dict[str, Any]] | None:
     be imported to read a checkpoint.
     """
     try:
-        found = examine(run, checkpoints=False)
+        found = diagnose_run(run, checkpoints=False)
         return [_finding(run, one) for one in found.findings] if found.checked else None
     except Exception as error:
         notice(f"cannot diagnose {run.paths.root}: {type(error).__name__}: {error}")
@@ -166,7 +166,7 @@ class _Trial:
         self.eval = {index: table for index, table in run.tables("eval").items() if len(table["frame"])}
         self.failed = {int(s) for s in run.metrics.get("failures", {})}
         self.names = {index: self._name(index) for index in self.train}
-        if run.distributed:
+        if run.shares_one_net:
             self.names[ALL_WORKERS] = "all workers"
         self.of_training = run.tables_per_training("train") if self.train else {}
         self.evaluated = {index: table for index, table in run.tables_per_training("eval").items() if len(table["frame"])}
@@ -232,7 +232,7 @@ class _Trial:
         return learned_return([curve(table, "current_return") for table in self.return_tables.values()], self.baseline)
 
     def _name(self, index: int) -> str:
-        if self.run.distributed:
+        if self.run.shares_one_net:
             return f"worker {index}"
         session, policy = divmod(index, self.run.policies)
         sessions = {i // self.run.policies for i in self.train}
@@ -274,7 +274,7 @@ class _Trial:
             return _summary_entry("current return", "-", "no episode has ended recently" if self.train else "no rows yet")
         what = "evaluation" if self.returns_from_evaluation else "recent training episodes"
         over = f"{what}; mean of {count} sessions ± standard error" if count > 1 else f"{what} ± standard error over episodes"
-        if self.run.distributed:
+        if self.run.shares_one_net:
             over = f"{what} of all workers ± standard error over episodes"
         return _summary_entry("current return", format_with_error(value, found["current_return_se"]), over)
 
@@ -345,7 +345,7 @@ class _Trial:
         notes = [f"{count} {status}" for status, count in counts.items()] if len(counts) > 1 else []
         notes.append(f"random_seed {self.run.spec.get('meta', {}).get('random_seed')}")
         notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 and self.run.is_standalone else []
-        what = "worker" if self.run.distributed else "session"
+        what = "worker" if self.run.shares_one_net else "session"
         return _summary_entry("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
@@ -402,7 +402,7 @@ class _Trial:
     def graphs(self) -> dict[str, Any]:
         """Return the entries of the report's data about the graphs: the thinned tables, and the descriptions of the graphs."""
         train = {index: self._with_strengths(table) for index, table in self.train.items()}
-        if self.run.distributed:
+        if self.run.shares_one_net:
             train[ALL_WORKERS] = self._with_strengths(self.of_training[ALL_WORKERS])
         modes: dict[str, dict[int, Table]] = {"train": train, "eval": {**self.eval, **self.evaluated}, "trial": self._consistency()}
         cells = sum(len(table["frame"]) and len(table) for tables in modes.values() for table in tables.values()) or 1
@@ -434,7 +434,7 @@ class _Trial:
         A bold line shows the mean over Sessions (one line per policy if there are several), or the joint table of all workers.
         """
         policies = self.run.policies
-        if self.run.distributed:
+        if self.run.shares_one_net:
             return [{"name": "all workers", "indices": [ALL_WORKERS], "workers": sorted(self.train)}]
         of_policy = [[i for i in self.seeds if i % policies == policy] for policy in range(policies)]
         if policies > 1:
@@ -469,7 +469,7 @@ class _Trial:
         return {**table, **{name: _scatter_to_rows(one, rows) for name, one in metric_columns(strengths).items()}}
 
     def _consistency(self) -> dict[int, Table]:
-        if self.run.distributed or len(self.seeds) < 2 or self.baseline is None:
+        if self.run.shares_one_net or len(self.seeds) < 2 or self.baseline is None:
             return {}
         common = consistency_curve(common_strengths([Strengths.from_table(table, self.baseline) for table in self.seeds.values()]))
         return {0: {"frame": common.frame, "consistency": common.value}} if len(common.frame) else {}

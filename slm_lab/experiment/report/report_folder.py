@@ -156,7 +156,7 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
     Args: ended: whether the search has ended, although a process still locks its folder.
     """
     view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
-    complete = state.exhausted or sum(trial.ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
+    complete = state.exhausted or sum(trial.has_ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
     data = search_data(view, paths, spec, running=not ended and in_use(paths.lock), complete=complete)
     return write_report(paths.root, paths.report, data)
 
@@ -199,7 +199,7 @@ def figure_is_empty(figure: AnyFigure) -> bool:
 
 def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:
     best, records = view.best, view.ranked
-    facts = [{"label": "trials", "value": str(len(records)), "note": view.count(shown=False).partition(": ")[2]}]
+    facts = [{"label": "trials", "value": str(len(records)), "note": view.status_counts_text(shown=False).partition(": ")[2]}]
     if best is not None:
         value = best.confirmed if best.confirmed is not None else best.metric
         interval = best.confirmed_interval

@@ -132,7 +132,7 @@ class LiveReport:
     def __init__(self, write: Callable[[], Path]) -> None:
         self.write, self.due = write, perf_counter() + REFRESH
 
-    def poll(self) -> None:
+    def write_if_due(self) -> None:
         """Write the report if the interval since the last write has passed."""
         if (begin := perf_counter()) < self.due:
             return

@@ -154,7 +154,7 @@ def _known_keys(section: Any, model: type[BaseModel]) -> dict[str, Any]:
 
 def _result_line(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, episodes: str) -> str:
     """Return a line for the terminal with the folder of the run, the current return, and the number of Sessions of each status."""
-    frames = spec.trial_frames if run.distributed else spec.session_frames
+    frames = spec.trial_frames if run.shares_one_net else spec.session_frames
     result = f"{return_text(metrics, spec, episodes)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
     missing = spec.meta.max_session - sum(statuses.values())

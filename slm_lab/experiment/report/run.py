@@ -158,9 +158,9 @@ class Run:
         return bool(self.settings().get("meta.rigorous_eval"))
 
     @property
-    def distributed(self) -> bool:
+    def shares_one_net(self) -> bool:
         """Whether the Sessions train one shared net."""
-        return distributed(self.tables("train"))
+        return shares_one_net(self.tables("train"))
 
     @property
     def has_new_returns(self) -> bool:
@@ -423,14 +423,14 @@ _SUMMED = ("epi", "t", "opt_step")
 """Columns with counts that each worker makes separately. In the joint table, these counts are summed over the workers."""
 
 
-def distributed(tables: Mapping[int, Table]) -> bool:
+def shares_one_net(tables: Mapping[int, Table]) -> bool:
     """Return whether the Sessions to which the tables belong train one shared net."""
     return any("global_frame" in table for table in tables.values())
 
 
 def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
     """Return `tables` or, if the Sessions are workers that train a shared net, a dict with a single joint table of all workers."""
-    return {ALL_WORKERS: join_worker_tables(tables)} if distributed(tables) else dict(tables)
+    return {ALL_WORKERS: join_worker_tables(tables)} if shares_one_net(tables) else dict(tables)
 
 
 def join_worker_tables(tables: Mapping[int, Table]) -> Table:

@@ -150,7 +150,7 @@ def _compare_returns(a: Run, b: Run) -> ReturnComparison | None:
     if not own or not other:
         return None
     seeds = [run.spec.get("meta", {}).get("random_seed") for run in (a, b)]
-    paired = seeds[0] == seeds[1] and a.trial == b.trial and own.keys() == other.keys() and not (a.distributed or b.distributed)
+    paired = seeds[0] == seeds[1] and a.trial == b.trial and own.keys() == other.keys() and not (a.shares_one_net or b.shares_one_net)
     values, others = [own[s] for s in sorted(own)], [other[s] for s in sorted(other)]
     bounds = return_range(a.settings())
     found = estimate_difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
@@ -163,7 +163,7 @@ def _final_returns(run: Run, metric: str) -> dict[int, float]:
     If the Sessions of the run train one shared net, the dict has a single entry.
     """
     with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
-    sessions = [0] if run.distributed else list(dict.fromkeys(with_rows))
+    sessions = [0] if run.shares_one_net else list(dict.fromkeys(with_rows))
     found = zip(sessions, (seed.final_return(metric) for seed in seed_results(run)), strict=True)
     return {session: value for session, value in found if value is not None}
 
@@ -265,7 +265,7 @@ def _pair_lines(title: str, pairs: Sequence[KeyDifference], width: int) -> list[
     room = (width - 4 - max(map(len, [title, *keys]))) // 2
     size = max(room, 14)
     longest = width - 4 - 2 * size
-    cells = [[_shortened(pair.key, longest, end=True), *(_value_text(pair.key, value, size) for value in pair[1:])] for pair in pairs]
+    cells = [[_shorten(pair.key, longest, end=True), *(_value_text(pair.key, value, size) for value in pair[1:])] for pair in pairs]
     return format_table([[title, "A", "B"], *cells])
 
 
@@ -273,10 +273,10 @@ def _value_text(key: str, value: Any, size: int) -> str:
     text = "absent" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if key == "git" and value is not None:  # a commit hash, with a final "+" if files have changed since the commit
         text = f"{text[:8]}{'+' * text.endswith('+')}"
-    return _shortened(text, size)
+    return _shorten(text, size)
 
 
-def _shortened(text: str, size: int, *, end: bool = False) -> str:
+def _shorten(text: str, size: int, *, end: bool = False) -> str:
     """Shorten a text to at most `size` characters. If `end` is True, the end of the text is kept, else the beginning."""
     if len(text) <= size:
         return text
@@ -342,10 +342,11 @@ def difference_sentence(returns: ReturnComparison) -> str:
     seeds = f"{many} seed{'s' * (counts != (1, 1))}"
     if one.low is None or one.high is None:
         more = "an interval needs at least 2 seeds on each side, such as --set meta.max_session=4"
-        return f"No difference shown with {seeds}: A − B = {_signed(one.value)}, without an interval; {more}"
+        return f"No difference shown with {seeds}: A − B = {_minus_sign_text(one.value)}, without an interval; {more}"
     if one.value == one.low == one.high == 0:
         return f"The returns are equal in each of {seeds}"
-    interval = f"A − B = {_signed(one.value)} (95 %: {_signed(one.low)} to {_signed(one.high)}){', paired by seed' * returns.paired}"
+    value, low, high = (_minus_sign_text(number) for number in (one.value, one.low, one.high))
+    interval = f"A − B = {value} (95 %: {low} to {high}){', paired by seed' * returns.paired}"
     if returns.difference_shown:
         return f"Difference shown with {seeds}: {interval}"
     if one.value == 0:
@@ -356,5 +357,5 @@ def difference_sentence(returns: ReturnComparison) -> str:
     return f"No difference shown with {seeds}: {interval}; about {returns.needed} seeds{each} would show a difference of this size"
 
 
-def _signed(value: float) -> str:
+def _minus_sign_text(value: float) -> str:
     return number_text(value).replace("-", "−")

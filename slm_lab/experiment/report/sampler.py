@@ -123,11 +123,11 @@ def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec 
 
 def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) -> None:
     paths, t, title = run.paths, run.trial, f"{labels.title}, session {s}"
-    with writer.drawing(paths.timeline(s, t).name):
+    with writer.suppress_drawing_errors(paths.timeline(s, t).name):
         if spans := read_spans(read_columns(paths.timeline(s, t))):
             figure = timeline_figure(f"{title}: {turns} timeline", spans)
             writer.draw({"timeline": figure}, lambda _, ext: paths.timeline_graph(s, ext, t))
-    with writer.drawing(paths.pbt(s, t).name):
+    with writer.suppress_drawing_errors(paths.pbt(s, t).name):
         if (history := pbt_figure(read_columns(paths.pbt(s, t)), title, labels.frames)) is not None:
             writer.draw({"pbt": history}, partial(paths.session_graph, s, t=t))
 

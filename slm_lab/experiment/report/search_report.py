@@ -82,7 +82,7 @@ class SearchSummary:
         """Metric of each trial in `trials_with_metric`, float64 [T]."""
         return np.array([one.known_metric for one in self.trials_with_metric], dtype=float)
 
-    def count(self, *, shown: bool = True) -> str:
+    def status_counts_text(self, *, shown: bool = True) -> str:
         """Return a text with the number of trials of each status, such as "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)".
 
         Args: shown: whether failed trials are marked as "(not shown)", for the text of a figure, in which failed trials are not shown.
@@ -122,9 +122,9 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
         writer.write("file not written", (paths.best_spec, partial(_best_spec, view, view.best, paths.root.name)))
     shares = asdict(importance) if importance else {"shares": None}
     writer.write("file not written", (paths.importance, partial(json_bytes, {"metric": metric, **shares})))
-    with writer.drawing("the graphs of the search"):
+    with writer.suppress_drawing_errors("the graphs of the search"):
         writer.draw(search_figures(view), paths.experiment_graph)
-    with writer.drawing("the returns of the trials"):
+    with writer.suppress_drawing_errors("the returns of the trials"):
         writer.draw(return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
     writer.close()
     return replace(view, files=tuple(writer.files))
@@ -197,7 +197,7 @@ def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
     used = (f"{key} = {to_json(value)}" for key, value in best.values.items())
     comment = [
         f"Trial {best.trial}, the best by {view.metric} ({format_number(best.metric)}{confirmed}) of a search in {folder}.",
-        f"The search had {view.count(shown=False)}.",
+        f"The search had {view.status_counts_text(shown=False)}.",
         f"Searched: {', '.join(keys)}.",
         f"Used: {', '.join(used)}.",
     ]
@@ -254,7 +254,7 @@ def grid_figure(view: SearchSummary) -> ScatterGrid:
     rows, y_RT = _stack_axes([_numeric_axis(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
     left_out = len(view.space.keys) - len(keys)
     chosen = f"the {len(keys)} most important" if view.importance else f"the first {len(keys)}"
-    subtitle = view.count() + (f"; {chosen} of {len(view.space.keys)} keys" if left_out else "")
+    subtitle = view.status_counts_text() + (f"; {chosen} of {len(view.space.keys)} keys" if left_out else "")
     return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, view.trials(), columns, rows, x_KT, y_RT)
 
 
@@ -265,7 +265,9 @@ def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
     unused_AT = np.isnan(position_AT)
     scales = [replace(scale, unused=bool(unused_T.any())) for scale, unused_T in zip(scales, unused_AT, strict=True)]
     position_AT[unused_AT] = figures.UNUSED
-    return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), view.trials(), scales, position_AT)
+    return ParallelCoordinates(
+        f"{view.title}, search: trials across the searched keys", view.status_counts_text(), view.trials(), scales, position_AT
+    )
 
 
 def _stack_axes(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
@@ -278,7 +280,7 @@ def importance_figure(view: SearchSummary) -> Figure:
     names, found = short_names(view.space.keys), view.importance
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
-        why = f"{view.count()}; importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
+        why = f"{view.status_counts_text()}; importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
         nothing = "nothing to show: too few trials, or all with the same result"
         return Figure(title, (Panel("", x_label=METHOD, nothing=nothing),), why)
     ordered = [*reversed(found.shares.items())]
@@ -313,7 +315,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
         what = "moving average of the mean return" if name.endswith("_ma") else "mean return"
         highlighted = f"; the best {len(best)} by {view.metric} in colour" if best else ""
         panel = Panel(label, lines, best_last=True, each="other trials")
-        found[name] = Figure(f"{view.title}, search: {what} of each trial", (panel,), view.count() + highlighted)
+        found[name] = Figure(f"{view.title}, search: {what} of each trial", (panel,), view.status_counts_text() + highlighted)
     return found
 
 

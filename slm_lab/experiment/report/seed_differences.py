@@ -88,7 +88,7 @@ def seed_difference_sentences(
     curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}
     if len(curves) < 2:
         return []
-    ranked = sorted(curves, key=lambda index: _rank(latest[index], curves[index]), reverse=True)
+    ranked = sorted(curves, key=lambda index: _sort_key(latest[index], curves[index]), reverse=True)
     level, scale = learned_return(curves.values(), baseline), _return_range(curves.values())
     best, sentences = ranked[0], list[str]()
     for index in ranked[1 : 1 + _MAX_SEEDS]:
@@ -127,7 +127,7 @@ def round_text(value: float, digits: int = 4) -> str:
     return format_number(float(f"{value:.{digits}g}"))
 
 
-def _rank(table: Table, one: Curve) -> tuple[float, float]:
+def _sort_key(table: Table, one: Curve) -> tuple[float, float]:
     value = current_return(table)["current_return"]
     return -math.inf if value is None else value, float(one.value.mean())
 

@@ -124,7 +124,7 @@ def write_report(
     markdown = markdown_table(study, rows, reason)
     figures = study_figures(study, found)
     paths.graph("x", "png").parent.mkdir(exist_ok=True)
-    with writer.drawing():
+    with writer.suppress_drawing_errors():
         writer.draw(figures, paths.graph)
     plain = [flatten_row(row._asdict()) for row in rows]
     decided = decisions(study, found) if decide else []

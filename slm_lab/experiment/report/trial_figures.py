@@ -112,7 +112,7 @@ class Labels:
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 
-    def count(self, tables: int) -> str:
+    def table_count_text(self, tables: int) -> str:
         """Return a text with the number of tables, such as "2 sessions, 1 failed" or "6 policies, 1 session failed"."""
         return f"{tables} {self.unit_name if tables != 1 else 'policy' if self.policies > 1 else self.unit_name[:-1]}{self.failed_text}"
 
@@ -199,7 +199,7 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
     frame. If the Sessions share few frames, the curves are interpolated (see `align_or_interpolate`).
     """
     successful = labels.without_failed(curves)
-    name = f"mean of {labels.count(len(successful))}"
+    name = f"mean of {labels.table_count_text(len(successful))}"
     colours = zip(curves.items(), cycle(SESSION_COLOURS), strict=False)
     faint = {index: Line(labels.name(index), one, colour, faint=True) for (index, one), colour in colours}
     if len(successful) == 1:

@@ -52,10 +52,10 @@ def rank_trials(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     The list begins with the confirmed trials, sorted by `confirmed`. The other finished trials follow, sorted by `metric`, and then the
     trials that are stopped or running, sorted by `metric`. Trials that failed or have no metric are last, sorted by index.
     """
-    return sorted(records, key=_rank)
+    return sorted(records, key=_sort_key)
 
 
-def _rank(record: TrialRecord) -> tuple[float, ...]:
+def _sort_key(record: TrialRecord) -> tuple[float, ...]:
     metric = record.known_metric
     if record.status == "failed" or metric is None:
         return (3, record.trial)

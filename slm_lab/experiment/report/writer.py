@@ -74,7 +74,7 @@ class Writer:
             self.write(None, (script, plotly_js))
 
     @contextmanager
-    def drawing(self, what: str = "graphs") -> Iterator[None]:
+    def suppress_drawing_errors(self, what: str = "graphs") -> Iterator[None]:
         """If the with-block raises an error, suppress the error and print a notice that names `what`."""
         try:
             yield

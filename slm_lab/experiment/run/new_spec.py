@@ -427,7 +427,7 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
     if not isinstance(frames, int | float):
         frames = recommended["max_frame"]
     if isinstance(before := old.get("max_frame"), int | float) and before != frames:
-        agent = _rescaled(agent, frames / before)
+        agent = _rescale_frames(agent, frames / before)
         meta.pop("log_frequency", None)
     env = {**env_section, "num_envs": recommended["num_envs"], "max_frame": int(frames)}
     taken = ("num_envs", "reward_scale", *(("normalize_obs", "normalize_reward", "clip_obs", "clip_reward") if alike else ()))
@@ -491,12 +491,12 @@ def _net_fits(net: Any, images: bool, alike: bool) -> bool:
     return any_size or alike
 
 
-def _rescaled(value: Any, ratio: float) -> Any:
+def _rescale_frames(value: Any, ratio: float) -> Any:
     """Return a section of a spec in which the numbers of frames of schedules are multiplied by `ratio`, to adapt them to another
     max_frame."""
     if not isinstance(value, dict):
         return value
-    scaled = {key: _rescaled(item, ratio) for key, item in value.items()}
+    scaled = {key: _rescale_frames(item, ratio) for key, item in value.items()}
     return {
         key: max(int(item * ratio), int(key != "start_step")) if key in _IN_FRAMES and isinstance(item, int | float) else item
         for key, item in scaled.items()

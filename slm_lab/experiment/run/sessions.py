@@ -186,7 +186,9 @@ class Sessions:
                 reason = f"{reason}; a new process could not be started: {error.strerror or error}"
             else:
                 return
-        self._end(task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
+        self._end_session(
+            task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])]))
+        )
 
     def _restart(self, task: Task, one: _RunningSession) -> None:
         """Start a new process for a Session whose process has died.
@@ -215,7 +217,7 @@ class Sessions:
             one.begun = True
             task.send(self.paths)
 
-    def _end(self, task: Task, end: SessionEnded) -> None:
+    def _end_session(self, task: Task, end: SessionEnded) -> None:
         self.executor.kill(task)
         del self.running[task]
         self.ends.append(end)
@@ -232,7 +234,7 @@ class Sessions:
                 if one.begun:
                     task.stop(STOP_SECONDS)
                 else:
-                    self._end(task, SessionEnded(one.task.index, "stopped"))
+                    self._end_session(task, SessionEnded(one.task.index, "stopped"))
 
 
 class _LocalHost:

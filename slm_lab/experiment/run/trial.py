@@ -261,7 +261,7 @@ class Trial(Experiment[RunPaths]):
             display(event)
             if isinstance(event, Progress) and self.paths is not None and self._folder is None:
                 live = live or self._live_report(self.paths)
-                live.poll()
+                live.write_if_due()
 
         return emit
 

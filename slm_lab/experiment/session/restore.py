@@ -115,7 +115,7 @@ def _inexact_reasons(session: Session, collection: dict[str, Any] | None) -> lis
     return lost
 
 
-def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
+def save_session(session: Session, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
     """Save the best weights and the state of a Session.
 
     Args:

@@ -15,7 +15,7 @@ from slm_lab.experiment.files.bundle import set_rng_state
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
 from slm_lab.experiment.session.build import SessionContext, SessionParts
-from slm_lab.experiment.session.restore import PendingRestore, load_initial_weights, restore_session, save, state_dict
+from slm_lab.experiment.session.restore import PendingRestore, load_initial_weights, restore_session, save_session, state_dict
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory
@@ -174,7 +174,7 @@ class Session:
             collecting += arrived - begin
             learners[experience.policy].step(experience)
             if timer.wanted and source.between_rounds:
-                save(self)
+                save_session(self)
             begin = perf_counter()
             learning += begin - arrived
         logger.info("time: %.2f s collecting, %.2f s learning", collecting, learning)
@@ -215,9 +215,9 @@ class Session:
             for learner in self.learners:
                 learner.end()
         finally:
-            save(self, bundle, done=all(learner.finished for learner in self.learners))
+            save_session(self, bundle, done=all(learner.has_finished for learner in self.learners))
         if (spans := self.source.recent_busy_spans()) is not None:
-            self.sink.timeline(self.index, spans)
+            self.sink.save_timeline(self.index, spans)
 
     def close(self) -> None:
         """Release envs and processes. If an env fails to close or does not close in time, the env is abandoned with a notice."""

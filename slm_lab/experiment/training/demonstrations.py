@@ -100,11 +100,13 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
         data, header = read_minari(where, spec, info) if is_minari(where) else read(Path(where).expanduser())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise _problem(spec, reason if where in reason else f"{where}: {reason}") from None
+        raise _spec_error(spec, reason if where in reason else f"{where}: {reason}") from None
     _check_env(spec, info, where, header)
     if data.obs_K.shape[1:] != info.observation.shape or data.obs_K.dtype != info.observation.dtype:
         of_data, of_env = f"{data.obs_K.dtype} {list(data.obs_K.shape[1:])}", f"{info.observation.dtype} {list(info.observation.shape)}"
-        raise _problem(spec, f"{where} has observations {of_data}; those of {spec.env.name} are {of_env}: env.wrappers or obs_keys differ")
+        raise _spec_error(
+            spec, f"{where} has observations {of_data}; those of {spec.env.name} are {of_env}: env.wrappers or obs_keys differ"
+        )
     rewards = RewardNormalizer(spec.env, len(data), spec.agent.algorithm.gamma)
     return replace(data, reward_K=rewards(data.reward_K))
 
@@ -123,12 +125,12 @@ def _check_env(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any])
         header: header of the data set.
     """
     if header["env"] is not None and _plain_id(header["env"]) != _plain_id(spec.env.name):
-        raise _problem(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
+        raise _spec_error(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
     assert info.spaces is not None
     for kind, same in (("observation", _observation_comparison(spec)), ("action", _same_actions)):
         recorded, own = space_from_dict(header["spaces"][kind]), space_from_dict(info.spaces[kind])
         if not same(recorded, own):
-            raise _problem(spec, f"{where} has {kind}s {recorded}; those of {spec.env.name} are {own}")
+            raise _spec_error(spec, f"{where} has {kind}s {recorded}; those of {spec.env.name} are {own}")
 
 
 def _plain_id(name: str) -> str:
@@ -143,5 +145,5 @@ def _same_actions(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
     return is_compatible_space(one, other) and action_codec(one)[0] == action_codec(other)[0]
 
 
-def _problem(spec: Spec, message: str) -> SpecError:
+def _spec_error(spec: Spec, message: str) -> SpecError:
     return SpecError(spec.name, [Problem(KEY, message)])

@@ -126,7 +126,7 @@ class PolicyLearner:
                 raise UserError(f"observers: {factory!r} returned {made!r}; expected a slm_lab.Observer")
 
     @property
-    def finished(self) -> bool:
+    def has_finished(self) -> bool:
         """Whether the policy has collected all its frames."""
         return self.clock.frame >= self.frames
 
@@ -215,7 +215,7 @@ class PolicyLearner:
                 self._report(self._run_timed_update(partial(self.agent.learn, collected.rollout)), collected.report)
             for hook in self._on_step:
                 hook(episodes)
-            if self.finished:
+            if self.has_finished:
                 return
 
     def _run_timed_update(self, update: Callable[[], Metrics]) -> Metrics:
@@ -233,7 +233,7 @@ class PolicyLearner:
 
     def end(self) -> None:
         """Call the hooks `on_interrupt` (if training ends early) and `on_end` of the observers, which write the last rows."""
-        self.interrupted = not self.finished
+        self.interrupted = not self.has_finished
         if self.interrupted:
             self._call_hooks("on_interrupt")
         self._call_hooks("on_end")
@@ -342,7 +342,7 @@ class PolicyLearner:
         """
         for observer in (self.recorder, self.evaluator):
             if observer is not None:
-                observer.restore_row_history(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
+                observer.restore_row_history(self.sink.read_rows(self.table, observer.mode), rebuild=rebuild)
 
     def repeat_interrupted_evaluation(self) -> None:
         """Repeat the last evaluation if it was interrupted."""

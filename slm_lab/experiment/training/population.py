@@ -59,7 +59,7 @@ class PopulationBasedTraining:
             for policy in range(len(self.learners)):
                 self._record(policy, None)
 
-    def due(self, policy: int) -> bool:
+    def is_round_due(self, policy: int) -> bool:
         """Return whether the next round of the policy with index `policy` is due."""
         begun = self.learners[policy].clock.frame - self.spec.start
         return begun >= 0 and begun // self.spec.period >= self.rounds[policy]
@@ -75,7 +75,7 @@ class PopulationBasedTraining:
             if source is not None:
                 replace_policy(learner.agent, self.learners[source].agent)
             algorithm = learner.agent.algorithm
-            algorithm.tune(self._mutate_hyperparameters(algorithm.tuning, algorithm.spec.gamma))
+            algorithm.apply_tuned_hyperparameters(self._mutate_hyperparameters(algorithm.tuning, algorithm.spec.gamma))
         self._record(policy, source)
         if source is not None:
             learner.recorder.forget_episodes()  # the replaced policy has played these episodes

@@ -29,7 +29,7 @@ _POINTS = 400
 _SEEDS = ("random_seed", "max_session")
 
 
-def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
+def comparison_content(words: Sequence[str], by: str, data: DataFolder) -> Content:
     """Return the version of the comparison page, and a function that computes its content (see `details.Content`).
 
     Args:
@@ -87,7 +87,7 @@ def _comparison(chosen: Sequence[tuple[FoundFolder, int]], by: str, data: DataFo
         "explained": f"The table shows {metric} at the end of training. Brackets contain the {INTERVAL} of the mean. {BOOTSTRAP}",
         "notes": notes,
         "runs": labels,
-        "spec": _specs(runs),
+        "spec": _spec_rows(runs),
     }
 
 
@@ -127,7 +127,7 @@ def _round_values(values: Iterable[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _spec_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return a row for each spec key except keys about provenance.
 
     A row has the value of the key in each run, and says whether the values differ.

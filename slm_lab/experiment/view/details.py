@@ -49,7 +49,7 @@ def files_version(found: FoundFolder, folders: Iterable[str] = ("", "info", "vid
 # ---- runs
 
 
-def run(found: FoundFolder, trial: int, data: DataFolder) -> Content:
+def run_content(found: FoundFolder, trial: int, data: DataFolder) -> Content:
     """Return the version of the page of a run or of a trial of a search, and a function that computes the content of the page.
 
     The content has the entry and the report data of the run, the names of its log and video files, and the numbers of the trials in its
@@ -120,7 +120,7 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
+def read_log_part(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
     """Return a part of a log file: a dict with its text, the positions "begin" and "end" of the part, and the "size" of the file, in bytes.
 
     The returned part of the log file has at most _LOG_BYTES bytes.
@@ -148,7 +148,7 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
 # ---- searches
 
 
-def search(found: FoundFolder, data: DataFolder) -> Content:
+def search_content(found: FoundFolder, data: DataFolder) -> Content:
     """Return the version of the page of a search, and a function that computes the content of the page.
 
     The content has the entry of the search, the searched keys, the trials with their values and results, and a curve of each trial.
@@ -216,7 +216,7 @@ def _option_sort_key(text: str) -> tuple[int, str]:
 # ---- studies
 
 
-def study(found: FoundFolder, data: DataFolder) -> Content:
+def study_content(found: FoundFolder, data: DataFolder) -> Content:
     """Return the version of the page of a study, and a function that computes the content of the page.
 
     The content has the entry of the study and the entries of its runs.

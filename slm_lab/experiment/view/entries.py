@@ -226,7 +226,7 @@ def _search_entry(found: FoundFolder) -> Entry:
     run, paths = Run(found.paths), found.paths
     state = SearchState.load(paths.search_state)
     running = in_use(paths.lock)
-    ended = sum(trial.ended for trial in state.trials)
+    ended = sum(trial.has_ended for trial in state.trials)
     failed = sum(trial.status == "failed" for trial in state.trials)
     planned = max(int(run.spec.get("meta", {}).get("max_trial") or 0), len(state.trials))
     planned = len(state.trials) if state.exhausted else planned

@@ -171,17 +171,17 @@ class _Routes:
 
     def run(self, request: Request) -> Response:
         found, trial = self.data.find(_path_parameter(request)), _whole_number(request, "trial")
-        version, compute = details.run(found, trial, self.data)
+        version, compute = details.run_content(found, trial, self.data)
         return self._answer(request, ("run", found.folder, trial), version, compute)
 
     def search(self, request: Request) -> Response:
         found = self.data.find(_path_parameter(request))
-        version, compute = details.search(found, self.data)
+        version, compute = details.search_content(found, self.data)
         return self._answer(request, ("search", found.folder), version, compute)
 
     def study(self, request: Request) -> Response:
         found = self.data.find(_path_parameter(request))
-        version, compute = details.study(found, self.data)
+        version, compute = details.study_content(found, self.data)
         return self._answer(request, ("study", found.folder), version, compute)
 
     def compare(self, request: Request) -> Response:
@@ -189,7 +189,7 @@ class _Routes:
         if not 0 < len(words) <= _MOST_RUNS:
             raise NotServed(f"{len(words)} runs to compare; expected 1 to {_MOST_RUNS}", 400)
         by = request.query_params.get("by", "frame")
-        version, compute = comparison.compare(words, by, self.data)
+        version, compute = comparison.comparison_content(words, by, self.data)
         return self._answer(request, ("compare", tuple(words), by), version, compute)
 
     def log(self, request: Request) -> Response:
@@ -197,7 +197,7 @@ class _Routes:
         file = self.data.file(found, details.log_folders(found), _name_parameter(request), (".log", ".txt"))
         given = request.query_params
         after, before = (_whole_number(request, name) if name in given else None for name in ("after", "before"))
-        return JsonResponse(details.log(file, after, before), headers={"cache-control": "no-store"})
+        return JsonResponse(details.read_log_part(file, after, before), headers={"cache-control": "no-store"})
 
     def video(self, request: Request) -> Response:
         found = self.data.find(_path_parameter(request))

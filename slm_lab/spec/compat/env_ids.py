@@ -89,7 +89,7 @@ def pettingzoo_envs() -> dict[str, PettingZooEnv]:
     If PettingZoo is not installed, only the envs of mpe2 are returned.
     """
     found = {name: PettingZooEnv("mpe2", name, "mpe2") for name in _MPE}
-    if not _installed("pettingzoo"):
+    if not _is_installed("pettingzoo"):
         return found
     from pettingzoo.env_registry.registration import aec_registry, parallel_registry
 
@@ -119,7 +119,7 @@ def pettingzoo_id(name: str) -> str | None:
 
 def _pettingzoo_unavailable_reason(name: str, id_: str) -> str | None:
     """Return the reason why an env of PettingZoo cannot be created on this machine, or None if the env can be created."""
-    if not _installed("pettingzoo"):
+    if not _is_installed("pettingzoo"):
         return f"{name} needs the package pettingzoo: pip install 'slm-lab[pettingzoo]'"
     if ":" in id_:
         return (
@@ -131,7 +131,7 @@ def _pettingzoo_unavailable_reason(name: str, id_: str) -> str | None:
     if id_ not in known:
         return f"PettingZoo has no env '{id_}'{nearest_hint(id_, known)}"
     package = known[id_].package
-    if _installed(package):
+    if _is_installed(package):
         return None
     extra = "slm-lab[pettingzoo]" if package == "mpe2" else f"pettingzoo[{known[id_].id.partition('/')[0]}]"
     return f"{name} needs the package {package}: pip install '{extra}'"
@@ -164,7 +164,7 @@ class EnvPoolEnv(NamedTuple):
 
 def _seeds_myosuite_resets() -> bool:
     """Return whether the resets of MyoSuite envs depend only on the seed in the installed version of EnvPool."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", _version_of("envpool")) if _installed("envpool") else None
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", _version_of("envpool")) if _is_installed("envpool") else None
     return found is not None and tuple(map(int, found.groups())) >= (1, 2, 6)
 
 
@@ -329,7 +329,7 @@ def _other_library_error(name: str) -> str | None:
 
 def _missing_package_reason(name: str, kind: str) -> str | None:
     """Return an error message if the package that an env needs is not installed, or None if the package is installed."""
-    if kind not in _PACKAGES or _installed(_PACKAGES[kind][0]):
+    if kind not in _PACKAGES or _is_installed(_PACKAGES[kind][0]):
         return None
     package, extra = _PACKAGES[kind]
     return f"{name} needs the package {package}: pip install '{extra}'"
@@ -355,7 +355,7 @@ def _envpool_unavailable_reason(name: str, pool: str) -> str | None:
 def package_hint(name: str) -> str:
     """Return a hint that an installed package other than EnvPool provides an env with the id `name`, or "" if no installed package does."""
     module = registering_module(name)
-    return f'; the package {module} has it too: "{module}:{name}"' if module is not None and _installed(module) else ""
+    return f'; the package {module} has it too: "{module}:{name}"' if module is not None and _is_installed(module) else ""
 
 
 _OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
@@ -374,8 +374,8 @@ def requirement_by_kind() -> dict[str, str | None]:
     The returned dict also has the keys "envpool" and the modules in _MODULES.
     """
     kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari", "envpool")}
-    here = {kind: None if package is None or _installed(package[0]) else package[1] for kind, package in kinds.items()}
-    return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in PACKAGES.items()}
+    here = {kind: None if package is None or _is_installed(package[0]) else package[1] for kind, package in kinds.items()}
+    return here | {module: None if _is_installed(module) else f"slm-lab[{extra}]" for module, extra in PACKAGES.items()}
 
 
 def ids_of_other_packages() -> dict[str, list[str]]:
@@ -408,7 +408,7 @@ def registering_module(name: str) -> str | None:
 
 def _ids_after_import(module: str) -> list[str]:
     """Import a module and return all env ids that Gymnasium has after the import, or [] if the module cannot be imported."""
-    if not _installed(module):
+    if not _is_installed(module):
         return []
     import gymnasium
 
@@ -463,14 +463,14 @@ def missing_package_reason(name: str) -> str | None:
     """Return the reason why the package of the path `name`, such as "package.module:Name", cannot be found, or None if the package can be
     found."""
     top = re.split(r"[.:]", name)[0]
-    if _installed(top) or Path(top).is_dir() or Path(f"{top}.py").is_file():
+    if _is_installed(top) or Path(top).is_dir() or Path(f"{top}.py").is_file():
         return None
     if top in PACKAGES:
         return f"{name.partition(':')[2]} needs the package {top}: pip install 'slm-lab[{PACKAGES[top]}]'"
     return f"cannot import '{name}': no package '{top}' is installed or in the current folder"
 
 
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         return package in sys.modules or importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):

@@ -142,7 +142,7 @@ def migrate_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     _migrate_search_algorithm(raw, report)
     _check_tick_unit(raw, report)
     for old, new in RENAMED.items():
-        _rename(raw, old, new, report)
+        _move_key(raw, old, new, report)
     for path, reason in DROPPED.items():
         if _section_at(raw, *path[:-1]).pop(str(path[-1]), None) not in (None, {}):
             report.note_ineffective_key(path, f"no longer used ({reason}); ignored")
@@ -167,7 +167,7 @@ def _migrate_search_algorithm(raw: dict[str, Any], report: Report) -> None:
             del meta["search"]
         return
     meta["search"] = "grid" if _has_grid(raw.get("search")) else "random"
-    _rename(raw, path, ("meta", "search_algorithm"), report)
+    _move_key(raw, path, ("meta", "search_algorithm"), report)
 
 
 def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
@@ -212,7 +212,7 @@ def _replace_list(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) 
     report.record_move(path, (*path, 0))
 
 
-def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> None:
+def _move_key(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> None:
     """Move a value of a raw spec from the path `old` to the path `new`, unless there is already a value at `new`."""
     value = _section_at(raw, *old[:-1]).pop(str(old[-1]), None)
     if value is None:

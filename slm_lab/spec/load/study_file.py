@@ -40,7 +40,7 @@ OPERATIONAL = (
 """Prefixes of the paths of those spec keys that do not affect what the agent learns."""
 
 
-def result_settings(spec: Spec) -> dict[str, Any]:
+def settings_that_affect_results(spec: Spec) -> dict[str, Any]:
     """Return a dict from dotted paths to values for all keys of a spec that determine the results of the spec's runs.
 
     The dict does not contain seeds, provenance and other keys whose paths begin with a prefix in OPERATIONAL.
@@ -236,7 +236,7 @@ class _RunPlanner:
         published = None if env is None else env.published.get(key[0]) if isinstance(env.published, dict) else env.published
         if (score := entry.published if published is None else published) is not None:
             self.scores[key] = score
-        run = StudyRun(*key, spec, result_settings(spec))
+        run = StudyRun(*key, spec, settings_that_affect_results(spec))
         if (other := self._trained.setdefault(run.digest, key)) != key:
             is_env = env is not None and other[1] != key[1]
             location: KeyPath = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)

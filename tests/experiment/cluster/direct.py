@@ -42,7 +42,7 @@ class Direct:
         except Exception as error:
             return error
 
-    def done(self, started: Any) -> bool:
+    def is_done(self, started: Any) -> bool:
         return True
 
     def result(self, started: Any) -> Any:

@@ -114,7 +114,7 @@ def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> 
         old.sync_and_get_positions(0)
     new(Row(0, "train", {"frame": 20, "wall_t": 3.0}))
     new(Notice("hello"))
-    assert [(row["frame"], row["wall_t"]) for row in new.rows(0, "train")] == [("10", "1.000"), ("20", "3.000")]
+    assert [(row["frame"], row["wall_t"]) for row in new.read_rows(0, "train")] == [("10", "1.000"), ("20", "3.000")]
     assert others == [Notice("hello")]
     new.close()
     with pytest.raises(Superseded):

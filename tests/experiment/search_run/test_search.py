@@ -44,7 +44,7 @@ def ended(command: Command, count: int) -> Callable[[], bool]:
 
     def check() -> bool:
         state = state_of(command)
-        if state is None or sum(trial.ended for trial in state.trials) < count:
+        if state is None or sum(trial.has_ended for trial in state.trials) < count:
             return False
         paths = paths_of(command)
         running = [trial.trial for trial in state.trials if trial.status == "running"]
@@ -108,7 +108,7 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     process.kill()
     process.communicate()
     before = state_of(made)
-    kept = {trial.trial: trial for trial in before.trials if trial.ended}
+    kept = {trial.trial: trial for trial in before.trials if trial.has_ended}
     stamps = {trial: paths_of(made).trial_metrics(trial).stat().st_mtime_ns for trial in kept}
     made.leaves_nothing(40.0)
     process = start(made, "search@latest")

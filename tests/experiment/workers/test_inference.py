@@ -56,7 +56,7 @@ def test_a_request_is_sent_again_after_the_server_has_died(tmp_path: Path, open_
     assert state is not None
     state[:] = np.arange(state.size).reshape(state.shape)
     central = CentralInference(address, 0, [buffer], worker.subscriber)
-    central.request(group)
+    central.request_actions(group)
     out = central.wait_for_actions(group)
     first, second = asked.get(timeout=5), asked.get(timeout=5)
     assert first[:2] == second[:2] == (0, b"\0")

@@ -49,7 +49,7 @@ class Toy:
         self.spec, self.own_gamma = SimpleNamespace(gamma=gamma), gamma
         self.weights, self.momentum, self.rng = float(number), 10.0 * number, 100 + number
 
-    def tune(self, tuning: TunedHyperparameters) -> None:
+    def apply_tuned_hyperparameters(self, tuning: TunedHyperparameters) -> None:
         self.tuning = tuning
         self.spec = SimpleNamespace(gamma=self.own_gamma if tuning.gamma is None else tuning.gamma)
 
@@ -66,7 +66,7 @@ class Toy:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.weights, self.momentum, self.rng = state["weights"], state["momentum"], state["rng"]
-        self.tune(TunedHyperparameters(*state["tuning"]))
+        self.apply_tuned_hyperparameters(TunedHyperparameters(*state["tuning"]))
 
 
 class ToyLearner:
@@ -121,11 +121,11 @@ def test_a_round_is_due_by_a_policys_own_frames() -> None:
     due = []
     for frame in (0, 99, 100, 150, 199, 200, 460, 470, 500):
         one.learners[1].clock.frame = frame
-        if one.due(1):
+        if one.is_round_due(1):
             due.append(frame)
             one.step(1)
     assert due == [100, 200, 460, 500]
-    assert not one.due(0)
+    assert not one.is_round_due(0)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_restored_population_continues_as_the_original() -> None:
     for before, after in zip(one.learners, other.learners, strict=True):
         after.clock.frame = 300
         assert before.clock.frame == 700
-    assert not other.due(1), "its rounds are restored"
+    assert not other.is_round_due(1), "its rounds are restored"
     play(other, 4)
     assert [toy.state_dict() for toy in toys(one)] == [toy.state_dict() for toy in toys(other)]
     assert [toy.spec.gamma for toy in toys(one)] == [toy.spec.gamma for toy in toys(other)]
@@ -240,7 +240,7 @@ def play(one: PopulationBasedTraining, rounds: int) -> None:
         for policy, learner in enumerate(one.learners):
             learner.clock.frame += 100
             learner.total_reward = REWARDS[policy]
-            assert one.due(policy)
+            assert one.is_round_due(policy)
             one.step(policy)
 
 
@@ -285,7 +285,7 @@ def test_a_replaced_agent_is_equal_and_independent(optimizer: str, open_session:
     session = open_session(spec)
     session.run()
     poor, best, _ = (learner.agent for learner in session.learners)
-    best.algorithm.tune(TunedHyperparameters(2.0, 0.5, 0.9))
+    best.algorithm.apply_tuned_hyperparameters(TunedHyperparameters(2.0, 0.5, 0.9))
     streams = [copy.deepcopy(agent.algorithm.state_dict().get("rng")) for agent in (poor, best)]
     assert not same(poor, best, ("trainer",))
     replace_policy(poor, best)

@@ -133,7 +133,7 @@ class DatasetBuilder:
         """Empty a dataset on which the policy has trained, and add it to the free datasets."""
         dataset.columns = 0
         dataset.ended.clear()
-        dataset.storage.restart()
+        dataset.storage.begin_rollout()
         self.free.append(dataset)
 
     def _copy(self, dataset: Dataset, slot: RolloutSlot, rollout: GroupRolloutReport, frame_TN: np.ndarray, columns: np.ndarray) -> None:

@@ -70,11 +70,11 @@ class InferenceServer:
             buffer.version_N[row_K] = policy.version
             begin = end
 
-    def accept(self, listener: Listener) -> None:
+    def start_accept_thread(self, listener: Listener) -> None:
         """Start a thread that accepts connections of workers."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    def serve(self) -> None:
+    def answer_waiting_requests(self) -> None:
         """Answer all waiting requests. If no request is waiting, wait briefly for requests."""
         self.beat(WAITING)
         asked: list[tuple[Connection, int, int]] = []
@@ -108,7 +108,7 @@ class CentralInference:
         """Index of an env group → env group, for the groups that wait for an answer of the server."""
         self.connection = self._connect()
 
-    def request(self, group: EnvGroup) -> None:
+    def request_actions(self, group: EnvGroup) -> None:
         self.open[group.index] = group
         try:
             self._send(group)

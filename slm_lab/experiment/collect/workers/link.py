@@ -278,10 +278,10 @@ def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) 
         os.unlink(config.address)
     with Listener(config.address, "AF_UNIX", backlog=256, authkey=current_process().authkey) as listener:
         context.send("ready")
-        server.accept(listener)
+        server.start_accept_thread(listener)
         while not context.stop.requested:
-            server.serve()
+            server.answer_waiting_requests()
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while server.clients and time.monotonic() < deadline:
-            server.serve()
+            server.answer_waiting_requests()
     shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # the learner, which normally does this, was killed

@@ -195,7 +195,7 @@ class BusySpans:
         self._ring[self._count[0] % self.SIZE] = begin, end
         self._count[0] += 1
 
-    def unread(self) -> list[tuple[float, float]]:
+    def take_unread_spans(self) -> list[tuple[float, float]]:
         """Return the time spans that were added since the last call, but at most the newest SIZE spans."""
         count = int(self._count[0])
         first = max(self._read, count - self.SIZE)
@@ -217,7 +217,7 @@ class RolloutSlot:
     def begin(self) -> None:
         """Begin a new rollout, which overwrites the previous rollout."""
         self.t = 0
-        self.storage.restart()
+        self.storage.begin_rollout()
 
     def add(self, policy_N: np.ndarray, transition: Transition) -> None:
         """Store the transitions that end in one step of the envs.

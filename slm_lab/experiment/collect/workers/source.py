@@ -192,7 +192,7 @@ class WorkerSource:
             self.beat(WAITING)
             item = self.pool.next_dataset()
             self.beat(TRAINING)
-            for span in self.arrays.spans.unread():
+            for span in self.arrays.spans.take_unread_spans():
                 self.utilization.record(BusySpan("inference", "inference", *span))
             for worker, report in self.pool.take_reports():
                 self.utilization.record_rollout(worker, report)
@@ -233,7 +233,7 @@ class WorkerSource:
                 partial(self._step_lag_report, dataset, t, learner.clock.opt_step),
             )
             self._record_update(learner)
-            if learner.finished:
+            if learner.has_finished:
                 return
 
     def _record_update(self, learner: PolicyLearner) -> None:
@@ -276,9 +276,11 @@ class WorkerSource:
 
         This method is called after the learner has trained on a dataset.
         """
-        going_on = not self.learners[policy].finished
+        going_on = not self.learners[policy].has_finished
         self.arrays.active_P[policy] = going_on
-        if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps its evaluated weights
+        if (
+            going_on and self.population is not None and self.population.is_round_due(policy)
+        ):  # a finished policy keeps its evaluated weights
             self.population.step(policy)
         self._publish(policy)
 

@@ -57,7 +57,7 @@ class RolloutReport(NamedTuple):
 class Inference(Protocol):
     """Interface of the objects that compute the next actions of an env group."""
 
-    def request(self, group: EnvGroup) -> None:
+    def request_actions(self, group: EnvGroup) -> None:
         """Start the computation of the next actions for the env group (vector env) `group`."""
 
     def wait_for_actions(self, group: EnvGroup) -> ActOut:
@@ -169,7 +169,7 @@ class LocalInference:
     def __init__(self, subscriber: WeightSubscriber) -> None:
         self.subscriber = subscriber
 
-    def request(self, group: EnvGroup) -> None: ...
+    def request_actions(self, group: EnvGroup) -> None: ...
 
     def wait_for_actions(self, group: EnvGroup) -> ActOut:
         self.subscriber.pull()
@@ -299,7 +299,7 @@ class RolloutWorker:
         begin = now = perf_counter()
         env_seconds = act_seconds = 0.0
         for group in groups:
-            inference.request(group)
+            inference.request_actions(group)
         for t in range(self.rows):
             for group, place, episodes in zip(groups, slots, ended, strict=True):
                 out = inference.wait_for_actions(group)
@@ -307,7 +307,7 @@ class RolloutWorker:
                 beat(STEPPING)
                 group.step(place, out, episodes)
                 if t + 1 < self.rows:  # the first actions of the next rollout are chosen later, with newer weights
-                    inference.request(group)
+                    inference.request_actions(group)
                 act_seconds += act_end - now
                 now = perf_counter()
                 env_seconds += now - act_end

@@ -99,7 +99,7 @@ class ChildContext(Context):
         self.orphaned = False
         """Whether the parent process has ended."""
         self._connection, self._sending = connection, threading.Lock()
-        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+        threading.Thread(target=self._receive_orders, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
         """Send a message to the parent process. Any thread may call this method. If the parent has ended, the message is dropped.
@@ -124,7 +124,7 @@ class ChildContext(Context):
         redirect_output_to_fd(fd)
         self.send("_output", path)
 
-    def _listen(self) -> None:
+    def _receive_orders(self) -> None:
         try:
             with suppress(EOFError, OSError):
                 while True:

@@ -194,7 +194,7 @@ class LocalTask(Task):
             time.sleep(0.01)
         return True
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         """End the process and read its last messages.
 
         If the process, or a process that it started, is still running, that process is killed.
@@ -245,7 +245,7 @@ class LocalExecutor(Executor):
         self.stall_notice, self.stall_limit = stall_notice, stall_limit
         self._waking, self._wake = multiprocessing.Pipe(duplex=False)
 
-    def _launch(self, task: LocalTask) -> None:
+    def _start_process(self, task: LocalTask) -> None:
         task.start()
 
     def _wait(self, timeout: float) -> None:
@@ -258,7 +258,7 @@ class LocalExecutor(Executor):
 
     def _collect(self, task: LocalTask) -> None:
         if task.has_ended_or_expired:
-            task.end()
+            task.end_process()
             return
         task.take_messages()
         if (stall := task.timer.check_stall(self.stall_notice, self.stall_limit)) is not None:
@@ -269,8 +269,8 @@ class LocalExecutor(Executor):
             self._woken.set()
             self._wake.send_bytes(b"")
 
-    def _end(self, task: LocalTask) -> None:
-        task.end()
+    def _kill_process(self, task: LocalTask) -> None:
+        task.end_process()
 
 
 def _exit_reason(code: int | None) -> str:

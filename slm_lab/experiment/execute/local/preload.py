@@ -60,7 +60,7 @@ def _remove_folder() -> None:
         shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
-def _load() -> None:
+def _import_preload_modules() -> None:
     """Import the modules of PRELOAD with stdout and stderr redirected to the null device, which hides warnings."""
     null, streams = os.open(os.devnull, os.O_RDWR), [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
@@ -82,7 +82,7 @@ os.setpgid(0, 0)
 reset_stop_signals()
 _PARENT = restore_environment()
 try:
-    _load()
+    _import_preload_modules()
 except BaseException:
     os._exit(1)
 sys.excepthook = _print_child_error

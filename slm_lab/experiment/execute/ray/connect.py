@@ -244,7 +244,7 @@ def _connection_error_message(address: str, text: str) -> str:
     return f"--cluster {address}: cannot connect: {shown}; {advice}"
 
 
-def probe(token: Location | None) -> dict[str, Any]:
+def probe_node(token: Location | None) -> dict[str, Any]:
     """Return {"versions": …, "token": …, "problem": …} of the node on which this function runs.
 
     The entry "versions" contains the package versions, and "token" contains the content of the token file. The entry "problem" is the
@@ -277,7 +277,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
     import ray
 
     with _temporary_token_file(folder) as token:
-        task: Any = ray.remote(num_cpus=0, max_retries=0)(probe)
+        task: Any = ray.remote(num_cpus=0, max_retries=0)(probe_node)
         asked = {task.options(scheduling_strategy=node_strategy(node.id)).remote(token): node for node in cluster.nodes}
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
         alive = {node.id for node in cluster.nodes}  # Ray lists a node for some seconds after its end
@@ -396,7 +396,7 @@ class ActorHandle:
         """Start an asynchronous call of a method of the actor. Returns an object to pass to `done` and `result`."""
         return getattr(self.actor, method).remote(*args)
 
-    def done(self, started: Any) -> bool:
+    def is_done(self, started: Any) -> bool:
         """Return whether a call that `start` has started has ended."""
         import ray
 

@@ -99,7 +99,7 @@ class RayExecutor(Executor):
         self._servers: list[Any] = []
         self._noticed = False
 
-    def _launch(self, task: RayTask) -> None:
+    def _start_process(self, task: RayTask) -> None:
         remote = self._ray.remote(
             num_cpus=task.resources.cores,
             num_gpus=task.resources.gpus,
@@ -191,7 +191,7 @@ class RayExecutor(Executor):
         packed = pack(content)
         return _SharedContent(packed if isinstance(packed, bytes) else self._ray.put(content))
 
-    def _end(self, task: RayTask) -> None:
+    def _kill_process(self, task: RayTask) -> None:
         self._ray.kill(task.actor)
 
     def close(self) -> None:

@@ -87,9 +87,9 @@ class RayContext(Context):
     def _forward_always(self) -> None:
         while True:
             time.sleep(_TICK)
-            self.forward()
+            self.send_printed_lines()
 
-    def forward(self) -> None:
+    def send_printed_lines(self) -> None:
         """Send the lines that this process has printed since the last call."""
         if self._printed is None:
             return
@@ -129,7 +129,7 @@ class TaskActor:
             logging.getLogger(__name__).info("failed", exc_info=True)
             self.context.send("failed", describe_failure(error))
         finally:
-            self.context.forward()
+            self.context.send_printed_lines()
             self._ended = True
 
     def take_messages(self, *numbered: Any) -> TakenMessages | bytes:

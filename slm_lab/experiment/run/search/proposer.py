@@ -154,7 +154,7 @@ class TPEProposer:
     history: list[_Proposal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        _optuna()
+        _import_optuna()
 
     def ask(self, trial: int) -> Values | None:
         study, refused = self._study(trial), 0
@@ -169,10 +169,10 @@ class TPEProposer:
             if refused >= _ATTEMPTS or _is_valid(self.space, values):
                 self.history.append(_Proposal(trial, choices))
                 return values
-            study.tell(asked, state=_optuna().trial.TrialState.FAIL)
+            study.tell(asked, state=_import_optuna().trial.TrialState.FAIL)
             refused += 1
             if refused > STARTUP_TRIALS:  # the estimator may repeat proposals that the spec rejects
-                study.sampler = _optuna().samplers.RandomSampler(seed=self._seed(trial, refused))
+                study.sampler = _import_optuna().samplers.RandomSampler(seed=self._seed(trial, refused))
 
     def tell(self, trial: int, metric: float | None) -> None:
         for one in reversed(self.history):
@@ -189,7 +189,7 @@ class TPEProposer:
 
     def _study(self, trial: int) -> optuna.Study:
         """Return an Optuna study that contains the trials of the search so far."""
-        library = _optuna()
+        library = _import_optuna()
         states = library.trial.TrialState
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Optuna marks the arguments multivariate and group as experimental
@@ -217,7 +217,7 @@ def _good_trials(count: int) -> int:
     return min(math.ceil(_GOOD * count), _MOST_GOOD)
 
 
-def _optuna() -> Any:
+def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError:

@@ -20,7 +20,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.connect import connect_cluster
 from slm_lab.experiment.execute.ray.local_cluster import check_installed
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
-from slm_lab.experiment.files.find import checkpoints
+from slm_lab.experiment.files.find import checkpoint_names
 from slm_lab.experiment.files.lock import ENDED, RunLock
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.provenance import provenance
@@ -231,8 +231,8 @@ class Search(Experiment[RunPaths]):
         table.print_line(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
         table.print_line(f"{display_path(self._existing_paths.root)}")
         if self._continued:
-            ended = sum(trial.ended for trial in self.state.trials)
-            running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
+            ended = sum(trial.has_ended for trial in self.state.trials)
+            running = sum(not trial.has_ended and trial.frame > 0 for trial in self.state.trials)
             killed = "" if self.lock is None or self.lock.killed is None else f"the last start, {self.lock.killed}, {ENDED}; "
             table.print_line(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
@@ -275,7 +275,7 @@ class Search(Experiment[RunPaths]):
     def _save(self) -> None:
         self.state.proposer = self._proposer.state_dict()
         self.state.save(self._existing_paths.search_state)
-        self._live_report.poll()
+        self._live_report.write_if_due()
 
     @cached_property
     def _live_report(self) -> LiveReport:
@@ -366,7 +366,7 @@ class Search(Experiment[RunPaths]):
             return
         best = {trial.trial for trial in best_first(self.state.trials)[: max(keep, self.state.confirm)]}
         for trial in self.state.trials:
-            if trial.ended and trial.trial not in best:
+            if trial.has_ended and trial.trial not in best:
                 for file in self._existing_paths.checkpoints(trial.trial):
                     file.unlink(missing_ok=True)
 
@@ -397,7 +397,7 @@ class Search(Experiment[RunPaths]):
         table.print_line(f"all files: {root}")
         for line in next_commands(self.state, paths):
             table.print_line(line)
-        unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
+        unfinished = not all(trial.has_ended for trial in [*self.state.trials, *self.state.confirmations])
         if stop.requested and (unfinished or len(records) < self.space.num_trials):
             raise KeyboardInterrupt
         return SearchResult(paths, records, summary)
@@ -406,7 +406,7 @@ class Search(Experiment[RunPaths]):
 def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
     """Return lines with the commands that can be used after a search, to play the best trial and to confirm the best trials."""
     ended, root = best_first(state.trials), display_path(paths.root)
-    playable = any(checkpoints(paths, trial=one.trial) for one in ended)
+    playable = any(checkpoint_names(paths, trial=one.trial) for one in ended)
     play = [f"play it:   slm-lab enjoy@{root}"] if playable else []
     return [*play, f"confirm:   slm-lab search@{root} --confirm 3"] if ended and not state.confirm else play
 

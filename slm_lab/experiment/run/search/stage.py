@@ -57,7 +57,7 @@ class Totals:
 
         The estimate is based on the durations of ended trials or, before a trial has ended, on the progress of running trials.
         """
-        ended = [trial.seconds for trial in self.trials if trial.ended]
+        ended = [trial.seconds for trial in self.trials if trial.has_ended]
         begun = [trial for trial in self.trials if trial.status == "running" and trial.frame > 0]
         whole = [trial.seconds * self.max_frame / trial.frame for trial in begun]
         if not ended and not whole:
@@ -218,7 +218,7 @@ class Stage(Totals):
             try:
                 job = self.make_job(trial, slot)
             except SpecError as error:
-                self._end(trial, TrialOutcome("failed", cause=str(error), retry=False))
+                self._end_trial(trial, TrialOutcome("failed", cause=str(error), retry=False))
                 continue
             trial.status = "running"
             self._begun[trial.trial] = monotonic()
@@ -285,7 +285,7 @@ class Stage(Totals):
                 return
             if update.outcome.status == "stopped" and decision is None and self._stop.requested:
                 return  # search@ will continue this trial
-            self._end(trial, update.outcome)
+            self._end_trial(trial, update.outcome)
 
     def _exploit(self, trial: TrialState, decision: Exploit) -> None:
         """Prepare a trial to continue with the state of a better trial and with new values."""
@@ -296,7 +296,7 @@ class Stage(Totals):
         trial.status = "waiting"
         self.save()
 
-    def _end(self, trial: TrialState, outcome: TrialOutcome) -> None:
+    def _end_trial(self, trial: TrialState, outcome: TrialOutcome) -> None:
         trial.metrics = outcome.metrics
         if outcome.lost:
             trial.status = "waiting"

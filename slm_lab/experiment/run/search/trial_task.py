@@ -166,7 +166,7 @@ class _ReportSender:
         self._context = context
         self._reports = ReportReader(job.paths, job.trial, job.spec, job.metric, job.baseline, job.after)
         self._sent, self._ended = 0, threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+        self._thread = threading.Thread(target=self._send_reports, name="reports", daemon=True)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -175,7 +175,7 @@ class _ReportSender:
         self._ended.set()
         self._thread.join()
 
-    def _run(self) -> None:
+    def _send_reports(self) -> None:
         while not self._ended.wait(_POLL):
             self.report()
 

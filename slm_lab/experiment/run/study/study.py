@@ -104,19 +104,19 @@ class _Planner:
         outcome = self.outcomes.pop(item.run.name, None)
         if died.lost and outcome is None:
             self.table.print_line(f"{died.description}; it continues on another one")
-        self._end(item, *(outcome or ended))
+        self._end_run(item, *(outcome or ended))
 
     def update(self) -> None:
         for state in self.states:
             if state.status == "running":
                 state.share = max(state.share, self._trained_fraction(state.run))
         self.table.show()
-        self.live.poll()
+        self.live.write_if_due()
 
     def on_stop_request(self) -> None:
         self.table.notice(SAVING)
 
-    def _end(self, state: RunState, status: str, cause: str) -> None:
+    def _end_run(self, state: RunState, status: str, cause: str) -> None:
         state.cause = cause
         if status == "done":
             state.status, state.share = "done", 1.0

@@ -21,7 +21,7 @@ from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
 from slm_lab.experiment.run.experiment import find_build_problems
 from slm_lab.experiment.training.resolve import complete_spec, number_of_gpus, single_session_spec
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import differing_paths, result_settings
+from slm_lab.spec.load.study_file import differing_paths, settings_that_affect_results
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import Study, StudyRun
 from slm_lab.spec.report import SpecError, diff
@@ -148,11 +148,11 @@ def _matching_run_key(folder: Path, study: Study) -> tuple[str, int]:
             f"--adopt: {folder} cannot be adopted: {'it is a run of mode dev' if run.mode == 'dev' else f'its status is {run.status}'}"
         )
     spec = load_spec(run.paths.spec, run.name)
-    own, seed = result_settings(spec), spec.meta.random_seed
+    own, seed = settings_that_affect_results(spec), spec.meta.random_seed
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}
     saved = {digest: complete_spec(spec) for digest, spec in first.items()}  # a run whose spec has no net is saved with the recommended net
-    wanted = {name: result_settings(one) for name, one in saved.items()}
+    wanted = {name: settings_that_affect_results(one) for name, one in saved.items()}
     for one in alike:
         if one.random_seed == seed and not differing_paths(own, wanted[one.digest], saved[one.digest]):
             return run_key(one)

@@ -93,7 +93,7 @@ class Verification:
     """Package versions and machine properties that differ: name → (value in the run, value on this machine)."""
 
     @property
-    def equal(self) -> bool:
+    def is_equal(self) -> bool:
         return not self.findings
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Verification:
             "run": str(self.folder),
             "name": self.name or None,
             "session": self.session,
-            "equal": self.equal,
+            "equal": self.is_equal,
             "from": None if window is None else window.begin,
             "to": None if window is None else window.end,
             "seconds": round(self.seconds, 3),
@@ -124,7 +124,7 @@ class Verification:
             lines += [f"  {name:<12} frame {frame:,}, {arrays} arrays compared" for name, frame, arrays in self.checkpoints]
             if not self.checkpoints:
                 lines.append("  weights      not compared: no checkpoint in these frames")
-        if self.equal:
+        if self.is_equal:
             return "\n".join([*lines, f"equal to the byte: {'rows and weights' if self.checkpoints else 'rows'}"])
         found = [str(finding) for finding in self.findings]
         found += [f"{key}: {run} in the run, {here} here" for key, (run, here) in self.machine.items()]

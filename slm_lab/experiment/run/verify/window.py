@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import checkpoints
+from slm_lab.experiment.files.find import checkpoint_names
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
@@ -97,7 +97,7 @@ def _checkpoint_names(paths: RunPaths, session: int, trial: int) -> Iterable[tup
         if paths.checkpoint(first, which, trial).is_file():
             yield which, first
     for table in range(first, first + paths.policies):
-        for which in checkpoints(paths, table, trial):
+        for which in checkpoint_names(paths, table, trial):
             if which != "last":
                 yield which, table
 

@@ -306,7 +306,7 @@ class ParameterServers:
         """Handle server processes that were restarted, and start missing server processes. The method waits only if a process was
         restarted."""
         statuses: dict[int, ServerStatus] = {}
-        done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
+        done = [number for number, server in enumerate(self.servers) if server.is_done(self._asked[number])]
         for number in done:
             with suppress(Exception):  # the process has died too often; Sessions fail with the same error
                 statuses[number] = self.servers[number].result(self._asked[number])

@@ -214,7 +214,7 @@ class RemoteArrays:
         """Division of the vectors of this store's component among the server processes."""
         return self._copies.divisions.get(self._name, Division((0, 0)))
 
-    def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
+    def run_locked(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
         if lock == "target" and len(calls) > 1:
             # call the first process last: other Sessions detect the change in the arrays of this process, and then pull all arrays
@@ -227,7 +227,7 @@ class RemoteArrays:
         return result
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        return self.run(lock, section, *args)
+        return self.run_locked(lock, section, *args)
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
         copies, division = self._copies, self._division
@@ -387,14 +387,14 @@ class RemoteSink(RunSink):
     def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         self._call("truncate_tables", session, position, frame)
 
-    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
+    def read_rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         rows: list[dict[str, str]] = self._call("rows", table, mode)
         return rows
 
     def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         self._call("append_extra_row", session, name, columns, row)
 
-    def timeline(self, session: int, spans: Spans) -> None:
+    def save_timeline(self, session: int, spans: Spans) -> None:
         self._call("timeline", session, spans)
 
     def close(self, status: Status = "done") -> None:

@@ -37,7 +37,7 @@ class SaveTimer:
         """Restart the interval after the state was saved, which took `seconds` seconds."""
         self.due, self.wanted = perf_counter() + max(self.interval, 10.0 * seconds), False
 
-    def check(self) -> None:
+    def request_save_if_due(self) -> None:
         self.wanted = self.wanted or perf_counter() >= self.due
 
 
@@ -80,10 +80,10 @@ class Checkpointer(Observer):
             if self.newest or weights_sort_key(found) > self.best_rank:
                 self.best_rank = weights_sort_key(found)
                 self.best = {**self.policy_bundle(), **found}
-        self.timer.check()
+        self.timer.request_save_if_due()
 
     def on_update(self, metrics: Metrics) -> None:
-        self.timer.check()
+        self.timer.request_save_if_due()
 
     def on_step(self, episodes: list[Episode]) -> None:
         if self.frequency is not None and self.clock.is_multiple_crossed(self.frequency):

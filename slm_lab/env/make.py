@@ -297,7 +297,7 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
 
 def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     """Return the backend class that the spec names or, for `env.backend="auto"`, the first class in BACKENDS that supports the requested
-    envs and prefers them (`Backend.preferred`). Raises SpecError."""
+    envs and prefers them (`Backend.is_preferred`). Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         if issubclass(backend, UserVectorBackend):
@@ -448,7 +448,7 @@ def _check_constructor_arguments(spec: EnvSpec, creator: Callable[..., Any]) -> 
     known, open_ended = accepted_arguments(creator)
     problems = (
         [] if open_ended else _unknown_argument_problems(spec, known)
-    )  # if open_ended is true, the constructor checks the arguments, see _build
+    )  # if open_ended is true, the constructor checks the arguments, see _build_backend
     if problems := problems + _string_flag_problems(spec, boolean_arguments(creator)):
         raise SpecError(spec.name, problems)
 

@@ -338,7 +338,7 @@ def doubled(kind: type, name: str) -> Callable[..., Any]:
         ("PPO", "_value_loss"),
         ("PPO", "scale_values"),
         ("ActorCritic", "_objective"),
-        ("ActorCritic", "_advantages"),
+        ("ActorCritic", "_advantages_and_targets"),
         ("ActorCritic", "scale_values"),
     ],
 )

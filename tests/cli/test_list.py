@@ -91,7 +91,7 @@ def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.Monk
     assert max(map(len, text.splitlines())) <= 80
     missing = ("minigrid", "Box2D")
     real = env_ids._is_installed
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package not in missing and real(package))
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package not in missing and real(package))
     text = listed("envs")
     assert "box2d: not installed; pip install 'slm-lab[box2d]'" in text
     assert "minigrid: not installed; pip install 'slm-lab[minigrid]'" in text
@@ -105,7 +105,7 @@ def test_envs_of_envpool(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "6 × 7 × 2 bits → discrete 7, 2 agents" in " ".join(listed("envs", "--search", "ConnectFour").split())
     assert "MuJoCoPlayground/Go1Getup-v1" in listed("envs", "--search", "Go1Getup-v1")
     real = env_ids._is_installed
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and real(package))
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package != "envpool" and real(package))
     assert "pip install 'slm-lab[envpool]'" in listed("envs", "--search", "CheetahRun")
 
 

@@ -274,13 +274,13 @@ def test_faults_of_a_spec(keys: dict[str, Any], path: str, words: str) -> None:
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     real = env_ids._is_installed
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package not in ("rlcard", "mpe2") and real(package))
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package not in ("rlcard", "mpe2") and real(package))
     for name, package, extra in (
         ("leduc_holdem_v4", "rlcard", "pettingzoo[classic]"),
         ("simple_spread_v3", "mpe2", "slm-lab[pettingzoo]"),
     ):
         assert unavailable_reason(f"pettingzoo:{name}") == f"pettingzoo:{name} needs the package {package}: pip install '{extra}'"
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package != "pettingzoo" and real(package))
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package != "pettingzoo" and real(package))
     assert "needs the package pettingzoo: pip install 'slm-lab[pettingzoo]'" in (unavailable_reason("pettingzoo:rps_v2") or "")
 
 

@@ -226,7 +226,7 @@ def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name
 def test_an_id_of_a_package_with_and_without_its_module(
     name: str, module: str, extra: str, installed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env_ids, "_installed", lambda package: installed)
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: installed)
     for written in (name, f"{module}:{name}"):
         reason = env_ids.unavailable_reason(written)
         assert (reason is None) == installed
@@ -267,7 +267,7 @@ def test_ids_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env_ids.envpool_id("CartPole-v1") is None
     assert env_ids.envpool_id("envpool:CartPole-v1") == "CartPole-v1"
     installed = env_ids._is_installed
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and installed(package))
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package != "envpool" and installed(package))
     assert env_ids.unavailable_reason("CheetahRun-v1") == "CheetahRun-v1 needs the package envpool: pip install 'slm-lab[envpool]'"
     assert "did you mean 'CheetahRun-v1'?" in (env_ids.unavailable_reason("CheetahRum-v1") or "")
 
@@ -307,19 +307,19 @@ def test_a_plain_id_means_the_same_env_whatever_is_installed_and_imported(monkey
 
     name = "MiniGrid-DoorKey-8x8-v0"
     monkeypatch.setitem(gymnasium.registry, name, gymnasium.envs.registration.EnvSpec(name, "minigrid.envs:DoorKeyEnv"))
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package == "minigrid")
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package == "minigrid")
     assert env_ids.envpool_id(name) == name
     extra = "pip install 'slm-lab[envpool]'"
     assert (
         env_ids.unavailable_reason(name) == f'{name} needs the package envpool: {extra}; the package minigrid has it too: "minigrid:{name}"'
     )
     assert env_ids.unavailable_reason(f"minigrid:{name}") is None
-    monkeypatch.setattr(env_ids, "_installed", lambda package: package == "envpool")
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: package == "envpool")
     assert env_ids.unavailable_reason(name) is None
 
 
 def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_ids, "_installed", lambda package: True)
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: True)
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(env_ids, "find_library", lambda library: None)
     assert "apt-get install qtbase5-dev" in (env_ids.unavailable_reason("CoinrunHard-v0") or "")
@@ -329,7 +329,7 @@ def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("version", "refused"), [("1.2.5", True), ("1.2.6", False), ("1.10.0", False)])
 def test_myosuite_is_refused_where_its_resets_are_the_same(version: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_ids, "_installed", lambda package: True)
+    monkeypatch.setattr(env_ids, "_is_installed", lambda package: True)
     monkeypatch.setattr(env_ids, "_version_of", lambda package: version)
     reason = env_ids.envpool_envs()["myoElbowPose1D6MRandom-v0"].unsupported_reason
     assert ("resets are the same each time" in (reason or "")) == refused

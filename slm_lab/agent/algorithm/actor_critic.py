@@ -26,7 +26,7 @@ class ActorCritic(PolicyGradient):
     """
 
     diagnostics = ("policy_loss", "value_loss", "explained_variance")
-    in_closed_form = ("_objective", "_add_loss", "_advantages", "scale_values", "value_std")
+    in_closed_form = ("_objective", "_add_loss", "_advantages_and_targets", "scale_values", "value_std")
 
     spec: ActorCriticSpec
 

@@ -388,14 +388,14 @@ class RemoteSink(RunSink):
         self._call("truncate_tables", session, position, frame)
 
     def read_rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
-        rows: list[dict[str, str]] = self._call("rows", table, mode)
+        rows: list[dict[str, str]] = self._call("read_rows", table, mode)
         return rows
 
     def append_extra_row(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         self._call("append_extra_row", session, name, columns, row)
 
     def save_timeline(self, session: int, spans: Spans) -> None:
-        self._call("timeline", session, spans)
+        self._call("save_timeline", session, spans)
 
     def close(self, status: Status = "done") -> None:
         self._call("close", status)

@@ -6,8 +6,8 @@ Every process of a trial passes the same names to `SharedArrays` and gets the sa
 the parts were built. A Session that trains a net in one process has no store of shared arrays.
 
 To change an array that other processes also change, a part of a Session uses a *section*: one of the part's methods, which is passed to
-`Store.run` with its arguments. If the store is in shared memory, `Store.run` calls the section under a lock. If the store is in another
-process (experiment/session/cluster), `Store.run` calls the same method of the same part in the other process, and then updates the copies
+`Store.run_locked` with its arguments. If the store is in shared memory, `Store.run_locked` calls the section under a lock. If the store is in another
+process (experiment/session/cluster), `Store.run_locked` calls the same method of the same part in the other process, and then updates the copies
 of the part's arrays in the calling process.
 
 The shared memory is one anonymous file that every process maps. The anonymous file has no name, so that the operating system deletes the
@@ -42,7 +42,7 @@ MOMENT = "_moment"
 """Suffix of the names of arrays that contain times in seconds of perf_counter. Times of perf_counter are meaningless after a restart of the
 machine, so that snapshots do not contain these arrays."""
 SectionLock = Literal["update", "statistics", "target"]
-"""Lock that `Store.run` holds while it calls a section. The lock "update" has an effect only if meta.hogwild_lock is true."""
+"""Lock that `Store.run_locked` holds while it calls a section. The lock "update" has an effect only if meta.hogwild_lock is true."""
 Result = TypeVar("Result")
 _SAVED = f"saved{MOMENT}"
 """Name of the shared array that contains the time at which all shared arrays were last saved."""
@@ -168,7 +168,7 @@ class Store(Protocol):
         `section`."""
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """Call `section` while holding the lock `lock`, as `run` does. If another process holds the lock, return None instead of
+        """Call `section` while holding the lock `lock`, as `run_locked` does. If another process holds the lock, return None instead of
         waiting."""
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
@@ -197,7 +197,7 @@ class Store(Protocol):
         processes become visible to this process."""
 
     def publish(self) -> None:
-        """Make array values that this process wrote without `run` or `step` visible to other processes. Call this method before training
+        """Make array values that this process wrote without `run_locked` or `step` visible to other processes. Call this method before training
         begins."""
 
     def barrier(self) -> None:

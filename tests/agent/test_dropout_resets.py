@@ -193,7 +193,7 @@ def critics_of(algorithm: Any) -> Any:
     """The critics one by one, also of a stack."""
     if isinstance(algorithm.critics, SeparateCritics):
         return algorithm.critics.critics
-    weight = algorithm.critics.layers[-1][0]
+    weight = algorithm.critics.layer_parameters[-1][0]
     return [type("One", (), {"head": type("Head", (), {"weight": one})}) for one in weight]
 
 

@@ -108,7 +108,7 @@ def test_processes_may_freeze_different_parameters(name: str, stores: Stores) ->
     for turn in range(6):
         module, trainer = sides[turn % 2]
         frozen = ("0.weight", "2.bias") if turn % 2 else ("0.bias",)
-        trainer.refresh()
+        trainer.pull_if_outdated()
         before = {
             one: trainer.flat.master[part].clone()
             for one, part in zip(dict(module.named_parameters()), trainer.flat._packed_parts, strict=True)

@@ -414,13 +414,13 @@ def test_a_target_net_is_replaced_once_for_all(stores: Stores) -> None:
         assert torch.equal(one.target.flat.param, zero) == (4 * ticks < 16)
         worker.clock.tick(4)
         worker.end_step()
-        one.target.refresh()
+        one.target.pull_if_outdated()
         if ticks == 3:
             one.trainer.flat.master.add_(1.0)  # too late for this copy
         if ticks == 6:
             break
     assert torch.allclose(one.target.flat.param, zero + 1.0)
-    other.target.refresh()
+    other.target.pull_if_outdated()
     assert torch.equal(other.target.flat.param, one.target.flat.param)
     assert (one.target.updates_done, other.target.updates_done) == (1, 1)
 
@@ -431,7 +431,7 @@ def test_each_worker_moves_the_target_net_by_polyak(stores: Stores) -> None:
     one.trainer.flat.master.add_(1.0)
     for worker in (one, other, one):
         worker.end_step()
-    other.target.refresh()
+    other.target.pull_if_outdated()
     assert torch.allclose(one.target.flat.param, zero + 1.0 - 0.5**3)
     assert torch.equal(other.target.flat.param, one.target.flat.param)
     assert (one.target.updates_done, other.target.updates_done) == (3, 3)

@@ -43,7 +43,7 @@ TRIAL_RULES: tuple[Callable[[DiagnosedRun], Finding | None], ...] = (rules.seeds
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Result of `examine`: the findings in a run, and the names of the rules that could be applied."""
+    """Result of `diagnose_run`: the findings in a run, and the names of the rules that could be applied."""
 
     findings: tuple[Finding, ...]
     """The findings, ordered by severity and then by the order of RULES."""

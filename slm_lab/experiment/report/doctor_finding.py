@@ -20,7 +20,7 @@ class Finding:
     """A fault of a run that a diagnostic rule has detected, with the evidence and the recommended change."""
 
     rule: str = field(default="", kw_only=True)
-    """Name of the rule that detected the fault, which `doctor.examine` sets."""
+    """Name of the rule that detected the fault, which `doctor.diagnose_run` sets."""
     title: str
     severity: Severity
     evidence: str

@@ -353,7 +353,7 @@ def estimate_mean(values: Sequence[float | None], bounds: Bounds | None = None) 
 
 
 def usable_bounds(bounds: Bounds | None, values: Iterable[float]) -> Bounds | None:
-    """Return `bounds`, or None if a value is outside the bounds."""
+    """Return `bounds`. Return None if `bounds` is None or if at least one of the values is outside the bounds."""
     return None if bounds is None or not all(bounds[0] <= value <= bounds[1] for value in values) else bounds
 
 

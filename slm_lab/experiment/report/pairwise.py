@@ -153,10 +153,9 @@ def _compare_over_envs(
 def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> ReturnNormalization:
     """Return the scale for the normalised returns of an env.
 
-    The normalised return 0 is the random baseline or, if the baseline is unknown, the lowest result of the settings. The normalised return
-    1 is the published score or, without a published score, the highest possible return. If the published score and the highest possible
-    return are unknown, the normalised return 1 is the highest result of the settings. If these rules would make 1 correspond to a return
-    that is not above the return for 0, the lowest and the highest result of the settings are used for 0 and 1.
+    The return of the random baseline is normalised to 0. If the baseline is unknown, the lowest score of the settings is normalised to 0.
+    The first known one of these returns is normalised to 1: the published score, the highest possible return, the highest score of the
+    settings. If that return is not above the return for 0, the lowest score of the settings is normalised to 0 and the highest to 1.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
     lowest, highest = (float(scores.min()), "the lowest score here"), (float(scores.max()), "the highest score here")

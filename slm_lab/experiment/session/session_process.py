@@ -81,8 +81,9 @@ def open_shared_memory_store(file: SharedFd, spec: Spec, index: int, info: Calla
 def run_session(context: Context, task: SessionTask) -> None:
     """Build a Session, wait for the RunPaths from the parent process, and train. The task of a Session has `run_session` as its target.
 
-    The process sends the message ("ready", choices) when the Session is built, and ("event", Event) for each event except rows. The last
-    message is ("event", SessionEnded), ("user_error", error) or ("failed", cause).
+    When the Session is built, the process sends the message ("ready", settings) with the settings that the Session chose for this machine
+    (SessionParts.chosen_settings). During training, the process sends ("event", Event) for each event except the rows of the tables, which
+    the sink of the Session writes. The last message is ("event", SessionEnded), ("user_error", error) or ("failed", cause).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)

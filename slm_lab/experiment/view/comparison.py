@@ -45,7 +45,7 @@ def comparison_content(words: Sequence[str], by: str, data: DataFolder) -> Conte
 
 
 def _resolve_runs(word: str, data: DataFolder) -> list[tuple[FoundFolder, int]]:
-    """Return (folder of the run, number of the trial) for each run that `word` names (see `compare`).
+    """Return (folder of the run, number of the trial) for each run that `word` names (see `comparison_content`).
 
     Raises NotServed if `word` is invalid or its folder does not exist.
     """

@@ -160,7 +160,7 @@ def test_which_policy_replaces_which(rewards: list[float | None], keys: dict[str
 def test_a_replaced_policy_copies_everything_but_the_random_stream() -> None:
     one = make_population([0.0, -5.0, 9.0, 1.0], mutation_rate=0.0)
     source = toys(one)[2]
-    source.tune(TunedHyperparameters(3.0, 0.5, 0.9))
+    source.apply_tuned_hyperparameters(TunedHyperparameters(3.0, 0.5, 0.9))
     one.step(1)
     assert toys(one)[1].state_dict() == source.state_dict() | {"rng": 101}
     one.step(3)
@@ -324,7 +324,7 @@ def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
     """Learning rate, entropy coefficient and gamma, in what acts on them."""
     entropy = {"entropy_coef_spec": {"name": "linear_decay", "start_val": 0.1, "end_val": 0.01, "start_step": 0, "end_step": 1000}}
     one, other = (open_session(worker_spec(sampler=SMALL, algorithm=entropy)).build().agent for _ in range(2))
-    one.algorithm.tune(TunedHyperparameters(3.0, 0.5, 0.8))
+    one.algorithm.apply_tuned_hyperparameters(TunedHyperparameters(3.0, 0.5, 0.8))
     assert (other.algorithm.spec.gamma, other.entropy_coef) == (0.99, 0.1)
     other.load_state_dict(one.state_dict())
     for agent in (one, other):
@@ -335,7 +335,7 @@ def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
     assert other.algorithm.spec.gamma == 0.8
     again = TunedHyperparameters(1.0, 2.0, None)
     for agent in (one, other):
-        agent.algorithm.tune(again)
+        agent.algorithm.apply_tuned_hyperparameters(again)
     assert other.entropy_coef == one.entropy_coef == pytest.approx(0.2), "relative to the spec, not to the last tuning"
     assert other.algorithm.spec == one.algorithm.spec
     assert other.algorithm.spec.gamma == 0.99

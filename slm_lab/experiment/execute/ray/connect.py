@@ -331,7 +331,7 @@ def _raise_folder_error(cluster: Cluster, node: Node, folder: Location, problem:
 
 
 def _probe_result(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
-    """Return the result of `probe` on a node, or None if the node has died since the call.
+    """Return the result of `probe_node` on a node, or None if the node has died since the call.
 
     Raises UserError if the node cannot run slm_lab or has other package versions (see `versions_to_match`).
 
@@ -393,7 +393,7 @@ class ActorHandle:
         return self.result(self.start(method, *args))
 
     def start(self, method: str, *args: Any) -> Any:
-        """Start an asynchronous call of a method of the actor. Returns an object to pass to `done` and `result`."""
+        """Start an asynchronous call of a method of the actor. Returns an object to pass to `is_done` and `result`."""
         return getattr(self.actor, method).remote(*args)
 
     def is_done(self, started: Any) -> bool:

@@ -175,5 +175,8 @@ class TaskActor:
         self.context.on_signal(unpack(content))
 
     def stop(self) -> None:
-        """Request a stop of the target. The executor sends the order None after this call."""
+        """Request a stop of the target.
+
+        The executor also sends None as an order, so that `Context.receive` returns None if the target waits for an order.
+        """
         self.context.stop.requested = True

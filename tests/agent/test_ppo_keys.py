@@ -124,7 +124,7 @@ def test_the_last_epoch_counts() -> None:
     """Small changes in the first epochs do not raise the rate: the mean over all epochs would be below half the target."""
     agent = gathered({**PPO, "training_epoch": 4, "minibatch_size": 1000, "adaptive_lr": {}}, net=FAST)
     seen: list[float] = []
-    agent.algorithm.rate.adapt = seen.append
+    agent.algorithm.rate.adapt_lr = seen.append
     steps: list[MinibatchLogProbs] = []
     add = MinibatchLogProbs.add
     with pytest.MonkeyPatch.context() as patch:

@@ -194,7 +194,7 @@ def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bo
 def figure_is_empty(figure: AnyFigure) -> bool:
     """Return whether a figure has neither points nor bars."""
     panels = getattr(figure, "panels", None)
-    return all(panel.empty for panel in panels) if panels is not None else bool(getattr(figure, "is_empty", False))
+    return all(panel.is_empty for panel in panels) if panels is not None else bool(getattr(figure, "is_empty", False))
 
 
 def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:

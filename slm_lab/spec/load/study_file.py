@@ -50,7 +50,7 @@ def settings_that_affect_results(spec: Spec) -> dict[str, Any]:
 
 
 def differing_paths(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the dotted paths of the keys in which two results of `result_settings` differ. Args: spec: the spec that has the settings
+    """Return the dotted paths of the keys in which two results of `settings_that_affect_results` differ. Args: spec: the spec that has the settings
     `after`.
 
     A key that only `after` contains is left out if it has its default value, because the key may have been added to the package later, and

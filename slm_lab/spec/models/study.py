@@ -99,7 +99,7 @@ class StudyRun:
     spec: Spec
     settings: Mapping[str, Any]
     """Maps the dotted paths of all keys that determine the results of the run, except the seed, to their values (see
-    `study_file.result_settings`)."""
+    `study_file.settings_that_affect_results`)."""
 
     @property
     def random_seed(self) -> int:

@@ -6,9 +6,9 @@ Every process of a trial passes the same names to `SharedArrays` and gets the sa
 the parts were built. A Session that trains a net in one process has no store of shared arrays.
 
 To change an array that other processes also change, a part of a Session uses a *section*: one of the part's methods, which is passed to
-`Store.run_locked` with its arguments. If the store is in shared memory, `Store.run_locked` calls the section under a lock. If the store is in another
-process (experiment/session/cluster), `Store.run_locked` calls the same method of the same part in the other process, and then updates the copies
-of the part's arrays in the calling process.
+`Store.run_locked` with its arguments. If the store is in shared memory, `Store.run_locked` calls the section under a lock. If the store is
+in another process (experiment/session/cluster), `Store.run_locked` calls the same method of the same part in the other process, and then
+updates the copies of the part's arrays in the calling process.
 
 The shared memory is one anonymous file that every process maps. The anonymous file has no name, so that the operating system deletes the
 file when the last process ends. The locks are record locks of the operating system, which are released when the process that holds them
@@ -197,8 +197,8 @@ class Store(Protocol):
         processes become visible to this process."""
 
     def publish(self) -> None:
-        """Make array values that this process wrote without `run_locked` or `step` visible to other processes. Call this method before training
-        begins."""
+        """Make array values that this process wrote without `run_locked` or `step` visible to other processes. Call this method before
+        training begins."""
 
     def barrier(self) -> None:
         """Issue a memory barrier: for other processes, all reads and writes of this process before the call precede all reads and writes

@@ -125,8 +125,8 @@ class LiveReport:
     """Writes the report of a run at intervals while the run trains.
 
     The intervals are so long that writing takes less than 1 % of a core. If the report cannot be written, a notice is printed and the
-    report is not written again. The thread that handles the events of the run calls `write_if_due`. No additional thread is used, since a thread
-    would slow down a Session in this process.
+    report is not written again. The thread that handles the events of the run calls `write_if_due`. No additional thread is used, since a
+    thread would slow down a Session in this process.
     """
 
     def __init__(self, write: Callable[[], Path]) -> None:

@@ -1,7 +1,8 @@
 """Compute the content of the web pages of a run, a search and a study.
 
-Each of the functions `run_content`, `search_content` and `study_content` returns a version and a function. The returned version is a text that changes when the
-files of the run, search or study change. The returned function computes the content of the page as a dict for JSON.
+Each of the functions `run_content`, `search_content` and `study_content` returns a version and a function. The returned version is
+a text that changes when the files of the run, search or study change. The returned function computes the content of the page as a dict for
+JSON.
 """
 
 from __future__ import annotations

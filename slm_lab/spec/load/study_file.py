@@ -50,8 +50,9 @@ def settings_that_affect_results(spec: Spec) -> dict[str, Any]:
 
 
 def differing_paths(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the dotted paths of the keys in which two results of `settings_that_affect_results` differ. Args: spec: the spec that has the settings
-    `after`.
+    """Return the dotted paths of the keys in which two results of `settings_that_affect_results` differ.
+
+    Args: spec: the spec that has the settings `after`.
 
     A key that only `after` contains is left out if it has its default value, because the key may have been added to the package later, and
     the default value does not change what was learned before.

@@ -2,8 +2,8 @@
 
 For each Session, the server has copies of the Session's components that have shared arrays: agent, normalizers and counters (argument
 `part` in this module). The server's copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a
-Session calls a method of a component under a lock (Store.run_locked). On a cluster, the Session instead sends the name and the arguments of the
-method, such as a gradient, to the server, which calls the method of its copy. The results on a cluster are equal, bit for bit, to the
+Session calls a method of a component under a lock (Store.run_locked). On a cluster, the Session instead sends the name and the arguments of
+the method, such as a gradient, to the server, which calls the method of its copy. The results on a cluster are equal, bit for bit, to the
 results on one machine.
 
 The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the

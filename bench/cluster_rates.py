@@ -92,7 +92,7 @@ def pushes(processes: int | None) -> float:
     divide_among(processes)
     with connect_cluster("local", None):
         servers = ParameterServers(start, lambda: None, lambda number: None)
-        session = Session(spec, context=SessionContext(store=RemoteArrays(servers.first, spec, 0, lambda: session.parts.info)))
+        session = Session(spec, context=SessionContext(store=RemoteArrays(servers.first, spec, 0, lambda: session.parts.env_info)))
         with polling(servers):
             session.build()
         trainer = session.agent.algorithm.trainer

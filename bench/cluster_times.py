@@ -188,7 +188,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         servers = ParameterServers(start, lambda: None, lambda number: None)
         remote = cast("_Timed", servers.first)
         remote.poll = servers.poll
-        session = Session(spec, context=SessionContext(store=RemoteArrays(remote, spec, 0, lambda: session.parts.info)))
+        session = Session(spec, context=SessionContext(store=RemoteArrays(remote, spec, 0, lambda: session.parts.env_info)))
         session.build()
         push_update = session.agent.algorithm.trainer.shared.push
         pushes_s: list[float] = []

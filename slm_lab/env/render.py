@@ -33,7 +33,7 @@ class Recorder(Protocol):
     def begin_episode(self) -> bool:
         """Return whether the episode that begins now is to be recorded."""
 
-    def add(self, frame_HWC: np.ndarray, fps: float) -> None:
+    def add_frame(self, frame_HWC: np.ndarray, fps: float) -> None:
         """Add a frame, uint8 [height, width, 3], of the current episode to the recording."""
 
 
@@ -142,7 +142,7 @@ class DrawnEnvPool(EnvPool):
         elif self._recorder is None:
             self._pool.render()
         elif self._on:
-            self._recorder.add(self._pool.render(env_ids=0)[0], _POOL_FPS)
+            self._recorder.add_frame(self._pool.render(env_ids=0)[0], _POOL_FPS)
         self._ended = bool(raw.terminated_N[0] or raw.truncated_N[0]) and not raw.final
         return raw
 
@@ -187,7 +187,7 @@ class DrawnPettingZoo(PettingZoo):
         if self._recorder is None:
             env.render()
         elif self._on:
-            self._recorder.add(np.asarray(env.render()), float(env.metadata.get("render_fps", _POOL_FPS)))
+            self._recorder.add_frame(np.asarray(env.render()), float(env.metadata.get("render_fps", _POOL_FPS)))
         return result
 
 
@@ -247,7 +247,7 @@ class Record(gym.Wrapper[Any, Any, Any, Any]):
             frame: Any = self.env.render()
             if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
                 raise TypeError(f"render() must return an array [height, width, 3], not {type(frame).__name__}")
-            self._recorder.add(frame, self._fps)
+            self._recorder.add_frame(frame, self._fps)
         return result
 
 

@@ -227,7 +227,7 @@ class Frames:
         self.episodes += 1
         return True
 
-    def add(self, frame_HWC: np.ndarray, fps: float) -> None:
+    def add_frame(self, frame_HWC: np.ndarray, fps: float) -> None:
         self.frames.append(frame_HWC)
 
 

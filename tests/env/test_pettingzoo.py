@@ -336,7 +336,7 @@ class Frames:
         self.episodes.append([])
         return True
 
-    def add(self, frame_HWC: np.ndarray, fps: float) -> None:
+    def add_frame(self, frame_HWC: np.ndarray, fps: float) -> None:
         self.episodes[-1].append(frame_HWC)
 
 

@@ -110,7 +110,7 @@ def test_groups_of_agents_with_equal_spaces_learn_as_usual(algorithm: str, keys:
         return [one for part in (("a", "c"), ("b",)) for one in kinds(env, part, target)]
 
     monkeypatch.setattr(pettingzoo_backend, "_kinds", split)
-    assert built(body).parts.info.groups
+    assert built(body).parts.env_info.groups
     assert learned(body) == usual
 
 

@@ -80,7 +80,7 @@ def test_what_is_open_or_contradicts_the_space_is_an_error(env: Keys, net: Keys 
 )
 def test_check_prints_what_was_decided(env: Keys, net: Keys, text: str) -> None:
     with built(env, net) as session:
-        assert observation_text(session.spec, session.parts.info.observation) == text
+        assert observation_text(session.spec, session.parts.env_info.observation) == text
 
 
 def test_the_images_of_a_dict_are_divided_too() -> None:
@@ -97,11 +97,11 @@ def test_critics_of_another_kind_read_the_same_observation() -> None:
     algorithm = {"name": "SoftActorCritic", "training_start_step": 8}
     sac = {"env": {"name": CUE, "form": "planes"}, "algorithm": algorithm}
     with built(**sac, net=MLP) as session:
-        assert session.parts.info.observation.shape == (768,)
+        assert session.parts.env_info.observation.shape == (768,)
     agent = {"algorithm": algorithm, "net": MLP, "critic_net": CONV}
     body = {"s": {"agent": agent, "env": {"max_frame": 16, "name": CUE, "form": "planes"}, "meta": {"random_seed": 0}}}
     with closing(Session(complete_spec(load_spec(body, "s"))).build()) as session:
-        assert session.parts.info.observation.shape == (12, 8, 8)
+        assert session.parts.env_info.observation.shape == (12, 8, 8)
     body["s"]["agent"]["net"], body["s"]["agent"]["critic_net"] = {**MLP, "input": "vector"}, {**MLP, "input": "image"}
     with pytest.raises(SpecError) as caught:
         load_spec(body, "s")
@@ -112,5 +112,5 @@ def test_critics_of_another_kind_read_the_same_observation() -> None:
 def test_normalised_observations_are_not_divided_again(form: str) -> None:
     """Their statistics are those of the observation as the env layer gives it, and a net does not scale them."""
     with built({"name": CUE, "form": form, "normalize_obs": True}, {**CONV, "normalize": True} if form == "floats_255" else MLP) as session:
-        assert session.parts.info.observation.dtype == "float32"
-        assert session.parts.info.observation.divisor == 1.0
+        assert session.parts.env_info.observation.dtype == "float32"
+        assert session.parts.env_info.observation.divisor == 1.0

@@ -259,8 +259,8 @@ def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
     """A restarted process may find a best file that is newer than the last checkpoint."""
     after = Saved()
     for value in (5.0, 3.0, None):
-        after.observer.resume_best({"weights": 1.0, "mode": "train", **current(value)})
-    after.observer.resume_best(None)
+        after.observer.raise_best_rank({"weights": 1.0, "mode": "train", **current(value)})
+    after.observer.raise_best_rank(None)
     after.row(4.0)
     after.observer.save_best()
     assert after.of("best") == []

@@ -121,7 +121,7 @@ def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monke
     spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
     alone = Session(spec).build()
     alone.close()
-    needed = 4 * replay_module.replay_bytes(250_000, alone.parts.info)
+    needed = 4 * replay_module.replay_bytes(250_000, alone.parts.env_info)
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed)
     check_builds([spec], Plan(jobs=1), "x.json")
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed - 1)

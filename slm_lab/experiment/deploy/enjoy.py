@@ -88,7 +88,7 @@ class VideoFile:
         self._begins = self.stop_after_frames is None or self.frames < self.stop_after_frames
         return self._begins
 
-    def add(self, frame_HWC: np.ndarray, fps: float) -> None:
+    def add_frame(self, frame_HWC: np.ndarray, fps: float) -> None:
         """Write a frame, uint8 [height, width, 3]. Raises UserError if the frame cannot be written."""
         factor = -(-SMALLEST // len(frame_HWC))
         frame_HWC = frame_HWC.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -123,8 +123,11 @@ class RunPaths:
         return self.root
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling, including values from the saved spec, which a process on another machine may not be able to
-        read."""
+        """Return the state for pickling.
+
+        If the file of the saved spec exists, the state also contains `policies` and `checkpoint_dir`, which are read from this file,
+        because a process on another machine may not be able to read it.
+        """
         known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
         return {**self.__dict__, **known}
 

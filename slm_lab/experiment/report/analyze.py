@@ -247,7 +247,8 @@ class _Trial:
     def _status(self, index: int) -> Status:
         """Return how the Session to which the table with index `index` belongs has ended.
 
-        A Session that has not reached its last frame is "stopped", unless `self.stop` shows that no stop was requested.
+        A Session without a successful table is "failed". Any other Session is "done" if it has reached its last frame or the time limit
+        meta.max_seconds, or if `self.stop` is given and no stop was requested. Otherwise, the Session is "stopped".
         """
         if index not in self.successful_tables:
             return "failed"

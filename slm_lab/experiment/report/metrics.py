@@ -103,8 +103,8 @@ def align(curves: Sequence[Curve], min_count: int = 1) -> AlignedCurves:
 def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> AlignedCurves:
     """Align curves that share a grid of frames, and interpolate curves that do not, for example curves of policies that share envs.
 
-    Curves share a grid if the frames at which at least `min_count` curves have a value are at least half as many as the points of the
-    shortest curve.
+    A frame is common if at least `min_count` curves have a value at this frame. Curves share a grid if the number of common frames is at
+    least half the number of points of the shortest curve. With `min_count` below 2, curves are never interpolated.
     """
     min_count = min(min_count, len(curves))
     aligned = align(curves, min_count)

@@ -64,11 +64,11 @@ def describe_build(session: Session) -> str:
     flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.rollout_storages().values() for slab in storage.slabs.values())
     if spec.meta.sampler is not None:
-        stored += rollout_bytes(spec, session.parts.info)
+        stored += rollout_bytes(spec, session.parts.env_info)
     memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
     sizes = [f"{name} {_format_bytes(nbytes)}" for name, nbytes in memories.items() if nbytes]
     numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time_text(session)])
-    return f"observation: {observation_text(spec, session.parts.info.observation)}; {numbers}"
+    return f"observation: {observation_text(spec, session.parts.env_info.observation)}; {numbers}"
 
 
 def observation_text(spec: Spec, observation: ObservationSpace) -> str:

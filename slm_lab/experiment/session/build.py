@@ -85,8 +85,8 @@ class SessionParts:
         """Functions that release envs and processes, to be called in reverse order."""
 
     @property
-    def info(self) -> EnvInfo:
-        """EnvInfo of the training envs. With rollout workers, `info` describes one vector env that contains the envs of all workers."""
+    def env_info(self) -> EnvInfo:
+        """EnvInfo of the training envs. With rollout workers, `env_info` describes one vector env that contains the envs of all workers."""
         assert self._info is not None
         return self._info
 

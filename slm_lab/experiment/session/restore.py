@@ -226,7 +226,7 @@ def load_session_state(session: Session, bundle: dict[str, Any] | None, shared: 
         if not takes_over:
             _restore_collection(session, bundle)
         if session.context.resumed is not None:
-            _resume_best(session, session.context.resumed)
+            _raise_best_ranks(session, session.context.resumed)
     if shared is not None:
         assert store is not None
         store.publish()
@@ -249,8 +249,11 @@ def _restore_collection(session: Session, bundle: dict[str, Any]) -> None:
         session.parts.population.load_state_dict(bundle["population"])
 
 
-def _resume_best(session: Session, paths: RunPaths) -> None:
-    """Make each learner continue from its best checkpoint on disk, which may be newer than the restored state."""
+def _raise_best_ranks(session: Session, paths: RunPaths) -> None:
+    """Raise the best rank of each checkpointer to the rank of the best checkpoint on disk, which may be newer than the restored state.
+
+    No weights are loaded.
+    """
     for learner in session.learners:
         path = paths.checkpoint(learner.table, "best", session.trial)
         try:
@@ -260,4 +263,4 @@ def _resume_best(session: Session, paths: RunPaths) -> None:
         except OSError as error:
             notice(f"{path} cannot be read: {error.strerror or error}")
         else:
-            learner.checkpointer.resume_best(best)
+            learner.checkpointer.raise_best_rank(best)

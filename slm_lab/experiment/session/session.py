@@ -144,14 +144,14 @@ class Session:
                 learner.agent.set_rare_checks(not learner.runs_user_code)
             self._train()
         except (WorkerFailed, UserCodeBlocked) as error:
-            learners[0].add_frame_note(error, self.parts.info.frames)
+            learners[0].add_frame_note(error, self.parts.env_info.frames)
             self.blocked = isinstance(error, UserCodeBlocked)
             self.end()
             if isinstance(error, WorkerFailed) or not self.context.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
         except BaseException as error:
-            learners[0].add_frame_note(error, self.parts.info.frames)
+            learners[0].add_frame_note(error, self.parts.env_info.frames)
             raise
         else:
             self.end()

@@ -106,7 +106,7 @@ def _run(context: Context, task: SessionTask) -> None:
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
 
-    store = None if task.open_store is None else task.open_store(task.spec, task.index, lambda: session.parts.info, task.fresh)
+    store = None if task.open_store is None else task.open_store(task.spec, task.index, lambda: session.parts.env_info, task.fresh)
     given = SessionContext(
         context.stop, context.beat, store, 0 if task.fresh else context.restart, task.resumed, task.open_pool or open_pool
     )

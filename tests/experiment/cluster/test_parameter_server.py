@@ -237,7 +237,7 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         spec = Spec.model_validate(body | {"env": body["env"] | {"max_frame": frames}})
         fd = create_shared_file()
         with closing(Served(spec, session_seeds(5, 0, 0))) as server:
-            store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info) if remote else make_shared_arrays(spec, fd)
+            store = RemoteArrays(server.first, spec, 0, lambda: session.parts.env_info) if remote else make_shared_arrays(spec, fd)
             session = Session(spec, context=SessionContext(store=store, resumed=paths if resumed else None))
             sink = LocalSink(paths)
             session.run(sink)
@@ -257,7 +257,7 @@ def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spe
     """Envs, rows and all."""
     spec = Spec.model_validate(a3c_body(make_spec(), "GlobalAdam"))
     with closing(Served(spec, session_seeds(5, 0, 0))) as server:
-        store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info)
+        store = RemoteArrays(server.first, spec, 0, lambda: session.parts.env_info)
         session = Session(spec, context=SessionContext(store=store))
         ours = session.run()
         theirs = Session(spec, context=SessionContext(store=make_shared_arrays(spec, fd))).run()

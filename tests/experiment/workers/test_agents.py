@@ -210,7 +210,7 @@ def test_a_policy_s_frames_are_the_steps_of_envs_in_which_it_plays(open_session:
     assert any(left != right for left, right in games), "not one policy for the whole game"
     found = 0
     for policy in range(3):
-        builder = DatasetBuilder(policy, session.parts.info, 17, 16, 0, 0, single_policy=False)
+        builder = DatasetBuilder(policy, session.parts.env_info, 17, 16, 0, 0, single_policy=False)
         builder.add(slot, report.rollouts[0])
         dataset = builder.take_dataset()
         assert dataset is not None
@@ -234,7 +234,7 @@ def test_rows_of_policies() -> None:
 
 def test_memory_counts_agents(open_session: Open) -> None:
     session = open_session(worker_spec(env=DUEL, sampler=SERIAL)).build()
-    info = session.parts.info
+    info = session.parts.env_info
     assert info.num_envs == 8
     one_agent = replace(info, num_envs=4, agents=())
     assert rollout_bytes(session.spec, info) == 2 * rollout_bytes(session.spec, one_agent)

@@ -274,9 +274,9 @@ def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyP
     storages += [dataset.storage for builder in pool_of(session).assembler.builders for dataset in builder.free]
     used = sum(slab.nbytes for storage in storages for slab in storage.slabs.values())
     monkeypatch.setattr(shared, "memory_bytes", lambda: 4 * used)
-    check_memory(spec, session.parts.info)
+    check_memory(spec, session.parts.env_info)
     with pytest.raises(SpecError, match="--jobs"):
-        check_memory(spec, session.parts.info, concurrent_sessions=8)
+        check_memory(spec, session.parts.env_info, concurrent_sessions=8)
     monkeypatch.setattr(shared, "memory_bytes", lambda: used // 2)
     with pytest.raises(SpecError) as error:
         open_session(spec).build()

@@ -102,8 +102,8 @@ class Checkpointer(Observer):
             self.save("best", self.best)
             self.best = None
 
-    def resume_best(self, best: Mapping[str, Any] | None) -> None:
-        """Take the best weights on disk into account, which may be newer than the restored state of the Session.
+    def raise_best_rank(self, best: Mapping[str, Any] | None) -> None:
+        """Raise the best rank to the rank of the best weights on disk, which may be newer than the restored state of the Session.
 
         Args: best: checkpoint with the best weights, or the header of the checkpoint, or None if there are no best weights on disk.
         """

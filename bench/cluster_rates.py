@@ -132,7 +132,10 @@ def bare_calls() -> float:
 
 
 def a3c(cluster: str | None, frames: int) -> float:
-    """Return the frames per second of A3C. Args: cluster: address of the Ray cluster; None: shared memory."""
+    """Return the frames per second of A3C.
+
+    Args: cluster: address of the Ray cluster; None: shared memory.
+    """
     with (
         TemporaryDirectory(prefix="slm_", dir="/tmp") as folder,
         open(os.devnull, "w") as nowhere,

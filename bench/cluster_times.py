@@ -69,7 +69,10 @@ class Times:
 
 
 def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
-    """Return a spec of A3C on CartPole. Args: hidden: units of each of the two hidden layers."""
+    """Return a spec of A3C on CartPole.
+
+    Args: hidden: units of each of the two hidden layers.
+    """
     net = {
         "name": "MLPNet",
         "hid_layers": [hidden, hidden],

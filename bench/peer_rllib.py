@@ -19,7 +19,10 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
 def algorithm_config(spec: dict[str, Any], batch: int) -> Any:
-    """Return the peer's configuration of the algorithm. Args: batch: number of transitions of an update."""
+    """Return the peer's configuration of the algorithm.
+
+    Args: batch: number of transitions of an update.
+    """
     algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
     common = {
         "lr": net["optim_spec"]["lr"],

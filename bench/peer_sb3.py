@@ -96,7 +96,10 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
 
 
 def td3(spec: dict[str, Any], common: dict[str, Any]) -> BaseAlgorithm:
-    """Return TD3. Args: common: arguments of all off-policy algorithms."""
+    """Return TD3.
+
+    Args: common: arguments of all off-policy algorithms.
+    """
     algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
     dim = common["env"].action_space.shape[0]
     return library.TD3(
@@ -111,7 +114,10 @@ def td3(spec: dict[str, Any], common: dict[str, Any]) -> BaseAlgorithm:
 
 
 def dqn(spec: dict[str, Any], common: dict[str, Any]) -> BaseAlgorithm:
-    """Return DQN or QR-DQN. Args: common: arguments of all off-policy algorithms."""
+    """Return DQN or QR-DQN.
+
+    Args: common: arguments of all off-policy algorithms.
+    """
     algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
     kind, explore, others = library.DQN, algorithm["explore_var_spec"], {}
     if library.__name__ != "sbx":  # SBX does not clip gradients

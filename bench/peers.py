@@ -120,7 +120,10 @@ def evaluation_rows(evaluations: Iterable[tuple[float, float, Sequence[float]]])
 
 
 def result(run: PeerRun, content: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return the content of a result file. Args: content: the output of peer_training.py. model: name of the processor."""
+    """Return the content of a result file.
+
+    Args: content: the output of peer_training.py. model: name of the processor.
+    """
     settings = {"env.name": run.env_id, "env.max_frame": run.frames, **content["settings"]}
     if content["evaluations"]:
         settings |= {"meta.rigorous_eval": len(content["evaluations"][0][2]), "meta.eval_deterministic": True}

@@ -34,7 +34,10 @@ def text() -> str:
 
 
 def page(readme: str, repository: str | None) -> str:
-    """Return the page for the text of README.md. Args: repository: URL to which links refer; None: links become plain text."""
+    """Return the page for the text of README.md.
+
+    Args: repository: URL to which links refer; None: links become plain text.
+    """
 
     def link(match: re.Match[str]) -> str:
         image, label, target = match.groups()

@@ -48,8 +48,10 @@ def print_json(content: Mapping[str, Any]) -> int:
 
 
 def print_error(text: str, colour: str = "") -> None:
-    """Write an error message to stderr, in the colour `colour` if stderr is a terminal. Args: colour: ANSI colour code, such as "31", or ""
-    for no colour."""
+    """Write an error message to stderr, in the colour `colour` if stderr is a terminal.
+
+    Args: colour: ANSI colour code, such as "31", or "" for no colour.
+    """
     screen = Screen(sys.stderr)
     if text:
         coloured = colour and screen.isatty() and not os.environ.get("NO_COLOR")

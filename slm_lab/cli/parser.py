@@ -180,8 +180,10 @@ def _argparse_type(
     convert: Callable[[str], Any] = str,
     hint: Callable[[str], str] = lambda text: "",
 ) -> Callable[[str], Any]:
-    """Return a function for argparse's `type` argument, which converts valid text and raises an error with a hint for invalid text. Args:
-    what: name of the value in the error message. expected: description of valid text in the error message."""
+    """Return a function for argparse's `type` argument, which converts valid text and raises an error with a hint for invalid text.
+
+    Args: what: name of the value in the error message. expected: description of valid text in the error message.
+    """
 
     def parse(text: str) -> Any:
         if is_valid(text):

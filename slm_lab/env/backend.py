@@ -124,8 +124,10 @@ class SingleEnvBackend(Protocol):
     env: Any
 
     def finish_step(self, outcomes: Iterable[Any]) -> RawStep:
-        """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended. Args: outcomes: iterable that
-        contains only the result. Raises InvalidOutcome."""
+        """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended.
+
+        Args: outcomes: iterable that contains only the result. Raises InvalidOutcome.
+        """
 
 
 class Backend(ABC):
@@ -196,12 +198,17 @@ class Backend(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        """Begin an episode in every env and return the observations. Args: seeds: one seed per env, or None to continue the envs' random
-        streams."""
+        """Begin an episode in every env and return the observations.
+
+        Args: seeds: one seed per env, or None to continue the envs' random streams.
+        """
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
-        """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or the env's own error, if an env fails."""
+        """Step every env.
+
+        Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or the env's own error, if an env fails.
+        """
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         """Return the env's info of the last step of the episode that has just ended in row `row` of the batch, or an empty mapping if the

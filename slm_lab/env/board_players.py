@@ -69,7 +69,10 @@ class BoardPlayer(Player):
         return int(self.rng.choice(self.best_moves(board, np.flatnonzero(valid_A).tolist())))
 
     def best_moves(self, board: Board, valid: list[int]) -> list[int]:
-        """Return one or more equally good actions, from which `act` draws one action at random. Args: valid: the valid actions."""
+        """Return one or more equally good actions, from which `act` draws one action at random.
+
+        Args: valid: the valid actions.
+        """
         raise NotImplementedError
 
 

@@ -62,7 +62,10 @@ class BoardGame:
         return [move for move, allowed in zip(self.moves, obs[slice(*observation.mask)], strict=True) if allowed]
 
     def board_text(self, observation: ObservationSpace, obs: np.ndarray, own: str, other: str) -> str:
-        """Return the board of an observation [D] as lines of text. Args: own, other: letters for the player's and the opponent's stones."""
+        """Return the board of an observation [D] as lines of text.
+
+        Args: own, other: letters for the player's and the opponent's stones.
+        """
         own_RC, other_RC = stone_planes(observation, obs[None], self.rows, self.columns)[0]
         cells_RC = np.where(own_RC > 0, own, np.where(other_RC > 0, other, "."))
         names = [str(column + 1) if self.drops else string.ascii_lowercase[column] for column in range(self.columns)]

@@ -103,8 +103,10 @@ class Curriculum:
         self._restored = state["held"] if len(state["held"]) == len(self.held) else None
 
     def finish_restoration(self, state: dict[str, Any]) -> None:
-        """End the restoration that `load_state_dict` began, so that later resets give the envs new scheduled values. Args: state: the
-        loaded state, whose seeds replace the seeds that resets after `load_state_dict` have changed."""
+        """End the restoration that `load_state_dict` began, so that later resets give the envs new scheduled values.
+
+        Args: state: the loaded state, whose seeds replace the seeds that resets after `load_state_dict` have changed.
+        """
         self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
 
     def next_values_and_rebuild(self, row: int) -> tuple[Values, bool]:
@@ -147,8 +149,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def check_spaces(env: gym.Env[Any, Any], observation: gym.Space[Any], action: gym.Space[Any], values: Mapping[str, Any]) -> None:
-    """Raise WrapperError if the spaces of an env differ from the expected spaces. Args: values: scheduled values of the env, for the error
-    message."""
+    """Raise WrapperError if the spaces of an env differ from the expected spaces.
+
+    Args: values: scheduled values of the env, for the error message.
+    """
     for kind, found, expected in (("observation", env.observation_space, observation), ("action", env.action_space, action)):
         if found != expected:
             given = ", ".join(f"{key} = {value!r}" for key, value in values.items())

@@ -54,8 +54,9 @@ _MAX_CHARACTER = 127
 def known_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that a spec can give for an env of EnvPool, with their defaults.
 
-    Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing. Args: given: options in the
-    spec, of which only options whose names end in `_path` are used.
+    Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing.
+
+    Args: given: options in the spec, of which only options whose names end in `_path` are used.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}
@@ -346,7 +347,10 @@ class TruncationReader:
         self._reasons = shown or [list(keys).index("reward")]
 
     def __call__(self, state: Sequence[np.ndarray]) -> np.ndarray:
-        """Return whether each env's episode was truncated, bool [N]. Args: state: arrays that EnvPool's pool returned for a step."""
+        """Return whether each env's episode was truncated, bool [N].
+
+        Args: state: arrays that EnvPool's pool returned for a step.
+        """
         truncated_N = state[self._late].copy()
         for slot in self._reasons:
             truncated_N &= state[slot] == 0
@@ -379,8 +383,11 @@ class InfoTracker:
         return [slot for slot, _ in self._entries.values()]
 
     def add(self, state: Sequence[np.ndarray], elapsed_N: np.ndarray) -> None:
-        """Add the infos of one step to the combined entries of each episode. Args: state: arrays that EnvPool's pool returned for the step.
-        elapsed_N: number of steps of each env's current episode, which is 1 in the first step of an episode."""
+        """Add the infos of one step to the combined entries of each episode.
+
+        Args: state: arrays that EnvPool's pool returned for the step. elapsed_N: number of steps of each env's current episode, which is 1
+        in the first step of an episode.
+        """
         self._elapsed = elapsed_N
         for entry, (slot, kind) in self._entries.items():
             value = state[slot].astype(np.float64)

@@ -103,8 +103,9 @@ def _check_wrappers(spec: EnvSpec) -> None:
 
 
 def _compute_terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
-    """Return whether each of K transitions ends the episode, bool [K], according to the env's method `compute_terminated`. Args: ends: the
-    method `compute_terminated`.
+    """Return whether each of K transitions ends the episode, bool [K], according to the env's method `compute_terminated`.
+
+    Args: ends: the method `compute_terminated`.
 
     If `compute_terminated` supports only a single goal, as in the mazes of Gymnasium-Robotics, this function calls the method once for each
     goal.

@@ -32,8 +32,10 @@ class GroupBackend(Backend):
         self._step: RawStep | None = None
 
     def set_group_rows(self, obs: Any, raw: RawStep | None = None) -> None:
-        """Store the observations that the next call of `reset` or `step` returns. Args: obs: observations of the group's agents. raw:
-        RawStep with the rows of all agents, or None after a reset."""
+        """Store the observations that the next call of `reset` or `step` returns.
+
+        Args: obs: observations of the group's agents. raw: RawStep with the rows of all agents, or None after a reset.
+        """
         acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
         self.acts_N = None if acts_N is None else acts_N[rows]
         self.present_N = None if present_N is None else present_N[rows]
@@ -169,8 +171,9 @@ class GroupedEnv(Env):
 
 
 def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
-    """Return the EnvInfo of an env that consists of several groups of agents. Args: groups: EnvInfo of each group. agents: names of all
-    agents, in the order of their rows.
+    """Return the EnvInfo of an env that consists of several groups of agents.
+
+    Args: groups: EnvInfo of each group. agents: names of all agents, in the order of their rows.
 
     Raises: UnsupportedSpace if one array cannot contain the observations of all agents.
     """

@@ -288,7 +288,10 @@ class _ErrorQueue:
         self._queue = queue
 
     def put(self, item: tuple[int, Any, Any, str]) -> None:
-        """Put an error of Gymnasium's worker into the queue. Args: item: (index of the env, type, error, traceback)."""
+        """Put an error of Gymnasium's worker into the queue.
+
+        Args: item: (index of the env, type, error, traceback).
+        """
         index, _, error, trace = item
         self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, trace))
 

@@ -108,8 +108,10 @@ def _aspect(height: int, width: int) -> float:
 
 
 def _box_kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
-    """Return "image" or "vector" for a Box [H, W], [H, W, C] or [C, H, W], and whether this result is certain. Args: last: whether the last
-    axis contains the channels."""
+    """Return "image" or "vector" for a Box [H, W], [H, W, C] or [C, H, W], and whether this result is certain.
+
+    Args: last: whether the last axis contains the channels.
+    """
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
     side, bounds = min(height, width), _overall_bounds(space)
     if _is_integer_or_bool(space) and space.dtype.kind != "b":

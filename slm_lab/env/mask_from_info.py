@@ -19,8 +19,10 @@ MASK_KEYS = ("action_mask", "legal_action_mask")
 
 
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
-    """Return the name in `entries` that is the action mask, or None if no entry is the mask. Args: wanted: the spec's env.action_mask.
-    entries: names of the entries of observations or infos."""
+    """Return the name in `entries` that is the action mask, or None if no entry is the mask.
+
+    Args: wanted: the spec's env.action_mask. entries: names of the entries of observations or infos.
+    """
     if wanted is None:
         names = MASK_KEYS if number_of_choices(action) else ()
         return next((name for name in names if name in entries), None)

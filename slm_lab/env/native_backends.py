@@ -347,7 +347,10 @@ class EnvPoolAgents(EnvPool):
         return RawStep(obs, reward, (done & ~truncated).repeat(count), (truncated | late).repeat(count), final)
 
     def _step_pool(self, action: np.ndarray) -> Sequence[np.ndarray]:
-        """Step every env and return the arrays of EnvPool's pool. Args: action: one action per env in games, or one action per vehicle."""
+        """Step every env and return the arrays of EnvPool's pool.
+
+        Args: action: one action per env in games, or one action per vehicle.
+        """
         if self._command is None:
             envs = self._envs_N.astype(np.int32)
             self._command = [envs, envs if self._turns is not None else envs.repeat(len(self.agents)), np.empty(0, np.int32)]

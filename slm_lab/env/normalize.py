@@ -63,7 +63,10 @@ class RunningStats:
         return False
 
     def merge(self, delta: Moments) -> None:
-        """Add samples to the statistics. Args: delta: moments of the samples, which are ignored if they are not finite."""
+        """Add samples to the statistics.
+
+        Args: delta: moments of the samples, which are ignored if they are not finite.
+        """
         if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
 
@@ -338,8 +341,10 @@ class Normalizers:
         return True
 
     def copy_obs_statistics(self, state: dict[str, Any]) -> None:
-        """Load only the observation statistics, for evaluation. Args: state: state that `Normalizers.state_dict` or `Env.state_dict`
-        returned."""
+        """Load only the observation statistics, for evaluation.
+
+        Args: state: state that `Normalizers.state_dict` or `Env.state_dict` returned.
+        """
         stats = self._stats.get("obs")
         if stats is not None and state["obs_stats"] is not None:
             stats.load_state_dict(state["obs_stats"])

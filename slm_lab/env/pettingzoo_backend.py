@@ -151,8 +151,10 @@ class PettingZoo(Backend):
         return result
 
     def _actions_by_row(self, action: Any) -> list[Any]:
-        """Return a list with the action of the agent of each row. Args: action: a batch of actions or, for several kinds of agents, a tuple
-        with one batch per kind."""
+        """Return a list with the action of the agent of each row.
+
+        Args: action: a batch of actions or, for several kinds of agents, a tuple with one batch per kind.
+        """
         each: list[Any] = [None] * len(self._elements)
         batches = action if self.groups else (action,)
         for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):
@@ -182,7 +184,10 @@ class PettingZoo(Backend):
         return next((own[other] for other in kind.names if other in own), kind.blank)
 
     def _state(self, env: Any, seen: list[Any]) -> Any:
-        """Return the global state of an env, for the entry "state" of observations. Args: seen: observations of all agents of the env."""
+        """Return the global state of an env, for the entry "state" of observations.
+
+        Args: seen: observations of all agents of the env.
+        """
         space = next(kind.state for kind in self._kinds if kind.state is not None)
         if isinstance(space, spaces.Tuple):
             return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))

@@ -101,8 +101,10 @@ def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder:
 
 
 def _with_drawing_backend(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
-    """Return a copy of an env spec that uses a backend class of this module, which renders the env for a recorder or in a window. Args:
-    backend: name of the backend class."""
+    """Return a copy of an env spec that uses a backend class of this module, which renders the env for a recorder or in a window.
+
+    Args: backend: name of the backend class.
+    """
     record = [WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder})] if recorder is not None else []
     return EnvSpec(**spec.model_dump(exclude={"wrappers", "backend"}), backend=f"{__name__}:{backend}", wrappers=record)
 

@@ -129,8 +129,10 @@ class _Encoder:
         return self._encode_env(env, _OF_THE_BACKEND)
 
     def _encode_env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
-        """Return a list of the states of an env's wrappers and of the env itself. Args: left_out: attributes of the innermost env that are
-        not saved."""
+        """Return a list of the states of an env's wrappers and of the env itself.
+
+        Args: left_out: attributes of the innermost env that are not saved.
+        """
         layers = _layers(env)
         self.saved += layers
         return [self._layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]

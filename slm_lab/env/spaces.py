@@ -32,17 +32,18 @@ def observation_codec(
     fresh: bool = False,
     uses: Mapping[str, Use] = MappingProxyType({}),
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the agent's observation space, and the function (codec) that converts a batch of the env's observations to one array for the
-    agent.
+    """Return the agent's observation space, and the codec, a function that converts a batch of the env's observations to one array.
 
     An element of a Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector (see the module `layout`). Elements
     of Discrete and MultiDiscrete become one-hot vectors. An element of MultiBinary becomes a vector of 0.0 and 1.0, or an image if the
     space has three axes and `input="image"`. A Dict observation becomes the concatenation of its entries in the space's order. If a Dict
     contains an image, its entries are packed into one byte vector (see ObservationSpace). A Tuple is treated as a Dict with the keys "0",
     "1", …. The codec returns a new array that is not modified later. With `fresh=True`, the backend already returns new arrays, so that the
-    codec need not copy observations. Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each
-    entry of a Dict, by default "all". The entries of the Dict must be in the order of USES (see `order_entries`). If a batch lacks an entry
-    with the use "critic", the agent's observations contain zeros for this entry.
+    codec need not copy observations.
+
+    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, by default "all".
+    The entries of the Dict must be in the order of USES (see `order_entries`). If a batch lacks an entry with the use "critic", the agent's
+    observations contain zeros for this entry.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -332,8 +333,10 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
 
 
 def _concatenation_codec(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
-    """Return the total size of the flattened entries of a Dict or Tuple, and a codec that concatenates these entries. Args: optional: keys
-    that a batch may lack, in which case the entry's numbers are 0."""
+    """Return the total size of the flattened entries of a Dict or Tuple, and a codec that concatenates these entries.
+
+    Args: optional: keys that a batch may lack, in which case the entry's numbers are 0.
+    """
     if not parts:
         raise UnsupportedSpace(f"observation space {kind} is empty")
 
@@ -444,7 +447,9 @@ def is_compatible_space(
     """Return whether an agent that was trained with the observation space `one` can use observations of the space `other`.
 
     The structure, sizes, keys and encoding of the two spaces must be equal. The bounds of the two spaces may differ, unless observations
-    are divided by the bounds. Args: input, channels: settings for images in the spec (see `observation_codec`).
+    are divided by the bounds.
+
+    Args: input, channels: settings for images in the spec (see `observation_codec`).
     """
     forms = [
         (_space_structure(space), [_comparable_layout(layout) for _, _, layout in entry_layouts(space, input, channels)])

@@ -54,7 +54,7 @@ class Env:
         curriculum: Curriculum | None = None,
     ) -> None:
         self.curriculum = curriculum
-        """Constructor arguments and attributes of the envs that change when an episode ends, or None if the spec has no env.schedule."""
+        """Curriculum that changes constructor arguments and attributes of the envs at the end of episodes, or None without env.schedule."""
         self.normalizers = normalizers or Normalizers()
         self.info, self.name = info, name
         self.backend = info.backend
@@ -131,7 +131,9 @@ class Env:
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
     def step(self, action_N: np.ndarray) -> VecStep:
-        """Step every env. Args: action_N: a batch of the agent's actions (see ActionSpace).
+        """Step every env.
+
+        Args: action_N: a batch of the agent's actions (see ActionSpace).
 
         Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite.
         If an env fails, `step` raises RuntimeError or the env's own error.
@@ -366,8 +368,10 @@ class Env:
         return draw_uniform_actions(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
-        """Return the normalizers of the observations and rewards of some agents with equal spaces. Args: agents: names of the agents, or ()
-        for an env with one agent."""
+        """Return the normalizers of the observations and rewards of some agents with equal spaces.
+
+        Args: agents: names of the agents, or () for an env with one agent.
+        """
         return self.normalizers
 
     def state_dict(self) -> dict[str, Any]:

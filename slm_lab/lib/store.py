@@ -63,7 +63,7 @@ bit."""
 class Division(NamedTuple):
     """Division of a parameter vector among the processes of a parameter server.
 
-    Process k of the parameter server stores the elements [bounds[k], bounds[k + 1]) of the vector.
+    Process k of the parameter server stores the elements `bounds[k]` to `bounds[k + 1] − 1` of the vector.
     """
 
     bounds: tuple[int, ...]
@@ -124,8 +124,10 @@ class Shareable(Protocol):
         """Return a dict of the arrays that several processes may share."""
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Replace the arrays of this object by shared arrays of `store`. Args: arrays: shared arrays with the names that `shared_arrays`
-        returned."""
+        """Replace the arrays of this object by shared arrays of `store`.
+
+        Args: arrays: shared arrays with the names that `shared_arrays` returned.
+        """
 
 
 class Store(Protocol):
@@ -153,12 +155,16 @@ class Store(Protocol):
         """Maps the names of all shared arrays, which include the prefixes of their parts, to the arrays."""
 
     def store_for_part(self, name: str, part: Shareable) -> Store:
-        """Return the store that an inner part uses. Args: part: inner part, which belongs to the part of the Session that uses this store.
-        name: prefix of the names of the inner part's arrays."""
+        """Return the store that an inner part uses.
+
+        Args: part: inner part, which belongs to the part of the Session that uses this store. name: prefix of the names of the inner part's
+        arrays.
+        """
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        """Allocate the shared arrays of parts of a Session, and attach each part to its arrays. Args: parts: parts by the prefix of their
-        arrays' names.
+        """Allocate the shared arrays of parts of a Session, and attach each part to its arrays.
+
+        Args: parts: parts by the prefix of their arrays' names.
 
         Raises MemoryError if memory is insufficient.
         """

@@ -154,7 +154,10 @@ class Report:
         self._origin[now] = self.original_path(was)
 
     def original_path(self, path: KeyPath) -> KeyPath:
-        """Return the path that a value has in the user's file. Args: path: current path of the value."""
+        """Return the path that a value has in the user's file.
+
+        Args: path: current path of the value.
+        """
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
                 return self._origin[path[:end]] + path[end:]

@@ -34,9 +34,10 @@ class StepLinks:
         self.last_row_N[env_K] = np.where((step.terminated_N | step.truncated_N)[env_K], -1, row_K)
 
     def successive_rows(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows [steps, B] of `steps` successive transitions from row_B on, and whether each transition exists, bool [steps, B].
+        """Return the rows of successive transitions, int [steps, B], and whether each transition exists, bool [steps, B].
 
-        If a transition does not exist, the row of the last existing transition is repeated.
+        The first transition of each column is in the row `row_B`. If a transition does not exist, the row of the last existing transition
+        is repeated.
         """
         rows, exists = [row_B], [np.ones(len(row_B), np.bool_)]
         for _ in range(steps - 1):

@@ -269,9 +269,8 @@ def _load_exported(format: Format, path: Path) -> Run:
 def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
     """Compare the exported policy with agent.act(deterministic=True), and return the largest differences of actions and of parameters.
 
-    An integer action of the file may differ from the agent's action only because of slightly different distribution parameters. The action
-    of the file must be the mode of the distribution that the file's own parameters define. Raises UserError if the outputs of the file do
-    not match those of the agent.
+    Integer actions of both may differ if the distribution parameters differ slightly, but the action of the file must be the mode of the
+    distribution that the parameters of the file define. Raises UserError if the outputs of the file do not match those of the agent.
     """
     rng = np.random.default_rng(0)
     inputs = [_sample_observations(entry, policy, rng) for entry in policy.entries]

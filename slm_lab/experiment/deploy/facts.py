@@ -113,8 +113,10 @@ def _facts_row(known: PolicyFacts, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
-    """Return a text table of the registered models, followed by a text table of the pretrained agents. Args: rows: dicts returned by
-    `list_models`."""
+    """Return a text table of the registered models, followed by a text table of the pretrained agents.
+
+    Args: rows: dicts returned by `list_models`.
+    """
     own = [row for row in rows if not row["pretrained"]]
     lines = _format_table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
     if shipped := _format_table([row for row in rows if row["pretrained"]], columns=5):

@@ -223,7 +223,10 @@ class GameReturns:
 
 
 def check_agents_covered(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
-    """Raise UserError if there is an agent of the env for which no policy plays. Args: name: name of the policies for the message."""
+    """Raise UserError if there is an agent of the env for which no policy plays.
+
+    Args: name: name of the policies for the message.
+    """
     played: set[Any] = {agent for player in players for agent in player.agents or env.info.agents}
     if missing := [agent for agent in env.info.agents if agent not in played]:
         raise UserError(

@@ -467,7 +467,10 @@ class StudyPaths:
         return self.results_folder or self.root / "results"
 
     def result(self, run: str) -> Path:
-        """Return the path of the result file of a run. Args: run: name of the run's folder."""
+        """Return the path of the result file of a run.
+
+        Args: run: name of the run's folder.
+        """
         return self.results / f"{run}.json"
 
     def table(self, ext: str) -> Path:

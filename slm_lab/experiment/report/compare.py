@@ -281,7 +281,10 @@ def seed_results(run: Run) -> list[SeedResult]:
 
 
 def _seed_result(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
-    """Return the results of one seed. Args: evaluation: evaluation tables of the seed that have rows, by the index of the table."""
+    """Return the results of one seed.
+
+    Args: evaluation: evaluation tables of the seed that have rows, by the index of the table.
+    """
     found = list(evaluation.values())
     if run.has_evaluation_curve:
         return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
@@ -418,7 +421,9 @@ def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
 
 
 def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a Setting for each group of runs in `groups`. Args: groups: (name, env, content of the spec) → runs.
+    """Return a Setting for each group of runs in `groups`.
+
+    Args: groups: (name, env, content of the spec) → runs.
 
     If several groups have the same name, the env or the spec keys that differ are appended to the name of the setting.
     """

@@ -502,7 +502,9 @@ def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 def rows_from_columns(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Convert columns to the lines of a table: the header, then the rows.
 
-    Empty columns are omitted. Args: columns: title of each column → cells of the column.
+    Empty columns are omitted.
+
+    Args: columns: title of each column → cells of the column.
     """
     kept = {title: cells for title, cells in columns.items() if cells}
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]

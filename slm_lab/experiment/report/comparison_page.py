@@ -100,14 +100,19 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def definition_list_html(texts: Mapping[str, str]) -> str:
-    """Return an HTML definition list. Args: texts: term → definition, both as plain text."""
+    """Return an HTML definition list.
+
+    Args: texts: term → definition, both as plain text.
+    """
     return f"<dl>{''.join(f'<dt>{html.escape(term)}</dt><dd>{html.escape(text)}</dd>' for term, text in texts.items())}</dl>"
 
 
 def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
     """Return an HTML list of links to files and folders, relative to the page's folder `root`.
 
-    A target that does not exist is shown as its name without a link. Args: targets: (name, path) of each target.
+    A target that does not exist is shown as its name without a link.
+
+    Args: targets: (name, path) of each target.
     """
     shown = ((html.escape(name), target) for name, target in targets)
     items = (f'<a href="{relative_url(target, root)}">{name}</a>' if target.exists() else name for name, target in shown)

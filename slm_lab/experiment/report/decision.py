@@ -41,7 +41,10 @@ class Decision:
     of returns."""
 
     def text(self, where: str = "") -> str:
-        """Return the decision as a sentence. Args: where: text that names the env in the sentence, such as " in CartPole-v1", or ""."""
+        """Return the decision as a sentence.
+
+        Args: where: text that names the env in the sentence, such as " in CartPole-v1", or "".
+        """
         if self.difference is None:
             return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
         value, low, high = self.difference

@@ -83,7 +83,7 @@ class DiagnosedRun:
     def algorithm(self) -> type[AlgorithmSpec]:
         """The pydantic model of the algorithm's spec, which says for example whether the algorithm is on-policy.
 
-        For an algorithm that a user has written, the property is the base class AlgorithmSpec.
+        For an algorithm of a user, the value is the base class AlgorithmSpec.
         """
         return ALGORITHMS.get(str(self.setting("agent.algorithm.name")), AlgorithmSpec)
 
@@ -176,7 +176,10 @@ def require_applicable(condition: bool, reason: str) -> None:
 
 @contextmanager
 def _checkpoint_errors_as_missing(what: str) -> Iterator[None]:
-    """Raise NotMeasured if the with-block cannot read an entry of the checkpoint. Args: what: name of the entry, for the message."""
+    """Raise NotMeasured if the with-block cannot read an entry of the checkpoint.
+
+    Args: what: name of the entry, for the message.
+    """
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):

@@ -22,7 +22,7 @@ MIN_HORIZON = 10.0
 MAX_TARGET = 5000.0
 """Largest target of a value function that nets can learn without normalisation."""
 MAX_OBSERVATION = 100.0
-"""Maximum root mean square of an entry of the observation vectors that does not count as a fault."""
+"""Limit for the root mean square of an entry of the observation vectors. Larger values are reported as a fault."""
 MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
 """Minimum number of times that each transition of a replay buffer is used, and maximum number of gradient steps per frame."""
 MAX_LAG = 8.0

@@ -273,7 +273,9 @@ def is_recent(evaluation: Table | None, table: Table) -> bool:
 def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, float | None] | None:
     """Return the mean Elo rating of several Sessions and the standard error of this mean, or None if there are no ratings.
 
-    For a single Session, return its rating and the standard error of its rating. Args: ratings: (Elo, standard error) of each Session.
+    For a single Session, return its rating and the standard error of its rating.
+
+    Args: ratings: (Elo, standard error) of each Session.
     """
     if len(ratings) < 2:
         return ratings[0] if ratings else None

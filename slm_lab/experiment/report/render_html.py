@@ -54,7 +54,10 @@ def plotly_file() -> Path:
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:
-    """Return the HTML page of a figure. Args: script: path of plotly.min.js relative to the page."""
+    """Return the HTML page of a figure.
+
+    Args: script: path of plotly.min.js relative to the page.
+    """
     from plotly.io import to_html
 
     settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["sendChartToCloud"]}

@@ -152,7 +152,10 @@ def _style_axes(axes: Any, grid_width: float) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
-    """Clear the matplotlib axes and draw a panel. Args: labelled: whether to draw the label of the horizontal axis."""
+    """Clear the matplotlib axes and draw a panel.
+
+    Args: labelled: whether to draw the label of the horizontal axis.
+    """
     from matplotlib.ticker import MaxNLocator
 
     for artist in (*axes.lines, *axes.collections, *axes.texts, *axes.patches):

@@ -147,7 +147,9 @@ class Span(NamedTuple):
 def read_spans(columns: Mapping[str, Sequence[str]]) -> list[Span]:
     """Return the activities in a timeline file, without idle times and invalid rows.
 
-    The times of the activities are shifted so that the recorded time begins at 0. Args: columns: column → cells of the timeline file.
+    The times of the activities are shifted so that the recorded time begins at 0.
+
+    Args: columns: column → cells of the timeline file.
     """
     if not {"process", "kind", "begin", "end"} <= columns.keys():
         return []

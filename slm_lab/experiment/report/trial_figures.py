@@ -174,7 +174,9 @@ def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Fig
 def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Figure]:
     """Return a dict of the figures of a trial: name → figure with the curve of each table and the mean ± one standard deviation.
 
-    If the curves have no points, the dict has empty figures. Args: tables: index of each table → curves of the returns.
+    If the curves have no points, the dict has empty figures.
+
+    Args: tables: index of each table → curves of the returns.
     """
     figures = {}
     for name in next(iter(tables.values()), {}):

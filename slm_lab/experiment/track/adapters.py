@@ -94,7 +94,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of one table row to the tracker. Args: values: dict that maps tags to numbers (see `tracker_values`)."""
+        """Send the values of one table row to the tracker.
+
+        Args: values: dict that maps tags to numbers (see `tracker_values`).
+        """
 
     @abstractmethod
     def end(self, status: Status, metrics: Mapping[str, float]) -> None:

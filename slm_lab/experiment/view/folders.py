@@ -106,8 +106,9 @@ class DataFolder:
     def check(self, folder: Path, names: tuple[str, ...] = _READ) -> None:
         """Raise NotServed if a subfolder of a run folder contains an unsafe link or a special file.
 
-        A link is unsafe if its target is outside the data folder. A special file is neither a regular file nor a folder. Args: names: names
-        of the subfolders of `folder` that are checked.
+        A link is unsafe if its target is outside the data folder. A special file is neither a regular file nor a folder.
+
+        Args: names: names of the subfolders of `folder` that are checked.
         """
         for name in names:
             self._check(folder / name if name else folder)
@@ -128,7 +129,7 @@ class DataFolder:
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
     def file(self, found: FoundFolder, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
-        """Return the path of the file `name` in one of the subfolders `folders` of a run.
+        """Return the path of the file `name` in the first of the subfolders `folders` of a run that contains the file.
 
         Raises NotServed if the file does not exist, or if `name` does not end in one of `suffixes`.
         """

@@ -1,4 +1,4 @@
-"""The local web server of `slm-lab view`: routes that read a data folder and respond with JSON, and routes that send the HTML pages.
+"""Local web server of `slm-lab view`. Some routes read a data folder and respond with JSON; the other routes send the HTML pages.
 
 No route changes a file. Texts from run folders, such as names and logs, are sent as JSON and displayed as plain text, never as HTML.
 """

@@ -320,7 +320,7 @@ def _note_schedules(spec: Spec) -> Notes:
 
 
 def _describe_slm_lab_schedule(schedule: Schedule) -> str:
-    """Return a description of how SLM Lab interprets a schedule, or "" if this package interprets the schedule in the same way."""
+    """Return a description of how SLM Lab interprets a schedule, or "" if slm_lab interprets the schedule in the same way."""
     if isinstance(schedule, NoDecay) or schedule.start_val == schedule.end_val:
         return ""
     if schedule.end_val == 0:

@@ -110,8 +110,9 @@ def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report
     """Check the search section of a spec, and return the spec and a report with the problems of the search section.
 
     Notes on the search section are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be
-    searched are removed from the search section, both in the returned spec and in `raw`. Args: whole: whether the user's spec is valid. If
-    `whole` is False, `spec` contains only the valid keys of the user's spec.
+    searched are removed from the search section, both in the returned spec and in `raw`.
+
+    Args: whole: whether the user's spec is valid. If `whole` is False, `spec` contains only the valid keys of the user's spec.
     """
     searched, problems_of = report.empty_copy(), partial(_find_problems, spec.name)
     check_search(raw, searched, problems_of if whole else None)

@@ -189,8 +189,10 @@ def parse_file(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
 
 
 def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] | None = None) -> Any:
-    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. Args: source: name of the file, for error
-    messages. repeated: dict for messages about duplicate keys (see `parse_file`)."""
+    """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes.
+
+    Args: source: name of the file, for error messages. repeated: dict for messages about duplicate keys (see `parse_file`).
+    """
     clean, quoted, duplicates = _strict_json(text, source)
     try:
         value = json.loads(clean)
@@ -256,11 +258,10 @@ def to_plain_json(value: Any, source: str) -> Any:
 
 
 def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
-    """Convert JSON with comments to strict JSON. Comments and trailing commas are replaced by spaces, and ${var} without quotes is put in
-    quotes.
+    """Convert JSON to strict JSON: replace comments and trailing commas by spaces, and put ${var} in quotes where quotes are missing.
 
     Returns the strict JSON, the positions in `text` of the added quotes, and the duplicate keys as tuples (name, key, position). `name` is
-    the key of the root object whose value contains the duplicate key, or "" for a duplicate key of the root object itself. Raises:
+    the key of the root object whose value contains the duplicate key, or "" for a duplicate key of the root object itself. Raises
     SpecError for an unterminated comment, and for NaN.
     """
     clean, quoted, duplicates, outermost = list[str](), list[int](), list[tuple[str, str, int]](), ""

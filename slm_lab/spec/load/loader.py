@@ -103,8 +103,10 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> LoadedSpecs:
-    """Load specs as `load_specs` does, but return the notices instead of logging the notices. Args: for_search: whether the specs are used
-    for a hyperparameter search (see `load_spec`)."""
+    """Load specs as `load_specs` does, but return the notices instead of logging the notices.
+
+    Args: for_search: whether the specs are used for a hyperparameter search (see `load_spec`).
+    """
     arguments = parse_set_arguments(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = raw_entries(path, name, repeated)
@@ -307,8 +309,9 @@ def parse_value(text: str) -> Any:
 
 
 def expand_spec_params(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
-    """Return a dict {variable: value} for each combination of the values of variables. Args: params: value of the spec's key spec_params,
-    {variable: [values]}.
+    """Return a dict {variable: value} for each combination of the values of variables.
+
+    Args: params: value of the spec's key spec_params, {variable: [values]}.
 
     The returned dicts do not contain the variables in `given`, whose values --set arguments give.
     """
@@ -326,8 +329,9 @@ def fill_variables(node: Any, variables: Mapping[str, Any], used: dict[str, list
     """Return a copy of `node`, which consists of JSON values, in which each variable ${var} is replaced by the variable's value.
 
     A string that consists only of ${var} is replaced by the value itself, and in a longer string the value is inserted as text. A variable
-    without a value is reported as a problem at each path at which the variable is used. Args: used: dict to which the function adds, for
-    each variable, a list of the paths at which `node` uses the variable.
+    without a value is reported as a problem at each path at which the variable is used.
+
+    Args: used: dict to which the function adds, for each variable, a list of the paths at which `node` uses the variable.
     """
     if isinstance(node, dict):
         filled = {}

@@ -76,8 +76,10 @@ class SearchSpace:
         return tuple(_grid_combinations(self.search_keys))
 
     def trial_values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
-        """Return the values of one trial. Args: choose: function that returns the choice (see KeyChoices) for the name of a search key and
-        the search key."""
+        """Return the values of one trial.
+
+        Args: choose: function that returns the choice (see KeyChoices) for the name of a search key and the search key.
+        """
         return {key.text: value for key, value in active_values(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:

@@ -31,7 +31,10 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
 
 
 def add_validation_problems(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
-    """Add a problem to `report` for each error in a pydantic ValidationError. Args: root: the pydantic model that has validated `raw`."""
+    """Add a problem to `report` for each error in a pydantic ValidationError.
+
+    Args: root: the pydantic model that has validated `raw`.
+    """
     found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _relevant_errors(error)}
     for path, (kind, message) in found.items():
         # If both a list and one of its items are invalid, report only the item.
@@ -107,7 +110,10 @@ def _path_without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel])
 
 
 def _add_validation_problem(path: KeyPath, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
-    """Add a problem with the key at `path` to `report`. Args: kind, message: type and message of the pydantic error."""
+    """Add a problem with the key at `path` to `report`.
+
+    Args: kind, message: type and message of the pydantic error.
+    """
     parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":

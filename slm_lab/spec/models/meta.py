@@ -204,9 +204,9 @@ class SelfPlaySpec(SpecModel):
     snapshot_frequency: Positive | None = None
     """Number of frames between snapshots of the weights, by default a twentieth of env.max_frame."""
     opponent: Literal["latest", "uniform", "prioritized"] = "uniform"
-    """Opponents in a game: the policy itself ("latest"), a snapshot drawn uniformly ("uniform"), or a snapshot drawn in proportion to (1 −
-    p)², where p is the mean score of the policy against the snapshot ("prioritized", the prioritised fictitious self-play of AlphaStar,
-    arXiv:1912.06680)."""
+    """Opponent of the policy in a game. With "latest", the opponent is the policy itself. With "uniform", all snapshots in the pool are
+    equally probable. With "prioritized", the probability of a snapshot is proportional to (1 − p)², where p is the mean score of the policy
+    against the snapshot (prioritised fictitious self-play of AlphaStar, arXiv:1912.06680)."""
     past_fraction: Fraction = 0.5
     """Fraction of the games that are played against snapshots. In all other games, and with opponent "latest", the policy plays for every
     agent and learns from the steps of all agents."""

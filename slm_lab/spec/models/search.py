@@ -157,8 +157,9 @@ def active_values(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any])
     """Yield a tuple (search key, value) for each active search key. Search keys of a section of the spec precede search keys inside this
     section.
 
-    A search key that is nested in an option of another search key is active only if this option is chosen. Args: choose: function that
-    returns the value of a search key or, for choice and grid_search, the index of the value.
+    A search key that is nested in an option of another search key is active only if this option is chosen.
+
+    Args: choose: function that returns the value of a search key or, for choice and grid_search, the index of the value.
     """
     for key in sorted(keys, key=lambda key: len(key.path)):
         chosen = choose(key)

@@ -22,7 +22,10 @@ from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS
 
 
 def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
-    """Check that a net fits the algorithm and the memory of an agent. Args: location: path of the net in the spec."""
+    """Check that a net fits the algorithm and the memory of an agent.
+
+    Args: location: path of the net in the spec.
+    """
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
         _check_arcs(agent, net, location, report)

@@ -87,11 +87,11 @@ def watchdog(
     """Context manager that monitors the heartbeat of this process from a thread while the block runs in the main thread.
 
     Raises UserCodeBlocked in the main thread if user code (a phase of USER_CODE) runs without a beat for `grace` seconds after a stop
-    request, or for `stall_limit` seconds. If user code catches UserCodeBlocked, UserCodeBlocked is raised again after the same number of
-    seconds. After `stall_notice` seconds without a beat, the monitoring thread calls `report(seconds, phase)` once per stall.
+    request, or for `stall_limit` seconds. User code that catches UserCodeBlocked is interrupted again after the same time. After
+    `stall_notice` seconds without a beat, the thread calls `report(seconds, phase)` once per stall.
 
     If the block runs outside the main thread, or if the system has no SIGURG, stalls are only reported. A C function that neither returns
-    nor handles signals cannot be interrupted from inside the process, so that another process has to kill this process.
+    nor handles signals must be ended by another process.
     """
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None

@@ -306,9 +306,20 @@ def test_few_replays_and_old_data(tmp_path: Path) -> None:
     ):
         rule = "replay_ratio" if kind == "dqn" else "policy_lag"
         for value in (low, high):
-            values = [value * (row + 1) for row in range(ROWS)] if kind == "dqn" else value
-            found = of_rule(diagnose(make_run(tmp_path / f"{kind}{value}", {column: values}, kind, others=0)), rule)
+            columns: dict[str, Values] = {column: [value * (row + 1) for row in range(ROWS)] if kind == "dqn" else value}
+            if kind == "appo":  # gradient steps of datasets of 4 minibatches of 256 frames
+                columns["opt_step"] = [1000 / 1024 * 4 * epochs * (row + 1) for row in range(ROWS)]
+            found = of_rule(diagnose(make_run(tmp_path / f"{kind}{value}", columns, kind, others=0)), rule)
             assert (found is not None) == ((value == low) == fires_below), (kind, value)
+
+
+def test_policy_lag_counts_the_gradient_steps_of_all_agents(tmp_path: Path) -> None:
+    """With 5 agents, a dataset of 4 × 256 frames has 5 times as many minibatches: 4 × 5 × epochs gradient steps."""
+    per_dataset = 4 * 5 * BODIES["appo"]["agent"]["algorithm"]["training_epoch"]
+    steps = [1000 / 1024 * per_dataset * (row + 1) for row in range(ROWS)]
+    for datasets, fires in ((7.9, False), (8.1, True)):
+        run = make_run(tmp_path / str(datasets), {"opt_step": steps, "lag_mean": datasets * per_dataset}, "appo", others=0)
+        assert (of_rule(diagnose(run), "policy_lag") is not None) == fires, datasets
 
 
 def test_staleness_of_workers_that_share_a_net(tmp_path: Path) -> None:

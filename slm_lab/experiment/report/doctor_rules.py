@@ -222,7 +222,10 @@ def policy_lag(session: Session) -> Finding | None:
     """
     case, lag = session.case, session.second_half("lag_mean")
     require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
-    per_dataset = case.spec_number("meta.sampler.num_batches_per_epoch", 1.0) * case.spec_number("agent.algorithm.training_epoch", 1.0)
+    batches = case.spec_number("meta.sampler.num_batches_per_epoch", 1.0)
+    # with several agents, a dataset has more transitions than frames, and therefore more minibatches than num_batches_per_epoch
+    measured = session.steps_per_frame * batches * case.spec_number("agent.algorithm.minibatch_size", 0.0)
+    per_dataset = max(batches * case.spec_number("agent.algorithm.training_epoch", 1.0), measured)
     masked = session.second_half("lag_masked").median
     if lag.median <= MAX_LAG * per_dataset and masked < 0.1:
         return None

@@ -70,7 +70,7 @@ class Agent:
         steps_before = self.clock.opt_step
         with torch_threads(self.threads):
             metrics = self.algorithm.update()
-        self.algorithm.reset_if_due(steps_before)
+        self.algorithm.reset_nets_if_due(steps_before)
         self._count_training_call()
         self.policy.version += 1
         return metrics

@@ -83,12 +83,12 @@ def _train(request: Request, arguments: Namespace) -> None:
     """Run a new trial of a spec in the mode train or dev."""
     from slm_lab.lib.log import notice
     from slm_lab.spec.load.loader import load_spec, parse_set_arguments
-    from slm_lab.spec.models.search import changed_search_keys, is_for_search
+    from slm_lab.spec.models.search import changed_search_keys, is_search_only
     from slm_lab.spec.report import show_path
 
     file, name, mode, _ = request
     for path in parse_set_arguments(arguments.set).overrides:
-        if is_for_search(path):
+        if is_search_only(path):
             raise UsageError(f"--set {show_path(path)} has no effect: only a search uses it, not {mode}; remove it")
     spec = load_spec(file, name, arguments.set, for_search=False)
     plan = _plan(arguments, "dev" if mode == "dev" else "train")

@@ -199,7 +199,7 @@ def _close_if_alive(reference: weakref.ref[_Async]) -> None:
         vec.close()
 
 
-class _WorkerChecks(gym.Wrapper[Any, Any, Any, Any]):
+class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Wrapper of an env in a worker process. The wrapper checks the values that the env returns, and drops infos that the parent process
     does not use.
 
@@ -326,7 +326,7 @@ def _run_worker(
             kill_group(os.getpid())
         return
     try:
-        wrapped, errors = _WorkerChecks(env, track_info, action_mask, followed), _ErrorQueue(error_queue)
+        wrapped, errors = _CheckedWorkerEnv(env, track_info, action_mask, followed), _ErrorQueue(error_queue)
         _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())

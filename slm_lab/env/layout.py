@@ -83,7 +83,7 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
         ambiguities = () if sure else (_unclear_kind(space, where),)
         return _vector(space, ambiguities)
     ambiguities = () if clear else (_unclear_channels(space, inner, where),)
-    return _image(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, ambiguities)
+    return _image_layout(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, ambiguities)
 
 
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
@@ -122,7 +122,7 @@ def _box_kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[Inpu
     return "vector", len(shape) == 2 or side < _LARGE_SIDE
 
 
-def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
+def _image_layout(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     if len(inner) == 2:
         (height, width), channels, where = inner, 1, ""
     else:

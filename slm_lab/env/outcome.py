@@ -183,7 +183,7 @@ def _fit_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int,
     array = _numeric_array_or_none(value)
     if array is None or array.shape != shape or (converted := _cast(array, np.dtype(space.dtype))) is None:
         _raise_misfit(space, value, name, lead)
-    inside = _is_in_space(space, converted)
+    inside = _in_space_mask(space, converted)
     if not inside.all():
         row = int(np.argmin(inside.reshape(len(inside), -1).all(axis=1))) if lead else None
         error = InvalidOutcome(_misfit_message(space, converted if row is None else converted[row], name, ()))
@@ -211,7 +211,7 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
     return converted if dtype.kind == "f" or (converted == array).all() else None
 
 
-def _is_in_space(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
+def _in_space_mask(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
     """Return a bool array that says which numbers of an element or batch are in the space. For a Box, all numbers count as in the space."""
     match space:
         case spaces.Discrete():

@@ -181,8 +181,8 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
 def entry_layouts(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
-    """Return a list of (path of keys, space, layout) for the leaves of a Dict or Tuple, or for a space that is neither. The layout is None
-    for spaces that are not a Box.
+    """Return a list of (path of keys, space, layout) for the leaves of a space. A space that is no Dict and no Tuple is its own only leaf.
+    The layout is None for spaces that are not a Box.
 
     In a Dict or Tuple, `input="image"` has an effect only if no leaf is recognised as an image, in which case all Boxes with three axes
     become images.

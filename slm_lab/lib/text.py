@@ -46,25 +46,25 @@ def error_line(error: BaseException) -> str:
     return first_line(str(error)) or type(error).__name__
 
 
-def format_table(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
+def format_table(rows: Sequence[Sequence[str]], width: int = WIDTH, key_columns: int = 1) -> list[str]:
     """Format a table with aligned columns, and return its lines.
 
     A table that is wider than `width` characters is divided into blocks of columns, which are placed one below the other. Each block begins
-    with the first `keys` columns of the table.
+    with the first `key_columns` columns of the table.
 
-    Args: lines: cells of each row of the table, beginning with the header.
+    Args: rows: cells of each row of the table, beginning with the header.
     """
-    columns = list(zip(*lines, strict=True))
+    columns = list(zip(*rows, strict=True))
     if sum(_width(column) + 2 for column in columns) - 2 <= width:
         return _rows(columns)
-    widest = max(map(_width, columns[keys:]), default=0)
-    letters = max(_LEAST, min(_NAME // keys, (width - widest) // keys - 2))
-    first = [_shorten_column(column, letters) for column in columns[:keys]]
+    widest = max(map(_width, columns[key_columns:]), default=0)
+    letters = max(_LEAST, min(_NAME // key_columns, (width - widest) // key_columns - 2))
+    first = [_shorten_column(column, letters) for column in columns[:key_columns]]
     left = width - sum(_width(column) + 2 for column in first)
     blocks = [[*first]]
-    for column in columns[keys:]:
+    for column in columns[key_columns:]:
         fitting = [shorten(cell, left) for cell in column]
-        if len(blocks[-1]) > keys and sum(_width(one) + 2 for one in [*blocks[-1], fitting]) - 2 > width:
+        if len(blocks[-1]) > key_columns and sum(_width(one) + 2 for one in [*blocks[-1], fitting]) - 2 > width:
             blocks.append([*first])
         blocks[-1].append(fitting)
     return [line for number, block in enumerate(blocks) for line in [*([""] if number else []), *_rows(block)]]

@@ -42,7 +42,7 @@ def test_compare() -> None:
         )
         for i in range(3)
     ]  # fmt: skip
-    lines = format_table(settings_table(rows), keys=2)
+    lines = format_table(settings_table(rows), key_columns=2)
     assert too_wide(lines) == []
     assert sum(line.startswith("name") for line in lines) > 1, "several blocks, each with the names"
 

@@ -104,7 +104,7 @@ class TunedHyperparameters(NamedTuple):
 
 
 class TrainablePart(Shareable, Protocol):
-    """Interface of the parts of an algorithm that have learned state, such as trainers and target networks.
+    """Interface of the parts of an algorithm whose state is learned, such as trainers and target networks.
 
     Several processes can train a trainable part together. Checkpoints contain the state of each trainable part.
     """
@@ -120,7 +120,7 @@ class Algorithm:
     """Base class of algorithms, which store the steps of envs in a memory and learn from this memory.
 
     The class Algorithm builds the memory and the trainer. Subclasses build further parts, such as target networks, in the method `build`.
-    The method `parts` returns all parts of the algorithm that have learned state.
+    The method `parts` returns all parts of the algorithm whose state is learned.
     """
 
     diagnostics: tuple[str, ...] = ()
@@ -205,7 +205,7 @@ class Algorithm:
             parts[name].reset(params)
         self.copy_to_target()
 
-    def reset_if_due(self, steps_before: int) -> None:
+    def reset_nets_if_due(self, steps_before: int) -> None:
         """Call `reset` if the number of gradient steps reached or passed a multiple of the spec key reset_frequency in the last update.
 
         Args: steps_before: number of gradient steps before the last update.
@@ -258,7 +258,7 @@ class Algorithm:
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
     def parts(self) -> dict[str, TrainablePart]:
-        """Return the parts of the algorithm that have learned state, keyed by their names in shared arrays and checkpoints."""
+        """Return the parts of the algorithm whose state is learned, keyed by their names in shared arrays and checkpoints."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 

@@ -21,10 +21,11 @@ from slm_lab.spec.models.algorithm import C51Spec, DistributionalSpec, QRDQNSpec
 
 
 class DistributionLoss(NamedTuple):
-    """Loss of a batch of predicted return distributions, the gradient of this loss, and values for diagnostics and priorities."""
+    """Loss of a batch of predicted return distributions, its gradient, and values for diagnostics and priorities."""
 
     loss: Tensor | float
     grad_BZ: Tensor
+    """Gradient of the loss with respect to the net's outputs for the chosen actions."""
     error_B: Tensor
     """Errors that determine the priorities in prioritised replay."""
     mean_B: Tensor

@@ -96,7 +96,7 @@ class Temperature:
         """
         if self.spec.fixed_alpha is not None:
             return
-        gap, lr = entropy - self.target_entropy(frame) * scale, self._actor.current_rate(self._lr_at)
+        gap, lr = entropy - self.target_entropy(frame) * scale, self._actor.current_lr(self._lr_at)
         if isinstance(gap, Tensor):
             torch.mul(self.log_alpha.exp(), gap, out=self.grad)
             self.optimizer.lr = lr

@@ -42,7 +42,7 @@ def lowest_mean_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
 
 
 class CategoricalLoss(NamedTuple):
-    """Mean cross-entropy of a batch of categorical distributions, and the gradient of the mean cross-entropy."""
+    """Mean cross-entropy between the target and predicted categorical distributions of a batch, with its gradient."""
 
     loss: Tensor
     grad_BZ: Tensor

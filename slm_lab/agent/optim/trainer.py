@@ -83,11 +83,16 @@ class OptimizerGroup:
         return self.optimizer
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
-        """Set the learning rate to `factor` times the value of the schedule at `frame`, or after `calls` training calls."""
-        self._now, self._factor = calls if self.counts_calls else frame, factor
-        self.optimizer.lr = self.current_rate(self.lr_at)
+        """Set the learning rate to `factor` times the value of the schedule.
 
-    def current_rate(self, schedule: LRSchedule) -> float:
+        Args:
+            frame: number of frames, at which a schedule over frames is evaluated.
+            calls: number of training calls, at which a schedule over training calls is evaluated.
+        """
+        self._now, self._factor = calls if self.counts_calls else frame, factor
+        self.optimizer.lr = self.current_lr(self.lr_at)
+
+    def current_lr(self, schedule: LRSchedule) -> float:
         """Return the current learning rate for a schedule that the method `schedule` returned."""
         return self._factor * schedule(self._now)
 

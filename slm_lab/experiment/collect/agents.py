@@ -109,8 +109,8 @@ class PolicyRows:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden states and the unfinished transitions. The returned state is valid only if the envs continue from the same
-        step."""
+        """Return the hidden states and the unfinished transitions. The state is valid only if the envs continue from the step after
+        which it was returned."""
         state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
         return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
 

@@ -128,7 +128,7 @@ class _Report:
     @property
     def text(self) -> str:
         keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
-        blocks = [format_table(lines, keys=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
+        blocks = [format_table(lines, key_columns=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
         texts = [*self._metric_sentence, *explanations(self.summaries, self.found)]
         explained = [line for text in texts for line in wrap_paragraph(text, indent="").splitlines()]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])

@@ -212,13 +212,13 @@ def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:
     return [*facts, {"label": "frames", "value": f"{frames:,}", "note": f"{format_duration(seconds)} of training, all trials together"}]
 
 
-def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
-    names = short_names(view.space.keys)
-    confirmed = any(one.confirmed is not None for one in view.ranked)
-    failed = any(one.cause for one in view.ranked)
-    columns = ["", "trial", "status", view.metric, *(["with new seeds"] if confirmed else []), *names.values(), "frames", "time"]
+def _ranking(summary: SearchSummary, paths: RunPaths) -> dict[str, Any]:
+    names = short_names(summary.space.keys)
+    confirmed = any(one.confirmed is not None for one in summary.ranked)
+    failed = any(one.cause for one in summary.ranked)
+    columns = ["", "trial", "status", summary.metric, *(["with new seeds"] if confirmed else []), *names.values(), "frames", "time"]
     rows = []
-    for rank, one in enumerate(view.ranked[:_MAX_TRIALS], 1):
+    for rank, one in enumerate(summary.ranked[:_MAX_TRIALS], 1):
         page = f"{paths.stem}_t{one.trial}_report.html"
         trial = {"text": f"trial {one.trial}", "href": page if (paths.root / page).is_file() else None}
         again = [] if not confirmed else ["" if one.confirmed is None else format_number(one.confirmed)]
@@ -237,7 +237,7 @@ def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
                 *cause,
             ]
         )
-    left = len(view.ranked) - len(rows)
+    left = len(summary.ranked) - len(rows)
     note = "Best first: by the result with new seeds where there is one, else by the metric."
     return {
         "title": "Ranking",

@@ -115,19 +115,19 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
 
     Args: metric: name of the metric by which trials are ranked, whose value for each trial is TrialRecord.metric.
     """
-    writer, view = Writer(paths.root), summarize_search(spec, records, metric)
-    space, order, importance = view.space, view.ranked, view.importance
+    writer, summary = Writer(paths.root), summarize_search(spec, records, metric)
+    space, order, importance = summary.space, summary.ranked, summary.importance
     writer.write("table not written", (paths.experiment_df, partial(_csv, space, order)))
-    if view.best is not None:
-        writer.write("file not written", (paths.best_spec, partial(_best_spec, view, view.best, paths.root.name)))
+    if summary.best is not None:
+        writer.write("file not written", (paths.best_spec, partial(_best_spec, summary, summary.best, paths.root.name)))
     shares = asdict(importance) if importance else {"shares": None}
     writer.write("file not written", (paths.importance, partial(json_bytes, {"metric": metric, **shares})))
     with writer.suppress_drawing_errors("the graphs of the search"):
-        writer.draw(search_figures(view), paths.experiment_graph)
+        writer.draw(search_figures(summary), paths.experiment_graph)
     with writer.suppress_drawing_errors("the returns of the trials"):
-        writer.draw(return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
+        writer.draw(return_figures(summary, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
     writer.close()
-    return replace(view, files=tuple(writer.files))
+    return replace(summary, files=tuple(writer.files))
 
 
 def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
@@ -179,12 +179,12 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
     return None if found is None or found.low is None or found.high is None else (found.low, found.high)
 
 
-def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
+def _best_spec(summary: SearchSummary, best: TrialRecord, folder: str) -> bytes:
     """Return the content of the spec file of the best trial, with a comment about the search.
 
     The command `train` accepts this spec file.
     """
-    space = view.space
+    space = summary.space
     body = dump_spec(space.trial_spec(best.values))[space.spec.name]
     body.get("meta", {}).pop("run", None)
     confirmed = ""
@@ -196,8 +196,8 @@ def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
     keys = (f"{key.text} {key.distribution} {to_json(list(key.args))}" for key in space.named.values())
     used = (f"{key} = {to_json(value)}" for key, value in best.values.items())
     comment = [
-        f"Trial {best.trial}, the best by {view.metric} ({format_number(best.metric)}{confirmed}) of a search in {folder}.",
-        f"The search had {view.status_counts_text(shown=False)}.",
+        f"Trial {best.trial}, the best by {summary.metric} ({format_number(best.metric)}{confirmed}) of a search in {folder}.",
+        f"The search had {summary.status_counts_text(shown=False)}.",
         f"Searched: {', '.join(keys)}.",
         f"Used: {', '.join(used)}.",
     ]
@@ -229,58 +229,60 @@ def _cell(value: Any) -> Any:
 # ---- figures
 
 
-def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
+def search_figures(summary: SearchSummary) -> dict[str, figures.AnyFigure]:
     """Return a dict of the figures of a search, whose keys are "", "parallel_coordinates" and "importance".
 
     The key of a figure is the last part of its file name.
     """
-    return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
+    return {"": grid_figure(summary), "parallel_coordinates": parallel_figure(summary), "importance": importance_figure(summary)}
 
 
-def grid_figure(view: SearchSummary) -> ScatterGrid:
+def grid_figure(summary: SearchSummary) -> ScatterGrid:
     """Return a grid of scatter plots of each metric over each searched key.
 
     If a search has more than 12 keys, only the 12 most important keys are shown or, if the importance is unknown, the first 12 keys. A
     metric that no trial has is omitted.
     """
-    values = {view.metric: view.known_metric_T}
+    values = {summary.metric: summary.known_metric_T}
     for name in get_args(SearchMetric):
-        values.setdefault(name, np.array([one.metrics.get(name) for one in view.trials_with_metric], dtype=float))
-    keys = view.space.keys
+        values.setdefault(name, np.array([one.metrics.get(name) for one in summary.trials_with_metric], dtype=float))
+    keys = summary.space.keys
     if len(keys) > _MAX_COLUMNS:
-        ordered = [*view.importance.shares] if view.importance else [*keys]
+        ordered = [*summary.importance.shares] if summary.importance else [*keys]
         keys = tuple(key for key in keys if key in ordered[:_MAX_COLUMNS])
-    columns, x_KT = _stack_axes([_axis(view, key, jitter=True) for key in keys], view)
-    rows, y_RT = _stack_axes([_numeric_axis(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
-    left_out = len(view.space.keys) - len(keys)
-    chosen = f"the {len(keys)} most important" if view.importance else f"the first {len(keys)}"
-    subtitle = view.status_counts_text() + (f"; {chosen} of {len(view.space.keys)} keys" if left_out else "")
-    return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, view.trials(), columns, rows, x_KT, y_RT)
+    columns, x_KT = _stack_axes([_axis(summary, key, jitter=True) for key in keys], summary)
+    rows, y_RT = _stack_axes([_numeric_axis(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], summary)
+    left_out = len(summary.space.keys) - len(keys)
+    chosen = f"the {len(keys)} most important" if summary.importance else f"the first {len(keys)}"
+    subtitle = summary.status_counts_text() + (f"; {chosen} of {len(summary.space.keys)} keys" if left_out else "")
+    return ScatterGrid(f"{summary.title}, search: metrics over the searched keys", subtitle, summary.trials(), columns, rows, x_KT, y_RT)
 
 
-def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
+def parallel_figure(summary: SearchSummary) -> ParallelCoordinates:
     """Return the parallel coordinates of a search: a line for each trial over the axes of all searched keys and the axis of the metric."""
-    axes = [_axis(view, key) for key in view.space.keys]
-    scales, position_AT = _stack_axes([*axes, _numeric_axis(view.metric, view.known_metric_T)], view)
+    axes = [_axis(summary, key) for key in summary.space.keys]
+    scales, position_AT = _stack_axes([*axes, _numeric_axis(summary.metric, summary.known_metric_T)], summary)
     unused_AT = np.isnan(position_AT)
     scales = [replace(scale, unused=bool(unused_T.any())) for scale, unused_T in zip(scales, unused_AT, strict=True)]
     position_AT[unused_AT] = figures.UNUSED
     return ParallelCoordinates(
-        f"{view.title}, search: trials across the searched keys", view.status_counts_text(), view.trials(), scales, position_AT
+        f"{summary.title}, search: trials across the searched keys", summary.status_counts_text(), summary.trials(), scales, position_AT
     )
 
 
-def _stack_axes(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
+def _stack_axes(axes: Sequence[tuple[Scale, np.ndarray]], summary: SearchSummary) -> tuple[list[Scale], np.ndarray]:
     """Return the axes as a list, and the positions of all T trials on these axes as an array, float [axes, T]."""
-    return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.trials_with_metric))
+    positions = np.array([position_T for _, position_T in axes])
+    return [scale for scale, _ in axes], positions.reshape(len(axes), len(summary.trials_with_metric))
 
 
-def importance_figure(view: SearchSummary) -> Figure:
+def importance_figure(summary: SearchSummary) -> Figure:
     """Return a figure with a horizontal bar for each searched key, which shows the importance of the key."""
-    names, found = short_names(view.space.keys), view.importance
-    title = f"{view.title}, search: importance of the searched keys for {view.metric}"
+    names, found = short_names(summary.space.keys), summary.importance
+    title = f"{summary.title}, search: importance of the searched keys for {summary.metric}"
     if found is None:
-        why = f"{view.status_counts_text()}; importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
+        needs = f"importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
+        why = f"{summary.status_counts_text()}; {needs}"
         nothing = "nothing to show: too few trials, or all with the same result"
         return Figure(title, (Panel("", x_label=METHOD, nothing=nothing),), why)
     ordered = [*reversed(found.shares.items())]
@@ -299,10 +301,10 @@ def importance_figure(view: SearchSummary) -> Figure:
     return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
 
 
-def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
+def return_figures(summary: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
     """Return a dict of the figures of the mean returns of all trials over frames: name → figure. The ten best trials are highlighted."""
-    curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
-    best = {one.trial: (rank, one) for rank, one in enumerate(view.trials_with_metric[: figures.BEST])}
+    curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in summary.ranked if one.status != "failed"}
+    best = {one.trial: (rank, one) for rank, one in enumerate(summary.trials_with_metric[: figures.BEST])}
     found = {}
     for name, label in _RETURN_LABELS.items():
         drawn = {trial: of[name] for trial, of in curves.items() if name in of and len(of[name].frame)}
@@ -313,9 +315,9 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
             if trial in drawn:
                 lines.append(Line(f"{rank + 1}. trial {trial}: {format_number(one.metric)}", drawn[trial], _BEST_COLOURS[rank]))
         what = "moving average of the mean return" if name.endswith("_ma") else "mean return"
-        highlighted = f"; the best {len(best)} by {view.metric} in colour" if best else ""
+        highlighted = f"; the best {len(best)} by {summary.metric} in colour" if best else ""
         panel = Panel(label, lines, best_last=True, each="other trials")
-        found[name] = Figure(f"{view.title}, search: {what} of each trial", (panel,), view.status_counts_text() + highlighted)
+        found[name] = Figure(f"{summary.title}, search: {what} of each trial", (panel,), summary.status_counts_text() + highlighted)
     return found
 
 
@@ -362,16 +364,16 @@ def _value_text(value: Any) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
-def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
+def _axis(summary: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
     """Return the axis of a searched key, and the position of each trial on this axis, float64 [T].
 
     If the key is not active in a trial, the position of the trial is NaN.
     """
-    label = short_names(view.space.keys)[key]
-    same = [one for one in view.space.named.values() if one.text == key]
-    if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in view.trials_with_metric):
-        return _categorical_axis(label, key, same, view.trials_with_metric, jitter=jitter)
-    value_T = np.array([one.values.get(key, np.nan) for one in view.trials_with_metric], dtype=float)
+    label = short_names(summary.space.keys)[key]
+    same = [one for one in summary.space.named.values() if one.text == key]
+    if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in summary.trials_with_metric):
+        return _categorical_axis(label, key, same, summary.trials_with_metric, jitter=jitter)
+    value_T = np.array([one.values.get(key, np.nan) for one in summary.trials_with_metric], dtype=float)
     ends = [] if any(one.is_normal for one in same) else [end for one in same for end in one.bounds]
     return _numeric_axis(label, value_T, log=all(one.is_log for one in same), ends=ends)
 
@@ -379,8 +381,8 @@ def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale
 def _categorical_axis(
     label: str, key: str, same: Sequence[SearchKey], known: Sequence[TrialRecord], *, jitter: bool
 ) -> tuple[Scale, np.ndarray]:
-    options = [_hashable_text(value) for one in same if one.has_options for value in one.args]
-    options += [_hashable_text(one.values[key]) for one in known if key in one.values]
+    options = [_comparable_text(value) for one in same if one.has_options for value in one.args]
+    options += [_comparable_text(one.values[key]) for one in known if key in one.values]
     texts = {value: json.loads(value) for value in dict.fromkeys(options)}
     step = 1 / max(len(texts) - 1, 1)
     edge = 0.15 if jitter else 0.0
@@ -388,7 +390,7 @@ def _categorical_axis(
     spread = 0.25 * min(step, 0.5) * jitter
     position_T = np.array(
         [
-            places[_hashable_text(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan
+            places[_comparable_text(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan
             for one in known
         ]
     )
@@ -397,7 +399,7 @@ def _categorical_axis(
     return Scale(label, ticks), position_T
 
 
-def _hashable_text(value: object) -> str:
+def _comparable_text(value: object) -> str:
     """Convert a value to a text. Equal values have equal texts, so that values that are not hashable can be compared by their texts."""
     return json.dumps(value, sort_keys=True, default=str)
 

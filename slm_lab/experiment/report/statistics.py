@@ -219,7 +219,7 @@ def first_decisive_count(intervals: Sequence[Interval]) -> int | None:
 def _betting_sequence(differences: Sequence[float], span: float, level: float) -> Iterator[Interval]:
     """Yield the intervals of a confidence sequence for differences in [−span, span].
 
-    An interval contains the candidate means m that were not refuted by bets against m. With differences xᵢ scaled to [0, 1], a bettor who
+    An interval contains the candidate means m that bets against m did not reject. With differences xᵢ scaled to [0, 1], a bettor who
     bets the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m). For each u, another bettor bets the
     fraction u of its wealth that the mean is below m. If m is the true mean, the average wealth of all bettors is a martingale that starts
     at 1. The probability that the average wealth ever exceeds 1 / level is then at most `level` (Ville's inequality): Waudby-Smith and
@@ -242,11 +242,13 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
 
 
 def _grid_interval(kept: np.ndarray, mean: float, span: float) -> Interval:
-    """Return the interval of the candidate means that were not refuted, extended at both ends to the next refuted candidate mean.
+    """Return an interval that contains every candidate mean that the bets did not reject.
+
+    Each end of the interval is the nearest rejected candidate mean.
 
     Args:
-        kept: indices of the candidate means that were not refuted.
-        mean: mean of the differences, which is used if all candidate means were refuted.
+        kept: indices of the candidate means that were not rejected.
+        mean: mean of the differences, which is used if all candidate means were rejected.
         span: the largest possible |difference|.
     """
     step = 2.0 * span / (_GRID - 1)

@@ -139,9 +139,9 @@ def write_report(
 
 
 def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
-    """Return the study with the metric that `comparable_metric` chooses, and the reason why this metric is not the study's own metric.
+    """Return a copy of the study whose metric is the one that `comparable_metric` chooses, and the reason for the change.
 
-    The reason is "" if the chosen metric is the study's own metric.
+    The reason is "" if the metric has not changed.
 
     Args: found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
     """
@@ -383,7 +383,7 @@ def text_lines(study: StudyPlan, rows: Sequence[EntryResult], decided: Sequence[
     """
     lines = study_table(study, rows)
     texts = [*([reason] if reason else []), *explanations(study, lines[0]), *decision_lines(study, decided)]
-    table = format_table(lines, keys=2 if len(study.envs) > 1 else 1)
+    table = format_table(lines, key_columns=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrap_paragraph(text, indent="").splitlines())]
 
 
@@ -415,7 +415,7 @@ def general_explanations(studies: Sequence[StudyPlan], columns: Collection[str])
         "score": f'The column "score" has the mean of the scores over the seeds and its {INTERVAL}.',
         "interquartile mean": "The interquartile mean is the mean of the middle half of the scores. Its 95 % confidence interval is the "
         "percentile interval of the bootstrap over seeds.",
-        "difference": " ".join(dict.fromkeys(_difference_text(paired=one.spec.paired) for one in studies)),
+        "difference": " ".join(dict.fromkeys(_difference_definition(paired=one.spec.paired) for one in studies)),
         "solved": comparison.medians_text(
             evaluations=any(one.metric in ("evaluation", "current_return") for one in solved),
             rows=any(one.metric != "evaluation" for one in solved),
@@ -429,7 +429,7 @@ def general_explanations(studies: Sequence[StudyPlan], columns: Collection[str])
     return {column: text for column, text in texts.items() if column in columns}
 
 
-def _difference_text(*, paired: bool) -> str:
+def _difference_definition(*, paired: bool) -> str:
     """Return a text that explains the columns in which entries are compared with the baseline."""
     if paired:
         what = "mean difference between the score of the entry and the score of the baseline with the same random_seed"

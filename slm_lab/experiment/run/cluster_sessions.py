@@ -100,8 +100,8 @@ class _ClusterHost:
             ParameterServer, job.spec, seeds, number, node=None if number else self.cluster.own, **options
         )
 
-    def _notify_restart(self, number: int) -> None:
-        name = f"process {number} of the parameter server" if number else "the parameter server"
+    def _notify_restart(self, process: int) -> None:
+        name = f"process {process} of the parameter server" if process else "the parameter server"
         self.job.emit(Notice(f"{name} ended and was restarted; the sessions continue from the last checkpoint"))
 
 

@@ -79,7 +79,7 @@ def open_shared_memory_store(file: SharedFd, spec: Spec, index: int, info: Calla
 
 
 def run_session(context: Context, task: SessionTask) -> None:
-    """Build a Session, wait for the RunPaths from the parent process, and train. The task of a Session has `run_session` as its target.
+    """Build a Session, wait for the RunPaths from the parent process, and train. The process of a Session runs this function.
 
     When the Session is built, the process sends the message ("ready", settings) with the settings that the Session chose for this machine
     (SessionParts.chosen_settings). During training, the process sends ("event", Event) for each event except the rows of the tables, which

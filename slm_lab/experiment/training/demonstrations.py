@@ -101,7 +101,7 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _spec_error(spec, reason if where in reason else f"{where}: {reason}") from None
-    _check_env(spec, info, where, header)
+    _check_header(spec, info, where, header)
     if data.obs_K.shape[1:] != info.observation.shape or data.obs_K.dtype != info.observation.dtype:
         of_data, of_env = f"{data.obs_K.dtype} {list(data.obs_K.shape[1:])}", f"{info.observation.dtype} {list(info.observation.shape)}"
         raise _spec_error(
@@ -117,7 +117,7 @@ def normalize_observations(data: Demonstrations, normalizer: ObsNormalizer) -> D
     return replace(data, obs_K=normalizer(data.obs_K), last_obs_E=normalizer(data.last_obs_E))
 
 
-def _check_env(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:
+def _check_header(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:
     """Raise SpecError if a data set was recorded in an env other than env.name, or with spaces other than the spaces of `info`.
 
     Args:

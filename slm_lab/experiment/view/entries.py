@@ -95,7 +95,7 @@ def _rating(run: Run) -> Entry:
     """
     if run.spec.get("meta", {}).get("self_play") is None:
         return {}
-    rows = [_last_row(path) for path in tables(run)]
+    rows = [_last_row(path) for path in table_paths(run)]
     found = mean_rating([(row["elo"], row.get("elo_se")) for row in rows if "elo" in row])
     return {} if found is None else {"value": found[0], "error": found[1], "measure": "Elo"}
 
@@ -116,7 +116,7 @@ def _progress_entry(run: Run, entry: Entry) -> Entry:
 
 
 def basic_entry(run: Run) -> Entry:
-    """Return the keys of a run's entry that follow from its spec, its status and its first start."""
+    """Return the part of a run's entry that is derived from its spec, its status and the time of its first start."""
     env, meta, agent = (run.spec.get(part, {}) for part in ("env", "meta", "agent"))
     return {
         "name": run.name,
@@ -314,11 +314,11 @@ def run_sparkline_points(run: Run) -> list[list[float]]:
     target = int(run.spec.get("env", {}).get("max_frame") or 0)
     if run.spec.get("meta", {}).get("distributed"):
         target //= max(int(run.spec["meta"].get("max_session", 1)), 1)
-    curves = [curve for path in tables(run) if len((curve := _read_thinned_curve(path))[0])]
+    curves = [curve for path in table_paths(run) if len((curve := _read_thinned_curve(path))[0])]
     return _mean(curves, target)
 
 
-def tables(run: Run) -> Iterable[Path]:
+def table_paths(run: Run) -> Iterable[Path]:
     """Return the paths of the training tables that a run has according to its spec."""
     indices = range(int(run.spec.get("meta", {}).get("max_session", 1)) * run.policies)
     return (run.paths.session_df(index, "train", run.trial) for index in indices)

@@ -11,7 +11,7 @@ from slm_lab.spec.models.search import (
     DISTRIBUTIONS,
     SearchKey,
     active_values,
-    is_for_search,
+    is_search_only,
     parse_search,
     search_entries,
     walk_search_keys,
@@ -144,7 +144,7 @@ def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Key
     seen = set(above)
     for key in keys:
         location, path = ("search", *key.where), tuple(map(str, key.path))
-        if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
+        if is_search_only(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
             report.add_problem(location, f"{key.text} cannot be searched")
         elif key.path[0] == "meta" and key.path[-1] in _EVALUATION:
             report.add_problem(

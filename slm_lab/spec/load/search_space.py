@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_lab.spec.load.loader import dump_spec, load_with_notices
 from slm_lab.spec.load.search_check import set_searched_value
-from slm_lab.spec.models.search import SearchKey, active_values, is_for_search, parse_search, walk_search_keys
+from slm_lab.spec.models.search import SearchKey, active_values, is_search_only, parse_search, walk_search_keys
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
@@ -114,7 +114,7 @@ class SearchSpace:
         """
         body: dict[str, Any] = dump_spec(self.spec)[self.spec.name]
         body.pop("search", None)
-        body["meta"] = {key: value for key, value in body["meta"].items() if not is_for_search(("meta", key))}
+        body["meta"] = {key: value for key, value in body["meta"].items() if not is_search_only(("meta", key))}
         for section in ("algorithm", "memory", "net", "critic_net"):
             paths = {key.path for key in self.named.values()}
             if paths & {("agent", section, "name"), ("agent", section, "type")}:
@@ -177,7 +177,7 @@ def suggest_choice(asked: Any, name: str, key: SearchKey) -> Any:
     if key.is_normal:
         return asked.suggest_float(name, 0.0, 1.0)
     low, high = key.bounds
-    if key.is_whole:
+    if key.is_integer:
         return asked.suggest_int(name, int(low), int(high), log=key.is_log, step=1 if key.is_log else int(key.step or 1))
     return asked.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
 

@@ -197,14 +197,14 @@ class _Decay(SpecModel):
             return self.start_val
         if frame >= self.end_step:
             return self.end_val
-        return self._value_between((frame - self.start_step) / (self.end_step - self.start_step), frame)
+        return self._interpolate((frame - self.start_step) / (self.end_step - self.start_step), frame)
 
     @property
     def last(self) -> float:
         """Return the last value of the schedule."""
         return self.end_val
 
-    def _value_between(self, fraction: float, frame: int) -> float:
+    def _interpolate(self, fraction: float, frame: int) -> float:
         raise NotImplementedError
 
 
@@ -213,7 +213,7 @@ class LinearDecay(_Decay):
 
     name: Literal["linear_decay"]
 
-    def _value_between(self, fraction: float, frame: int) -> float:
+    def _interpolate(self, fraction: float, frame: int) -> float:
         return self.start_val + fraction * (self.end_val - self.start_val)
 
 
@@ -230,7 +230,7 @@ class RateDecay(_Decay):
     frequency: PositiveReal = 20.0
     """Number f of decays between start_step and end_step."""
 
-    def _value_between(self, fraction: float, frame: int) -> float:
+    def _interpolate(self, fraction: float, frame: int) -> float:
         exponent = math.log(self.decay_rate) * self.frequency
         # with few or weak decays, which are nearly linear, expm1 keeps the quotient exact
         return self.end_val + (self.start_val - self.end_val) * (1.0 - math.expm1(exponent * fraction) / math.expm1(exponent))
@@ -243,7 +243,7 @@ class PeriodicDecay(_Decay):
     frequency: PositiveReal = 60.0
     """Number of periods of the cosine wave between start_step and end_step."""
 
-    def _value_between(self, fraction: float, frame: int) -> float:
+    def _interpolate(self, fraction: float, frame: int) -> float:
         amplitude = (self.start_val - self.end_val) * (1.0 - fraction)
         return self.end_val + amplitude * 0.5 * (1.0 + math.cos(2.0 * math.pi * self.frequency * fraction))
 

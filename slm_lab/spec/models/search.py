@@ -83,7 +83,7 @@ class SearchKey:
         return DISTRIBUTIONS[self.distribution].options
 
     @property
-    def is_whole(self) -> bool:
+    def is_integer(self) -> bool:
         """Return whether all values of the distribution are integers."""
         return DISTRIBUTIONS[self.distribution].whole
 
@@ -101,7 +101,7 @@ class SearchKey:
     @property
     def step(self) -> float | None:
         """Return the step of which all possible values are multiples, or None if the distribution has no step."""
-        return self.args[2] if self.distribution.startswith("q") else 1 if self.is_whole else None
+        return self.args[2] if self.distribution.startswith("q") else 1 if self.is_integer else None
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -123,7 +123,7 @@ class SearchKey:
         The product has the type int if all values of the distribution are integers.
         """
         product = round(count) * (self.step or 1)
-        return int(product) if self.is_whole else float(f"{product:.12g}")
+        return int(product) if self.is_integer else float(f"{product:.12g}")
 
     def values_to_check(self) -> tuple[Any, ...]:
         """Return a sample of the possible values, which is validated in place of all values.
@@ -187,7 +187,7 @@ _META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search
 """Keys of the section meta that only a search uses."""
 
 
-def is_for_search(path: KeyPath) -> bool:
+def is_search_only(path: KeyPath) -> bool:
     """Return whether only a search, and no other mode, uses the key of a spec at `path`."""
     return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
 

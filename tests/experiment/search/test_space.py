@@ -52,7 +52,7 @@ def test_draws_fit_their_distribution(distribution: str, args: tuple[float, ...]
     key = SearchKey(("x",), distribution, args)
     drawn = [value_at_quantile(key, u) for u in np.linspace(0, 1, 2001)]
     assert all(allowed(x) for x in drawn)
-    assert all(isinstance(x, int) == key.is_whole for x in drawn)
+    assert all(isinstance(x, int) == key.is_integer for x in drawn)
     if not key.is_normal:
         assert (min(drawn), max(drawn)) == key.bounds
 

@@ -97,7 +97,10 @@ class UtilizationTracker:
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
     def recent_busy_spans(self) -> Spans:
-        """Return (process, kind, begin, end) of the busy time spans during the last few updates for which all reports have arrived."""
+        """Return the busy time spans of the last few complete updates, each as (process, kind, begin, end).
+
+        An update is complete when all reports about it have arrived.
+        """
         trainings = [span for span in self.spans if span.kind == "train"]
         # leave out the last updates, since the workers have not reported their busy spans for these updates yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings

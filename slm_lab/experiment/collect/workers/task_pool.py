@@ -74,8 +74,8 @@ class TaskPool:
         due: if `synchronous`, total number of rollouts to be ordered from each worker by the end of the current round.
         out: number of complete datasets that the learner has not returned yet.
         put, taken: total numbers of datasets that were put into the queue and taken from the queue.
-        round_end: if `synchronous`, the value of `put` at the end of the last round, or −1 while a round is being collected. The next round
-            begins when the learner has returned all datasets, unless a stop is requested.
+        round_end: if `synchronous`, the value of `put` at the end of the previous round, or −1 while a round is being collected. The next
+            round begins when the learner has returned all datasets, unless a stop is requested.
     """
 
     assembler: RolloutAssembler
@@ -370,7 +370,7 @@ class TaskPool:
                 self.datasets.put(item)
 
     def _begin_round(self) -> None:
-        """Begin the next synchronous round if the learner has trained on all datasets of the last round."""
+        """Begin the next synchronous round if the learner has trained on all datasets of the previous round."""
         if self.synchronous and self.assembler.round_over and self.out == 0 and not self.stop.requested:
             assert self.assembler.rounds is not None
             self.assembler.round_over, self.round_end = False, -1

@@ -28,7 +28,7 @@ _PERTURBATIONS = 10
 
 @dataclass(frozen=True)
 class Exploit:
-    """The decision of population-based training that a trial continues with the state of a better trial and with new values.
+    """Decision of population-based training: the trial continues from the state of a better trial, with new values of the searched keys.
 
     `source` is the index of the better trial.
     """

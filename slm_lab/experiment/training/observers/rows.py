@@ -212,7 +212,7 @@ class Recorder(Observer):
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
-        """Clear the history of episodes after the policy was replaced, since earlier episodes belong to the replaced policy."""
+        """Clear the history of episodes. Call this method when the policy is replaced, since the episodes were played by the old policy."""
         self.window.clear()
         for values in self.infos.values():
             values.clear()

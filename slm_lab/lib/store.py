@@ -107,7 +107,10 @@ class SharedArray(NamedTuple):
     """Index of the array's first element in the parameter vector."""
 
     def process_slice(self, process: int) -> slice:
-        """Return the slice of this array that the given process of the parameter server stores. This method requires that `division` is not None."""
+        """Return the slice of this array that the given process of the parameter server stores.
+
+        This method requires that `division` is not None.
+        """
         assert self.division is not None
         whole = self.division.process_range(process)
         return slice(max(whole.start - self.begin, 0), max(whole.stop - self.begin, 0))

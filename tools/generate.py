@@ -64,6 +64,9 @@ def main() -> int:
     """Write or check the files; return the exit status."""
     from tools import component_pages
 
+    if unknown := [argument for argument in sys.argv[1:] if argument != "--check"]:
+        sys.stderr.write(f"{unknown[0]}: unknown argument; allowed: --check\n")
+        return 2
     check, stale, left_over = "--check" in sys.argv[1:], [], component_pages.left_over()
     for name, text in (FILES | component_pages.pages()).items():
         path, fresh = ROOT / name, text()

@@ -56,8 +56,8 @@ YAML files work too. The shortest spec gives an algorithm, an env and the number
 
 - If the section `agent.net` is absent, the net and all absent keys of the algorithm get values that are recommended for the algorithm and
   the spaces of the env. The spec that a run saves contains these values.
-- If `agent.net` is present, absent keys have their defaults. Without a `name`, it is a ConvNet if the env is an Atari env or if
-  `agent.net` has keys of a ConvNet (such as `conv_hid_layers`), and an MLPNet otherwise.
+- If `agent.net` is present, absent keys have their defaults. Without a `name`, it is a ConvNet if the env is an Atari env or CarRacing, or
+  if `agent.net` has keys of a ConvNet (such as `conv_hid_layers`), and an MLPNet for other vector observations.
 - If `agent.memory` is absent or has no `name`, it is the first memory of the algorithm in [the table](#section-agentalgorithm).
 - `null` has the same meaning as an absent key.
 - `--set name=value` replaces `"${name}"`, and `--set agent.algorithm.gamma=0.98` overrides a key.

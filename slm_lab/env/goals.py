@@ -66,9 +66,9 @@ class GoalReward:
 def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecStep) -> None:
     """Compare the env's rewards in one step with the rewards computed from the goals.
 
-    If `rewards.threshold` is a number, rewards that differ only cause a notice, because training does not use the env's rewards: it
-    computes all rewards of a batch from the threshold. If `rewards.threshold` is None, rewards that differ raise SpecError, because rewards
-    for other goals cannot be computed if `compute_reward` does not return the env's rewards.
+    If `rewards.threshold` is a number, a difference causes only a notice, because training does not use the env's rewards: it computes all
+    rewards of a batch from the threshold. If `rewards.threshold` is None, a difference raises SpecError, because rewards for other goals
+    cannot be computed if `compute_reward` does not return the env's rewards.
 
     Args: step: an env step with unnormalized rewards and observations.
     """

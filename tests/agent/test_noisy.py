@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import DeepQLearning
-from slm_lab.agent.net.noisy import NoiseSource, NoisyLinear
+from slm_lab.agent.net.noisy import FEW_ROWS, NoiseSource, NoisyLinear
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report
@@ -54,6 +54,8 @@ def test_layer_by_hand() -> None:
     weight = layer.weight + layer.weight_sigma * torch.outer(f[3:], f[:3])
     bias = layer.bias + layer.bias_sigma * f[3:]
     assert torch.allclose(layer(x_BI), x_BI @ weight.T + bias, atol=1e-6)
+    many_BI = x_BI.repeat(FEW_ROWS, 1)  # one product with the sum of the weights
+    assert torch.allclose(layer(many_BI), many_BI @ weight.T + bias, atol=1e-6)
     source.remove()
     assert torch.equal(layer(x_BI), without)
 

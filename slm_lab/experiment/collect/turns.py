@@ -90,8 +90,8 @@ class TurnTransitionBuilder:
         self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the unfinished transitions. The state is valid only if the envs continue from the step after
-        which it was returned."""
+        """Return the unfinished transitions. The state is valid only if the envs continue from the step after which
+        it was returned."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
             "fresh": torch.from_numpy(self.fresh_N.copy()),

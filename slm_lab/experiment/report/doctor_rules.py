@@ -223,7 +223,8 @@ def policy_lag(session: Session) -> Finding | None:
     case, lag = session.case, session.second_half("lag_mean")
     require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
     batches = case.spec_number("meta.sampler.num_batches_per_epoch", 1.0)
-    # with several agents, a dataset has more transitions than frames, and therefore more minibatches than num_batches_per_epoch
+    # with several agents, a dataset has more transitions than frames, and therefore more minibatches than num_batches_per_epoch; target_kl
+    # and shares of several policies make `measured` smaller, and without minibatches it is 0
     measured = session.steps_per_frame * batches * case.spec_number("agent.algorithm.minibatch_size", 0.0)
     per_dataset = max(batches * case.spec_number("agent.algorithm.training_epoch", 1.0), measured)
     masked = session.second_half("lag_masked").median

@@ -155,34 +155,34 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
 
     Args: ended: whether the search has ended, although a process still locks its folder.
     """
-    view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
+    summary = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
     complete = state.exhausted or sum(trial.has_ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
-    data = search_data(view, paths, spec, running=not ended and in_use(paths.lock), complete=complete)
+    data = search_data(summary, paths, spec, running=not ended and in_use(paths.lock), complete=complete)
     return write_report(paths.root, paths.report, data)
 
 
-def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
+def search_data(summary: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
     """Return the data of the HTML report of a search (see report_data.py)."""
-    figures = [*return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train").items()]
-    own = search_figures(view)
+    figures = [*return_figures(summary, paths, "eval" if spec.meta.rigorous_eval else "train").items()]
+    own = search_figures(summary)
     ordered: dict[str, AnyFigure] = dict(figures[:1]) | {name: own[name] for name in ("parallel_coordinates", "importance", "")}
     ordered |= dict(figures[1:])
     run = Run(paths, paths.trials()[0] if paths.trials() else 0)
     return {
         **_common_data(
             "search",
-            f"{view.space.spec.name}, search",
+            f"{summary.space.spec.name}, search",
             f"{spec.agent.algorithm.name} in {run.env}",
             paths.root,
             running=running,
             complete=complete,
         ),
-        "facts": _search_facts(view),
-        "tables_of": [_ranking(view, paths)],
+        "facts": _search_facts(summary),
+        "tables_of": [_ranking(summary, paths)],
         "figures": [_figure(figure) for figure in ordered.values() if not figure_is_empty(figure)],
         "settings": {"spec": json.dumps(run.spec | {"meta": {**run.spec.get("meta", {}), "run": None}}, indent=2, default=str)},
         "origin": origin(run),
-        "commands": _commands(_search_commands(view, paths)),
+        "commands": _commands(_search_commands(summary, paths)),
         "files": [
             {"label": path.name, "href": path.name}
             for path in (paths.best_spec, paths.experiment_df, paths.importance, paths.search_state)
@@ -197,9 +197,9 @@ def figure_is_empty(figure: AnyFigure) -> bool:
     return all(panel.is_empty for panel in panels) if panels is not None else bool(getattr(figure, "is_empty", False))
 
 
-def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:
-    best, records = view.best, view.ranked
-    facts = [{"label": "trials", "value": str(len(records)), "note": view.status_counts_text(shown=False).partition(": ")[2]}]
+def _search_facts(summary: SearchSummary) -> list[dict[str, Any]]:
+    best, records = summary.best, summary.ranked
+    facts = [{"label": "trials", "value": str(len(records)), "note": summary.status_counts_text(shown=False).partition(": ")[2]}]
     if best is not None:
         value = best.confirmed if best.confirmed is not None else best.metric
         interval = best.confirmed_interval
@@ -207,7 +207,7 @@ def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:
             f"with new seeds{'' if interval is None else f', {format_number(interval[0])} to {format_number(interval[1])}'}; in the search"
         )
         note = f"trial {best.trial}" + (f", {with_seeds} {format_number(best.metric)}" if best.confirmed is not None else "")
-        facts.append({"label": f"best {view.metric}", "value": format_number(value), "note": note})
+        facts.append({"label": f"best {summary.metric}", "value": format_number(value), "note": note})
     frames, seconds = sum(one.frame for one in records), sum(one.seconds for one in records)
     return [*facts, {"label": "frames", "value": f"{frames:,}", "note": f"{format_duration(seconds)} of training, all trials together"}]
 
@@ -251,13 +251,13 @@ def _value_text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _search_commands(view: SearchSummary, paths: RunPaths) -> dict[str, str]:
+def _search_commands(summary: SearchSummary, paths: RunPaths) -> dict[str, str]:
     folder = shlex.quote(str(display_path(paths.root.absolute())))
     found = {"continue": f"slm-lab search@{folder}"}
-    if view.best is not None:
+    if summary.best is not None:
         spec = shlex.quote(str(display_path(paths.best_spec.absolute())))
         found |= {"play the best": f"slm-lab enjoy@{folder}", "confirm the best": f"slm-lab search@{folder} --confirm 3"}
-        found |= {"train the best": f"slm-lab {spec} {shlex.quote(view.space.spec.name)}", "export": f"slm-lab export {folder}"}
+        found |= {"train the best": f"slm-lab {spec} {shlex.quote(summary.space.spec.name)}", "export": f"slm-lab export {folder}"}
     return found | {"this page": f"slm-lab report {folder}"}
 
 

@@ -244,7 +244,8 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
 def _grid_interval(kept: np.ndarray, mean: float, span: float) -> Interval:
     """Return an interval that contains every candidate mean that the bets did not reject.
 
-    Each end of the interval is the nearest rejected candidate mean.
+    Each end of the interval is the nearest rejected candidate mean, or the end of the range. If all candidate means were rejected, the
+    interval extends by one grid step on both sides of `mean`.
 
     Args:
         kept: indices of the candidate means that were not rejected.

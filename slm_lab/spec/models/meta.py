@@ -235,7 +235,8 @@ class SamplerSpec(SpecModel):
     group waits for actions. worker_num_splits has no effect with local inference."""
     num_batches_per_epoch: Positive = 1
     """Number of minibatches per dataset. An epoch has minibatch_size × num_batches_per_epoch transitions. In envs with several agents, an
-    epoch has minibatch_size × num_batches_per_epoch env steps, each of which contains the transitions of all agents."""
+    epoch has minibatch_size × num_batches_per_epoch env steps, each of which contains the transitions of all agents, and therefore more
+    minibatches."""
     num_batches_to_accumulate: Positive = 2
     """Number of datasets that can wait for the learner before the collection of transitions pauses (only with async_rl)."""
     max_policy_lag: Positive = 1000

@@ -29,7 +29,7 @@ class _ArgumentForm:
     """Description of the distribution's arguments, for messages."""
     least: int
     most: int
-    whole: bool = False
+    integer: bool = False
     log: bool = False
     ordered: bool = True
     """Whether the first two arguments are the lower and upper bound of the distribution."""
@@ -48,10 +48,10 @@ DISTRIBUTIONS = {
     "randn": _ArgumentForm("[mean, deviation]", 2, 2, ordered=False),
     "qrandn": _ArgumentForm("[mean, deviation, step]", 3, 3, ordered=False),
     "normal": _ArgumentForm("[mean, deviation]", 2, 2, ordered=False),
-    "randint": _ArgumentForm("[low, high]", 2, 2, whole=True),
-    "qrandint": _ArgumentForm("[low, high, step]", 3, 3, whole=True),
-    "lograndint": _ArgumentForm("[low, high]", 2, 3, whole=True, log=True),
-    "qlograndint": _ArgumentForm("[low, high, step]", 3, 4, whole=True, log=True),
+    "randint": _ArgumentForm("[low, high]", 2, 2, integer=True),
+    "qrandint": _ArgumentForm("[low, high, step]", 3, 3, integer=True),
+    "lograndint": _ArgumentForm("[low, high]", 2, 3, integer=True, log=True),
+    "qlograndint": _ArgumentForm("[low, high, step]", 3, 4, integer=True, log=True),
 }
 """Maps the names of distributions to the forms of their arguments. A trial uses one of the values of choice, and a search tries all values
 of grid_search."""
@@ -85,7 +85,7 @@ class SearchKey:
     @property
     def is_integer(self) -> bool:
         """Return whether all values of the distribution are integers."""
-        return DISTRIBUTIONS[self.distribution].whole
+        return DISTRIBUTIONS[self.distribution].integer
 
     @property
     def is_log(self) -> bool:
@@ -318,7 +318,7 @@ def _argument_error(distribution: str, args: Any) -> str | None:
     fit = isinstance(args, list) and form.least <= len(args) <= form.most
     if not fit or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) or not math.isfinite(arg) for arg in args):
         return f"{distribution} expects numbers {form.words}, not {format_json(args)}"
-    if form.whole and any(arg != int(arg) for arg in args):
+    if form.integer and any(arg != int(arg) for arg in args):
         return f"{distribution} expects whole numbers {form.words}, not {format_json(args)}"
     if form.log and args[0] <= 0:
         return f"{distribution} needs a low bound above 0, not {format_json(args[0])}"

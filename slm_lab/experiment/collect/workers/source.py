@@ -97,12 +97,12 @@ class UtilizationTracker:
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
     def recent_busy_spans(self) -> Spans:
-        """Return the busy time spans of the last few complete updates, each as (process, kind, begin, end).
+        """Return the busy time spans during recent updates, each as (process, kind, begin, end).
 
-        An update is complete when all reports about it have arrived.
+        If there are enough earlier updates, the last _TRAININGS updates are left out, because the workers' reports about them may not have
+        arrived yet.
         """
         trainings = [span for span in self.spans if span.kind == "train"]
-        # leave out the last updates, since the workers have not reported their busy spans for these updates yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
         begin, end = (window[0].begin, window[-1].end) if window else (0.0, 0.0)
         shown = [(span.process, str(span.kind), span.begin, span.end) for span in self.spans if span.end > begin and span.begin < end]

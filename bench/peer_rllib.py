@@ -19,7 +19,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 
 def algorithm_config(spec: dict[str, Any], batch: int) -> Any:
-    """Return the peer's configuration of the algorithm.
+    """Return RLlib's configuration of the algorithm of a spec.
 
     Args: batch: number of transitions of an update.
     """

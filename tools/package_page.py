@@ -34,7 +34,7 @@ def text() -> str:
 
 
 def page(readme: str, repository: str | None) -> str:
-    """Return the page for the text of README.md.
+    """Convert the text of README.md to the text of the package page.
 
     Args: repository: URL to which links refer; None: links become plain text.
     """

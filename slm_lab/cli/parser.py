@@ -180,7 +180,7 @@ def _argparse_type(
     convert: Callable[[str], Any] = str,
     hint: Callable[[str], str] = lambda text: "",
 ) -> Callable[[str], Any]:
-    """Return a function for argparse's `type` argument, which converts valid text and raises an error with a hint for invalid text.
+    """Return a converter for argparse's argument `type`. For invalid text, the converter raises an error that contains a hint.
 
     Args: what: name of the value in the error message. expected: description of valid text in the error message.
     """

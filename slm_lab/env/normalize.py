@@ -63,7 +63,7 @@ class RunningStats:
         return False
 
     def merge(self, delta: Moments) -> None:
-        """Add samples to the statistics.
+        """Add the moments of samples to the statistics.
 
         Args: delta: moments of the samples, which are ignored if they are not finite.
         """

@@ -101,7 +101,7 @@ def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder:
 
 
 def _with_drawing_backend(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
-    """Return a copy of an env spec that uses a backend class of this module, which renders the env for a recorder or in a window.
+    """Return a copy of an env spec whose backend is a class of this module. This backend renders the env for a recorder or in a window.
 
     Args: backend: name of the backend class.
     """

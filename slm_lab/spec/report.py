@@ -154,9 +154,9 @@ class Report:
         self._origin[now] = self.original_path(was)
 
     def original_path(self, path: KeyPath) -> KeyPath:
-        """Return the path that a value has in the user's file.
+        """Return the path of a value in the user's file.
 
-        Args: path: current path of the value.
+        Args: path: path of the value after the changes of the loader.
         """
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from slm_lab.agent.ops.device import upload
 
 FEW_ROWS = 8
-"""Number of rows from which a noisy layer sums its weights and computes one product. For fewer rows, two products, one with the means and
-one with the scales of the noise, take less time: about a fifth for one row of a layer 3,136 → 512."""
+"""Number of rows from which a noisy layer adds the noise to its weights and computes one product. For fewer rows, two products are faster,
+one with the means and one with the scales of the noise: for one row and a layer of 3,136 inputs and 512 outputs, 0.26 ms instead of 0.92 ms
+on one core. Layers of 256 inputs and 128 outputs take equally long with both at about 8 rows."""
 
 
 class NoisyLinear(nn.Linear):

@@ -36,8 +36,7 @@ class StepLinks:
     def successive_rows(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of successive transitions, int [steps, B], and whether each transition exists, bool [steps, B].
 
-        The first transition of each column is in the row `row_B`. If a transition does not exist, the row of the last existing transition
-        is repeated.
+        Column b begins with the row `row_B[b]`. Where a transition does not exist, the row of the last existing transition is repeated.
         """
         rows, exists = [row_B], [np.ones(len(row_B), np.bool_)]
         for _ in range(steps - 1):

@@ -54,7 +54,7 @@ def plotly_file() -> Path:
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:
-    """Return the HTML page of a figure.
+    """Return a figure as an HTML page.
 
     Args: script: path of plotly.min.js relative to the page.
     """

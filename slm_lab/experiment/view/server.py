@@ -1,4 +1,4 @@
-"""Local web server of `slm-lab view`. Some routes read a data folder and respond with JSON; the other routes send the HTML pages.
+"""Web server of `slm-lab view` on the local machine. Some routes read a data folder and return JSON; the others return HTML pages.
 
 No route changes a file. Texts from run folders, such as names and logs, are sent as JSON and displayed as plain text, never as HTML.
 """

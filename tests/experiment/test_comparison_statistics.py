@@ -22,9 +22,9 @@ from slm_lab.experiment.report.statistics import (
     optimality_gap,
     performance_profile,
     probability_of_improvement,
-    student_t_tails,
     t_test,
 )
+from slm_lab.experiment.report.student_t import student_t_quantile, student_t_tails
 
 A = np.array([[0.1, 0.9, 0.5], [0.4, 0.7, 0.5], [0.3, 0.8, 0.55], [0.9, 0.2, 0.6], [0.35, 0.6, 1.3]])
 B = np.array([[0.2, 0.9, 0.6], [0.5, 0.95, 0.5], [0.6, 0.85, 0.7]])
@@ -107,6 +107,29 @@ def test_tails_of_students_t(t: float, freedom: float, p: float) -> None:
     assert student_t_tails(-t, freedom) == student_t_tails(t, freedom)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1.0, 12.706204736174694), (1.3, 7.500529325562029), (4.0, 2.7764451051977934), (27.6, 2.0497454254479184)],
+)
+def test_quantiles_of_students_t(freedom: float, quantile: float) -> None:
+    """scipy.stats.t.ppf(0.975)."""
+    assert student_t_quantile(freedom) == pytest.approx(quantile, rel=1e-9)
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_interval_excludes_zero_exactly_if_p_is_below_0_05(paired: bool) -> None:
+    rng = np.random.default_rng(0)
+    values, others = rng.normal(0.0, 1.0, 4), rng.normal(0.0, 5.0, 4)
+    for shift in np.linspace(0.0, 30.0, 3001):
+        moved = list(values + shift)
+        p, difference = t_test(moved, list(others), paired=paired), estimate_difference(moved, list(others), paired=paired)
+        assert p is not None
+        assert difference is not None
+        assert difference.low is not None
+        assert difference.high is not None
+        assert (p < 0.05) == (difference.low > 0.0 or difference.high < 0.0)
+
+
 def test_p_values() -> None:
     """Holm by hand: 0.01 · 3, then max(0.03, 0.02 · 2), then max(0.04, 0.03)."""
     assert adjust_holm([0.03, None, 0.01, 0.02]) == pytest.approx([0.04, None, 0.03, 0.04])
@@ -186,7 +209,7 @@ def test_bounds_by_hand() -> None:
     assert estimate_mean([100.0, 380.0], (0.0, 500.0)) == (240.0, 0.0, 500.0)
     free = estimate_mean([100.0, 380.0], (0.0, 200.0))
     assert free is not None
-    assert free.low == pytest.approx(240 - 12.706 * 140)
+    assert free.low == pytest.approx(240 - 12.706204736 * 140)
 
 
 @pytest.mark.parametrize(

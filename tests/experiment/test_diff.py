@@ -118,7 +118,7 @@ def test_a_difference_of_pairs(tmp_path: Path) -> None:
     assert result.returns is not None
     one = result.returns.difference
     assert one is not None
-    half = 4.303 * 1.0 / 3**0.5
+    half = 4.30265273 * 1.0 / 3**0.5
     assert (result.returns.paired, one.value, one.low, one.high) == (True, -3.0, pytest.approx(-3 - half), pytest.approx(-3 + half))
     assert difference_sentence(result.returns).startswith("Difference shown with 3 seeds: A − B = −3 (95 %:")
 

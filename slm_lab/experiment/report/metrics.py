@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slm_lab.experiment.report.student_t import student_t_quantile
 from slm_lab.lib.episodes import MAX_AGE
 
 Table = dict[str, np.ndarray]
@@ -130,8 +131,6 @@ def interpolate(curves: Sequence[Curve]) -> AlignedCurves:
 Scalars = dict[str, float | None]
 SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")
 INTERVAL = "95 % confidence interval (Student's t, limited to the range of possible returns if this range is known)"
-_T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101)
-"""97.5 % quantiles of Student's t distribution with 1, 2, … degrees of freedom."""
 
 
 @dataclass(frozen=True)
@@ -350,7 +349,7 @@ def estimate_mean(values: Sequence[float | None], bounds: Bounds | None = None) 
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Estimate(float(known[0]), None, None) if known else None
-    half = t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
+    half = student_t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
     return _clipped_interval(float(np.mean(known)), half, usable_bounds(bounds, known))
 
 
@@ -368,14 +367,6 @@ def aggregate_known(values: Iterable[float | None], compute: Callable[..., Any] 
     """Return the mean, or the statistic `compute`, of the values that are not None. Return None if there are no values."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
-
-
-def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t distribution with `freedom` degrees of freedom.
-
-    For more than 18 degrees of freedom (the length of _T_QUANTILES), a series expansion with an error below 0.001 is used.
-    """
-    return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
 def estimate_difference(
@@ -404,7 +395,7 @@ def estimate_difference(
         return _clipped_interval(value, 0.0)
     # computed from the shares of the total variance, since squares of tiny variances would underflow
     freedom = 1.0 / sum((part / variance) ** 2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
-    return _clipped_interval(value, t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance), widest)
+    return _clipped_interval(value, student_t_quantile(freedom) * math.sqrt(variance), widest)
 
 
 class ReachedPoint(NamedTuple):

@@ -17,10 +17,11 @@ import numpy as np
 from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seed_results
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
-from slm_lab.experiment.report.metrics import Estimate, estimate_difference, estimate_mean, t_quantile
+from slm_lab.experiment.report.metrics import Estimate, estimate_difference, estimate_mean
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
+from slm_lab.experiment.report.student_t import student_t_quantile
 from slm_lab.lib.files import display_path
 from slm_lab.lib.text import format_table
 from slm_lab.spec.report import diff, flatten_leaves
@@ -186,7 +187,7 @@ def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bo
         spread = math.sqrt(float(np.var(values, ddof=1)) + float(np.var(others, ddof=1)))
     for n in range(2, _MOST_SEEDS + 1) if gap else ():
         freedom = n - 1 if paired else 2 * n - 2
-        if gap * math.sqrt(n) >= (t_quantile(freedom) + _POWER) * spread:
+        if gap * math.sqrt(n) >= (student_t_quantile(freedom) + _POWER) * spread:
             return n
     return None
 

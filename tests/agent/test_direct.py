@@ -48,6 +48,9 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
         {},
         {"hid_layers": [7]},
         {"layer_norm": True},
+        {"shared": True},
+        {"shared": True, "hid_layers_activation": "elu"},
+        {"shared": True, "hid_layers": [300], "layer_norm": True, "out_layer_activation": "tanh"},
         *(
             {"hid_layers_activation": kind.__name__.lower(), "out_layer_activation": "tanh"}
             for kind, one in ACTIVATIONS.items()
@@ -296,7 +299,7 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
         assert passes.get() is not None
 
 
-@pytest.mark.parametrize("keys", [{"shared": True}, {"hid_layers_activation": "silu"}, {"batch_norm": True}], ids=str)
+@pytest.mark.parametrize("keys", [{"hid_layers_activation": "silu"}, {"batch_norm": True}, {"shared": True, "batch_norm": True}], ids=str)
 def test_other_nets_take_a_graph(keys: dict[str, Any]) -> None:
     net, *_ = build(**keys)
     assert net.direct.fast is None

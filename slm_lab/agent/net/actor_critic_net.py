@@ -13,6 +13,7 @@ from slm_lab.agent.net.layers import init_output, linear_layer, make_activation
 from slm_lab.agent.net.passes.direct import GraphFreeNet, GraphFreePass, GraphFreeSequence, flatten_sequential
 from slm_lab.agent.ops.arrays import as_array, as_tensor
 from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
+from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.agent.ops.masks import ActionMask, MaskedPass
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import NetSpec
@@ -40,6 +41,11 @@ class ActorHead(nn.Module):
         params_BP = self.linear(features_BF if self.tail is None else self.tail(features_BF))
         return params_BP if self.activation is None else self.activation(params_BP)
 
+    def output_modules(self) -> list[nn.Module]:
+        """Return the modules that map features to outputs, in the order in which they run."""
+        tail = flatten_sequential(self.tail) if self.tail is not None else []
+        return [*tail, self.linear, *([self.activation] if self.activation is not None else [])]
+
 
 def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
     """Return the GraphFreeSequence that maps observations to the outputs of `head` without an autograd graph.
@@ -48,9 +54,7 @@ def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
     """
     if isinstance(body, RecurrentBody):
         return None
-    tail = flatten_sequential(head.tail) if head.tail is not None else []
-    modules = [*flatten_sequential(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
-    return GraphFreeSequence.from_modules(modules, body.matmul_mode)
+    return GraphFreeSequence.from_modules([*flatten_sequential(body.layers), *head.output_modules()], body.matmul_mode)
 
 
 class ActorCriticNet(GraphFreeNet):
@@ -109,16 +113,28 @@ class ActorCriticNet(GraphFreeNet):
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return the GraphFreeSequences of actor and critic, which compute outputs without an autograd graph.
 
-        Returns None if actor and critic share a body, or if GraphFreeSequence does not support a module of the net.
+        Returns None if GraphFreeSequence does not support a module of the net.
         """
+        if self.critic_head is not None and self.critic_body is None:
+            return self._build_shared_sequences(flatten_sequential(self.critic_head))
         actor = build_actor_chain(self.actor_body, self.actor_head)
-        if actor is None or self.critic_head is None:
+        if actor is None or self.critic_head is None or self.critic_body is None:
             return None if actor is None else [actor]
-        if self.critic_body is None:
-            return None  # a net with a shared body has two outputs, so that the modules form no chain
         modules = [*flatten_sequential(self.critic_body.layers), *flatten_sequential(self.critic_head)]
         critic = GraphFreeSequence.from_modules(modules, self.critic_body.matmul_mode, single=True)
         return None if critic is None else [actor, critic]
+
+    def _build_shared_sequences(self, critic_head: Sequence[nn.Module]) -> Sequence[GraphFreeSequence] | None:
+        """Return the GraphFreeSequences of actor and critic, whose trunk is the body that actor and critic share."""
+        body = self.actor_body
+        if isinstance(body, RecurrentBody):
+            return None
+        trunk = GraphFreeSequence.from_modules(flatten_sequential(body.layers), body.matmul_mode, is_trunk=True)
+        if trunk is None:
+            return None
+        actor = GraphFreeSequence.from_modules(self.actor_head.output_modules(), FLOAT32, trunk=trunk)
+        critic = GraphFreeSequence.from_modules(critic_head, FLOAT32, single=True, trunk=trunk)
+        return None if actor is None or critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
         """Compute a forward pass, which outputs distribution parameters [B, P] and state values [B]. The net must be feed-forward.

@@ -49,25 +49,41 @@ class GraphFreeSequence:
     """Forward and backward pass of linear and normalisation layers in sequence, each optionally followed by an activation.
 
     The gradients are computed without autograd. Call the methods of a GraphFreeSequence inside `ignore_float_errors()`.
+
     Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use, or None to use
-    all columns.
+    all columns. trunk: sequence whose outputs are the inputs of `layers`, or None. Several GraphFreeSequences may have the same trunk.
     """
 
-    def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False, inputs: int | None = None) -> None:
-        self.layers, self.single, self.inputs = [layer for layer, _ in layers], single, inputs
+    def __init__(
+        self,
+        layers: Sequence[tuple[AnyLayer, Activation | None]],
+        single: bool = False,
+        inputs: int | None = None,
+        trunk: GraphFreeSequence | None = None,
+    ) -> None:
+        self.layers, self.single, self.inputs, self.trunk = [layer for layer, _ in layers], single, inputs, trunk
         self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
         self.outputs = self._make_outputs_function()
-        """Function that maps inputs, float32 [B, I], to outputs [B, O]."""
+        """Function that maps inputs of the trunk or, without a trunk, of the first layer, float32 [B, I], to outputs [B, O]."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
-        self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
+        self.learns = (trunk is None or trunk.learns) and all(
+            layer.grads and (activation is None or activation.backward) for layer, activation in layers
+        )
         """Whether `backward` can be called. `backward` requires that FlatParams holds the parameters, and that the derivative of each
         activation is a function of its output."""
 
     @staticmethod
-    def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> GraphFreeSequence | None:
+    def from_modules(
+        modules: Sequence[nn.Module],
+        matmul_mode: MatmulMode,
+        single: bool = False,
+        trunk: GraphFreeSequence | None = None,
+        is_trunk: bool = False,
+    ) -> GraphFreeSequence | None:
         """Build a GraphFreeSequence from modules that run in sequence. Return None if one of the modules is not supported.
 
-        Args: matmul_mode: mode in which the hidden layers compute matrix products. The output layer always computes in float32.
+        Args: matmul_mode: mode in which the hidden layers compute matrix products. The output layer always computes in float32. is_trunk:
+        whether all layers are hidden layers.
         """
         inputs = modules[0].size if modules and isinstance(modules[0], LeadingColumns) else None
         found: list[tuple[nn.Module, Activation | None]] = []
@@ -80,20 +96,22 @@ class GraphFreeSequence:
                 return None
         layers: list[tuple[AnyLayer, Activation | None]] = []
         for index, (module, activation) in enumerate(found):
-            layer = make_graph_free_layer(module, matmul_mode if index < len(found) - 1 else FLOAT32)
+            layer = make_graph_free_layer(module, matmul_mode if is_trunk or index < len(found) - 1 else FLOAT32)
             if layer is None:
                 return None
             layers.append((layer, activation))
-        return GraphFreeSequence(layers, single, inputs) if layers else None
+        return GraphFreeSequence(layers, single, inputs, trunk) if layers else None
 
     def _make_outputs_function(self) -> Callable[[np.ndarray], np.ndarray]:
-        steps, single, inputs, most = self._forward, self.single, self.inputs, -1
+        steps, single, inputs, trunk, most = self._forward, self.single, self.inputs, self.trunk, -1
         small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, GraphFreeLinear) and not layer.is_stack]
         if len(small) == len(steps):
             most = min(layer.numpy_forward_rows for layer in self.layers if isinstance(layer, GraphFreeLinear))
         plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
+            if trunk is not None:
+                x = trunk.outputs(x)
             if inputs is not None:
                 x = x[:, :inputs]
             if len(x) <= most:  # same computation as below, without a function call for each layer
@@ -112,7 +130,7 @@ class GraphFreeSequence:
         return outputs
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return a list of the inputs of all layers and, as the last element, the outputs [B, O].
+        """Return a list of the inputs of all layers and, as the last element, the outputs [B, O]. The trunk is not computed.
 
         Args: x: inputs of the first layer, float32 [B, I].
         """
@@ -150,14 +168,15 @@ class GraphFreeSequence:
 class GraphFreePass:
     """Forward pass of several GraphFreeSequences on the same inputs, with one output for each GraphFreeSequence.
 
-    This class implements `ops.autograd.ForwardPass` with numpy arrays.
+    All GraphFreeSequences have the same trunk, or none has a trunk. This class implements `ops.autograd.ForwardPass` with numpy arrays.
     """
 
     def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
-        self._chains = chains
+        self._chains, self._trunk = chains, chains[0].trunk
         self._rows: Any = None
         """Indices of the input rows to which the rows of `values` belong, or None if `values` has all rows."""
-        self._values = [one.forward(x) for one in chains]
+        self._trunk_values = [x] if self._trunk is None else self._trunk.forward(x)
+        self._values = [one.forward(self._trunk_values[-1]) for one in chains]
         self.values: tuple[Any, ...] = tuple(
             values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
         )
@@ -170,6 +189,7 @@ class GraphFreePass:
         return one
 
     def backward(self, *grads: Tensor | np.ndarray | None) -> None:
+        total: np.ndarray | None = None  # gradient with respect to the outputs of the trunk
         for one, values, grad in zip(self._chains, self._values, grads, strict=False):
             if grad is None:
                 continue
@@ -178,7 +198,11 @@ class GraphFreePass:
             else:
                 grad_out = np.zeros_like(values[-1])
                 grad_out[self._rows] = as_array(grad).reshape(-1, *grad_out.shape[1:])
-            one.backward(values, grad_out)
+            grad_features = one.backward(values, grad_out, columns=None if self._trunk is None else ALL)
+            if grad_features is not None:
+                total = grad_features if total is None else np.add(total, grad_features, out=total)
+        if self._trunk is not None and total is not None:
+            self._trunk.backward(self._trunk_values, total)
 
 
 class GraphFreeNet(nn.Module):

@@ -16,7 +16,7 @@ from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.models.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.net import HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from tests.agent.helpers import MLP, drive, gathered
 from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, REINFORCE
 from tests.agent.test_soft_actor_critic import BRN
@@ -84,6 +84,31 @@ def test_outputs_and_gradients_are_those_of_autograd(
     assert again.values[0].shape == (3, 3)
     again.backward(grad_params.numpy()[some], grad_value.numpy()[some])
     near(flat.grad, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_shared_body_with_tails_of_actor_and_critic(dtype: str) -> None:
+    """Tails are computed in float32, and one of two outputs may have no gradient."""
+    torch.manual_seed(0)
+    spec = HydraMLPNetSpec.model_validate(
+        {"name": "HydraMLPNet", "hid_layers": [[[24]], [16], [[12, 8], [6]]], "shared": True, "dtype": dtype, "layer_norm": True}
+    )
+    net = ActorCriticNet(spec, VECTOR, 3)
+    flat = FlatParams(net)
+    net.enable_graph_free_pass(flat)
+    obs, grads = torch.randn(30, 5), [torch.randn(30, 3), torch.randn(30)]
+    for used in ([0], [1], [0, 1]):
+        outputs = net(obs)
+        torch.autograd.backward([outputs[i] for i in used], [grads[i] for i in used])
+        expected = flat.grad.clone()
+        flat.grad.zero_()
+        found = net.forward_pass(obs)
+        assert isinstance(found, GraphFreePass)
+        for value, output in zip(found.values, outputs, strict=True):
+            near(value, output, 1e-4 if dtype == "float32" else 2e-2)
+        found.backward(*(grads[i].numpy().copy() if i in used else None for i in range(2)))
+        assert float((flat.grad - expected).norm() / expected.norm()) < (1e-5 if dtype == "float32" else 5e-2)
+        flat.grad.zero_()
 
 
 def test_which_products_are_small() -> None:

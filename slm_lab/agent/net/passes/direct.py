@@ -66,7 +66,7 @@ class GraphFreeSequence:
         self.outputs = self._make_outputs_function()
         """Function that maps inputs of the trunk or, without a trunk, of the first layer, float32 [B, I], to outputs [B, O]."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
-        self.learns = (trunk is None or trunk.learns) and all(
+        self.learns: bool = (trunk is None or trunk.learns) and all(
             layer.grads and (activation is None or activation.backward) for layer, activation in layers
         )
         """Whether `backward` can be called. `backward` requires that FlatParams holds the parameters, and that the derivative of each

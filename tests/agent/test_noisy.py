@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import DeepQLearning
+from slm_lab.agent.net.distributional import build_q_net
 from slm_lab.agent.net.noisy import FEW_ROWS, NoiseSource, NoisyLinear
-from slm_lab.lib.records import EnvInfo
+from slm_lab.agent.net.passes.validity import FastPass
+from slm_lab.agent.ops.arrays import as_array
+from slm_lab.agent.ops.autograd import GraphPass
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.lib.records import EnvInfo, ObservationSpace
+from slm_lab.spec.models.net import Net
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules.check import check_rules
@@ -58,6 +65,41 @@ def test_layer_by_hand() -> None:
     assert torch.allclose(layer(many_BI), many_BI @ weight.T + bias, atol=1e-6)
     source.remove()
     assert torch.equal(layer(x_BI), without)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.parametrize("rows", [3, 60])
+@pytest.mark.parametrize("distribution", [None, ("categorical", {"number": 5, "low": -1.0, "high": 1.0})], ids=["q", "c51"])
+@pytest.mark.parametrize("name", ["MLPNet", "DuelingMLPNet"])
+def test_passes_without_a_graph_are_those_of_autograd(
+    name: str, distribution: tuple[str, dict[str, Any]] | None, rows: int, noisy: bool
+) -> None:
+    """Also of some rows, with noise that changes after a backward pass, and without noise."""
+    torch.manual_seed(0)
+    spec = TypeAdapter(Net).validate_python({"name": name, "hid_layers": [24, 20], "layer_norm": True, "noisy": noisy})
+    net = build_q_net(spec, ObservationSpace((5,)), (3,), distribution)
+    flat, source, rng, obs = FlatParams(net), NoiseSource(net), np.random.default_rng(0), torch.randn(rows, 5)
+    net.enable_graph_free_pass(flat)
+    some = np.array([0, 2])
+    for noise in (True, True, False):
+        source.draw(rng) if noise else source.remove()
+        passed, part = net.forward_pass(obs), net.forward_pass(obs).select_rows(some)
+        assert not isinstance(passed, GraphPass)
+        net.direct, direct = FastPass(), net.direct
+        expected, expected_part = net.forward_pass(obs), net.forward_pass(obs).select_rows(some)
+        assert isinstance(expected, GraphPass)
+        plain = net.values(obs)
+        net.direct = direct
+        np.testing.assert_allclose(as_array(net.values(obs)), as_array(plain), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(passed.values[0], expected.values[0], rtol=1e-4, atol=1e-5)
+        grad = torch.randn(expected.values[0].shape)
+        found = []
+        for one, grad_out in ((expected, grad), (passed, grad), (expected_part, grad[some]), (part, grad[some])):
+            flat.grad.zero_()
+            one.backward(grad_out.clone())
+            found.append(flat.grad.clone())
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[3], found[2], rtol=1e-4, atol=1e-5)
 
 
 def test_every_linear_layer_is_noisy() -> None:

@@ -57,6 +57,26 @@ def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
     return GraphFreeSequence.from_modules([*flatten_sequential(body.layers), *head.output_modules()], body.matmul_mode)
 
 
+def build_sequences_with_trunk(
+    body: Body, head: Sequence[nn.Module], second_head: Sequence[nn.Module], single: bool
+) -> Sequence[GraphFreeSequence] | None:
+    """Return the GraphFreeSequences of two heads, whose trunk is the body that the heads share.
+
+    Returns None if the body is recurrent, or if GraphFreeSequence does not support one of the modules.
+
+    Args: head, second_head: modules of each head, in the order in which they run. single: whether the second head returns its single output
+    as [B] instead of [B, 1].
+    """
+    if isinstance(body, RecurrentBody):
+        return None
+    trunk = GraphFreeSequence.from_modules(flatten_sequential(body.layers), body.matmul_mode, is_trunk=True)
+    if trunk is None:
+        return None
+    first = GraphFreeSequence.from_modules(head, FLOAT32, trunk=trunk)
+    second = GraphFreeSequence.from_modules(second_head, FLOAT32, single, trunk)
+    return None if first is None or second is None else [first, second]
+
+
 class ActorCriticNet(GraphFreeNet):
     """Actor, which outputs distribution parameters, and critic, which outputs the state value, with separate bodies or a shared body.
 
@@ -116,25 +136,13 @@ class ActorCriticNet(GraphFreeNet):
         Returns None if GraphFreeSequence does not support a module of the net.
         """
         if self.critic_head is not None and self.critic_body is None:
-            return self._build_shared_sequences(flatten_sequential(self.critic_head))
+            return build_sequences_with_trunk(self.actor_body, self.actor_head.output_modules(), flatten_sequential(self.critic_head), True)
         actor = build_actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None or self.critic_body is None:
             return None if actor is None else [actor]
         modules = [*flatten_sequential(self.critic_body.layers), *flatten_sequential(self.critic_head)]
         critic = GraphFreeSequence.from_modules(modules, self.critic_body.matmul_mode, single=True)
         return None if critic is None else [actor, critic]
-
-    def _build_shared_sequences(self, critic_head: Sequence[nn.Module]) -> Sequence[GraphFreeSequence] | None:
-        """Return the GraphFreeSequences of actor and critic, whose trunk is the body that actor and critic share."""
-        body = self.actor_body
-        if isinstance(body, RecurrentBody):
-            return None
-        trunk = GraphFreeSequence.from_modules(flatten_sequential(body.layers), body.matmul_mode, is_trunk=True)
-        if trunk is None:
-            return None
-        actor = GraphFreeSequence.from_modules(self.actor_head.output_modules(), FLOAT32, trunk=trunk)
-        critic = GraphFreeSequence.from_modules(critic_head, FLOAT32, single=True, trunk=trunk)
-        return None if actor is None or critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
         """Compute a forward pass, which outputs distribution parameters [B, P] and state values [B]. The net must be feed-forward.

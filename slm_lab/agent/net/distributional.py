@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain, build_sequences_with_trunk
 from slm_lab.agent.net.body import RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output, linear_layer
-from slm_lab.agent.net.passes.direct import GraphFreeNet, GraphFreePass, GraphFreeSequence
+from slm_lab.agent.net.passes.direct import DuelingPass, GraphFreeNet, GraphFreePass, GraphFreeSequence
 from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.arrays import A, as_array, as_tensor
 from slm_lab.agent.ops.autograd import ForwardPass, GraphPass
@@ -107,8 +107,14 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the GraphFreeSequence of the distribution parameters, or None if the net is dueling or has unsupported modules."""
-        actor = build_actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
+        """Return the GraphFreeSequence of the distribution parameters or, for a dueling net, those of advantages and state.
+
+        Returns None if GraphFreeSequence does not support a module of the net.
+        """
+        body, head = self.actor_body, self.actor_head
+        if head.state is not None:
+            return build_sequences_with_trunk(body, head.output_modules(), [head.state], single=False)
+        actor = build_actor_chain(body, head)
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
@@ -117,15 +123,19 @@ class DistributionalQNet(QNet):
         Args: learn: whether gradients of the parameters are needed.
         """
         if (chains := self.direct.get(learn)) is not None:
-            return GraphFreePass(chains, as_array(obs_B))
+            return self._graph_free_pass(chains, as_array(obs_B))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.actor_head.distribution_params(self.actor_body(as_tensor(obs_B))))
+
+    def _graph_free_pass(self, chains: Sequence[GraphFreeSequence], obs_B: np.ndarray) -> ForwardPass:
+        passed = GraphFreePass(chains, obs_B)
+        return passed if self.actor_head.state is None else DuelingPass(passed, self.actor_head.number)
 
     def distributions(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return action values [B, A] and parameters of the distributions [B, A · Z], without gradients. The net must be feed-forward."""
         chains = self.direct.get(learn=False)
         if chains is not None:
-            atoms_BX = torch.from_numpy(chains[0].outputs(obs_B.numpy()))
+            atoms_BX = torch.from_numpy(self._graph_free_pass(chains, obs_B.numpy()).values[0])
         else:
             with torch.no_grad():
                 atoms_BX = self.actor_head.distribution_params(self.actor_body(obs_B))

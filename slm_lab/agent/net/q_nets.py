@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain, build_sequences_with_trunk
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
 from slm_lab.agent.net.hypersphere import UnitLastHiddenLayer
 from slm_lab.agent.net.layers import init_layer, init_output, linear_layer, make_activation
 from slm_lab.agent.net.passes import direct
-from slm_lab.agent.net.passes.direct import CriticsPass, GraphFreeNet, GraphFreePass, GraphFreeSequence, flatten_sequential
+from slm_lab.agent.net.passes.direct import CriticsPass, DuelingPass, GraphFreeNet, GraphFreePass, GraphFreeSequence, flatten_sequential
 from slm_lab.agent.net.passes.direct_layers import GraphFreeLinear, array_activation, existing_gradients
 from slm_lab.agent.net.passes.validity import ParameterVector
 from slm_lab.agent.ops.arrays import as_array, as_tensor
@@ -70,8 +70,17 @@ class QNet(GraphFreeNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the GraphFreeSequence of the action values, or None if the net is dueling or has unsupported modules."""
-        actor = build_actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
+        """Return the GraphFreeSequence of the action values or, for a dueling net, those of advantages and state value.
+
+        Returns None if GraphFreeSequence does not support a module of the net, or if a dueling net has an action mask or actions with
+        several components.
+        """
+        if self.value_head is not None:
+            if self.mask is not None or len(self.nvec) > 1:
+                return None
+            head = flatten_sequential(self.value_head)
+            return build_sequences_with_trunk(self.actor_body, self.actor_head.output_modules(), head, single=False)
+        actor = build_actor_chain(self.actor_body, self.actor_head)
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
@@ -82,6 +91,8 @@ class QNet(GraphFreeNet):
         chains = self.direct.get(learn)
         if chains is not None:
             passed = GraphFreePass(chains, as_array(obs_B))
+            if self.value_head is not None:
+                return DuelingPass(passed)
             return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(as_array(obs_B)))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.critic(as_tensor(obs_B)))
@@ -95,6 +106,8 @@ class QNet(GraphFreeNet):
         if chains is None:
             with torch.no_grad():
                 return self.critic(obs_B)
+        if self.value_head is not None:
+            return self.forward_pass(obs_B, learn=False).values[0]
         q_BA = chains[0].outputs(obs_B.numpy())
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 

@@ -205,6 +205,34 @@ class GraphFreePass:
             self._trunk.backward(self._trunk_values, total)
 
 
+class DuelingPass:
+    """Forward pass of a dueling net, whose output is Q = V + A − mean(A) for each of Z atoms (arXiv:1511.06581, equation 9).
+
+    This class implements `ops.autograd.ForwardPass` with arrays.
+
+    Args: inner: pass whose outputs are the advantages [B, A · Z] and the outputs for the state [B, Z]. number: Z.
+    """
+
+    def __init__(self, inner: GraphFreePass, number: int = 1) -> None:
+        self._inner, self._number = inner, number
+        advantage_BX, state_BZ = inner.values
+        advantage_BAZ = advantage_BX.reshape(len(advantage_BX), -1, number)
+        q_BAZ = advantage_BAZ + (state_BZ - advantage_BAZ.mean(1))[:, None]
+        self.values: tuple[Any, ...] = (q_BAZ.reshape(advantage_BX.shape),)
+
+    def select_rows(self, rows: Any) -> DuelingPass:
+        return DuelingPass(self._inner.select_rows(rows), self._number)
+
+    def backward(self, *grads: Tensor | np.ndarray | None) -> None:
+        (grad,) = grads
+        assert grad is not None
+        grad_BX = as_array(grad)
+        grad_BAZ = grad_BX.reshape(len(grad_BX), -1, self._number)
+        state_BZ = grad_BAZ.sum(1)
+        advantage_BAZ = grad_BAZ - (state_BZ / grad_BAZ.shape[1])[:, None]
+        self._inner.backward(advantage_BAZ.reshape(grad_BX.shape), state_BZ)
+
+
 class GraphFreeNet(nn.Module):
     """Base class of nets that can learn without an autograd graph.
 

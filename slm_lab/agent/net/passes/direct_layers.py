@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.layers import CriticDropout
+from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.agent.net.normalization import BatchRenorm1d, renorm_corrections
 from slm_lab.agent.net.residual import ResidualBlock
 from slm_lab.agent.ops.arrays import filled_vector
@@ -346,7 +347,53 @@ class GraphFreeResidualBlock:
         return grad_x
 
 
-AnyLayer = GraphFreeLinear | GraphFreeLayerNorm | GraphFreeBatchRenorm | GraphFreeResidualBlock
+class GraphFreeNoisyLinear:
+    """Forward and backward pass of NoisyLinear, with the interface of GraphFreeLinear.
+
+    The noise must be the same in `backward` and in the last call of `forward`.
+    """
+
+    def __init__(self, module: NoisyLinear, grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
+        self.module, self.grads = module, grads
+        self._params = [one.detach() for one in (module.weight, module.bias, module.weight_sigma, module.bias_sigma)]
+        self._without_noise = GraphFreeLinear(self._params[:2], grads[:2], matmul_mode)
+        empty, zeros = ([make(one) for one in self._params[:2]] for make in (torch.empty_like, torch.zeros_like))
+        self._with_noise = GraphFreeLinear(empty, zeros, matmul_mode)
+        """Layer whose weight and bias include the noise, and whose gradients are those of the last call of `backward`."""
+        self._noise: tuple[Tensor, Tensor] | None = None
+        """Noise of the last call of `forward`."""
+        self._weight_noise = torch.empty(0)
+        """The noise ε_w = ε_out ε_inᵀ of the weight in the last call of `forward` that used noise."""
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        noise = self.module.noise
+        if noise is None:
+            self._noise = None
+            return self._without_noise.forward(x)
+        if noise is not self._noise:
+            self._noise, self._weight_noise = noise, torch.outer(noise[1], noise[0])
+        weight, bias, weight_sigma, bias_sigma = self._params
+        torch.addcmul(weight, weight_sigma, self._weight_noise, out=self._with_noise.params[0])
+        torch.addcmul(bias, bias_sigma, noise[1], out=self._with_noise.params[1])
+        return self._with_noise.forward(x)
+
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
+        assert self._noise is self.module.noise, "needs the noise of the last forward pass"
+        if self._noise is None:
+            return self._without_noise.backward(grad, x, weights, columns)
+        grad_weight, grad_bias = self._with_noise.grads
+        grad_weight.zero_()
+        grad_bias.zero_()
+        grad_x = self._with_noise.backward(grad, x, weights, columns)
+        if weights:
+            self.grads[0].add_(grad_weight)
+            self.grads[1].add_(grad_bias)
+            self.grads[2].addcmul_(grad_weight, self._weight_noise)
+            self.grads[3].addcmul_(grad_bias, self._noise[1])
+        return grad_x
+
+
+AnyLayer = GraphFreeLinear | GraphFreeLayerNorm | GraphFreeBatchRenorm | GraphFreeResidualBlock | GraphFreeNoisyLinear
 
 
 def is_supported(module: nn.Module) -> bool:
@@ -355,7 +402,7 @@ def is_supported(module: nn.Module) -> bool:
         return module.bias is not None
     if type(module) is nn.LayerNorm:
         return len(module.normalized_shape) == 1 and module.elementwise_affine and module.bias is not None
-    return type(module) in (BatchRenorm1d, ResidualBlock)
+    return type(module) in (BatchRenorm1d, NoisyLinear, ResidualBlock)
 
 
 def make_graph_free_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
@@ -363,7 +410,7 @@ def make_graph_free_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLaye
     if isinstance(module, ResidualBlock):
         return _direct_block(module, matmul_mode)
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
-    params = module.weight, module.bias
+    params = [module.weight, module.bias, *([module.weight_sigma, module.bias_sigma] if isinstance(module, NoisyLinear) else [])]
     if any(map(is_asynchronous, params)):
         return None
     grads = existing_gradients(params)
@@ -371,6 +418,8 @@ def make_graph_free_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLaye
         return GraphFreeLayerNorm(params, grads, module.eps)
     if isinstance(module, BatchRenorm1d):
         return GraphFreeBatchRenorm(module, grads)
+    if isinstance(module, NoisyLinear):
+        return GraphFreeNoisyLinear(module, grads, matmul_mode)
     return GraphFreeLinear(params, grads, matmul_mode)
 
 

@@ -287,7 +287,7 @@ def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
     for process in processes.values():
         os.kill(process, signal.SIGSTOP)
     running.kill()
-    resumed = project.start("train@latest", "--set", "env.max_frame=1000")
+    resumed = project.start("train@latest", "--set", "env.max_frame=20000")
     time.sleep(1.0)
     assert resumed.poll() is None, resumed.text
     assert not any(paths.checkpoint(index, "last").exists() for index in (0, 1))

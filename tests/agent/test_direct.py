@@ -1,5 +1,6 @@
 """Nets without an autograd graph, against those with one."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,26 @@ def test_outputs_and_gradients_are_those_of_autograd(
     near(flat.grad, expected)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_pickled_net_has_the_same_outputs_and_takes_a_graph(shared: bool) -> None:
+    net, _, obs = build(shared=shared)
+    copy = pickle.loads(pickle.dumps(net))
+    assert copy.direct.get() is None
+    for own, other in zip(net(obs), copy(obs), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_elu_of_many_elements() -> None:
+    """Near 0, for numbers that are not finite, and at both ends of float32."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=20000), -np.logspace(-38, 38, 1000), [np.nan, np.inf, -np.inf, 0.0, -0.0]]).astype(np.float32)
+    expected = torch.nn.functional.elu(torch.from_numpy(x)).numpy()
+    assert x.size > direct_layers.TORCH_ACTIVATION_SIZE
+    found = x.copy()
+    ACTIVATIONS[torch.nn.ELU].forward(found, found)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=2e-7)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_shared_body_with_tails_of_actor_and_critic(dtype: str) -> None:
     """Tails are computed in float32, and one of two outputs may have no gradient."""
@@ -104,6 +125,12 @@ def test_a_shared_body_with_tails_of_actor_and_critic(dtype: str) -> None:
         flat.grad.zero_()
         found = net.forward_pass(obs)
         assert isinstance(found, GraphFreePass)
+        actor, critic = net.direct.fast or ()
+        assert actor.trunk is critic.trunk
+        assert [layer.matmul_mode.bfloat16 for layer in actor.trunk.layers if isinstance(layer, GraphFreeLinear)] == 2 * [
+            dtype == "bfloat16"
+        ]
+        assert not any(layer.matmul_mode.bfloat16 for layer in actor.layers if isinstance(layer, GraphFreeLinear))
         for value, output in zip(found.values, outputs, strict=True):
             near(value, output, 1e-4 if dtype == "float32" else 2e-2)
         found.backward(*(grads[i].numpy().copy() if i in used else None for i in range(2)))
@@ -305,9 +332,10 @@ def test_batch_statistics_belong_to_one_pass() -> None:
         passed.backward(torch.ones(2, 4, 3))
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook", "hook of the body", "hook of the head"])
-def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
-    net, *_ = build()
+def test_frozen_layers_and_hooks_take_a_graph(change: str, shared: bool) -> None:
+    net, *_ = build(shared=shared)
     passes = net.direct
     assert passes.get() is not None
     if change == "frozen":
@@ -315,7 +343,7 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
     elif change == "pre-hook":
         handle = net.actor_body.layers[0].register_forward_pre_hook(lambda *args: None)
     else:
-        module = {"hook": net.actor_body.layers[0], "hook of the body": net.critic_body, "hook of the head": net.actor_head}[change]
+        module = {"hook": net.actor_body.layers[0], "hook of the body": net.bodies[-1], "hook of the head": net.actor_head}[change]
         handle = module.register_forward_hook(lambda *args: None)
     assert passes.get() is None
     assert (passes.get(learn=False) is None) == (change != "frozen")

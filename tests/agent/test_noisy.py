@@ -102,6 +102,25 @@ def test_passes_without_a_graph_are_those_of_autograd(
         np.testing.assert_allclose(found[3], found[2], rtol=1e-4, atol=1e-5)
 
 
+def test_new_noise_between_forward_and_backward_pass_is_refused() -> None:
+    spec = TypeAdapter(Net).validate_python({"name": "MLPNet", "hid_layers": [8], "noisy": True})
+    net = build_q_net(spec, ObservationSpace((5,)), (3,), None)
+    flat, source, rng = FlatParams(net), NoiseSource(net), np.random.default_rng(0)
+    net.enable_graph_free_pass(flat)
+    source.draw(rng)
+    passed = net.forward_pass(torch.randn(4, 5))
+    source.draw(rng)
+    with pytest.raises(RuntimeError, match="new noise"):
+        passed.backward(np.ones((4, 3), np.float32))
+
+
+def test_dueling_nets_with_several_action_components_take_a_graph() -> None:
+    spec = TypeAdapter(Net).validate_python({"name": "DuelingMLPNet", "hid_layers": [8]})
+    net = build_q_net(spec, ObservationSpace((5,)), (3, 2), None)
+    net.enable_graph_free_pass(FlatParams(net))
+    assert net.direct.fast is None
+
+
 def test_every_linear_layer_is_noisy() -> None:
     for net in NETS:
         modules = list(noisy_agent("DoubleDQN", net).algorithm.net.modules())

@@ -69,7 +69,7 @@ def build_sequences_with_trunk(
     """
     if isinstance(body, RecurrentBody):
         return None
-    trunk = GraphFreeSequence.from_modules(flatten_sequential(body.layers), body.matmul_mode, is_trunk=True)
+    trunk = GraphFreeSequence.from_modules(flatten_sequential(body.layers), body.matmul_mode, last_is_hidden=True)
     if trunk is None:
         return None
     first = GraphFreeSequence.from_modules(head, FLOAT32, trunk=trunk)

@@ -107,7 +107,7 @@ class QNet(GraphFreeNet):
             with torch.no_grad():
                 return self.critic(obs_B)
         if self.value_head is not None:
-            return self.forward_pass(obs_B, learn=False).values[0]
+            return DuelingPass(GraphFreePass(chains, obs_B.numpy())).values[0]
         q_BA = chains[0].outputs(obs_B.numpy())
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 

@@ -145,7 +145,7 @@ class Policy:
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
         """Number of different actions, if all components are discrete."""
-        # `forward` draws the noise of a noisy net
+        # noisy nets act through `forward`, which draws their noise; a NumpyActor would not
         self._numpy_actor = None if net is None or self._noise else build_numpy_actor(net.actor_body, net.actor_head, mask)
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (

@@ -30,6 +30,8 @@ _RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "eval_b
 """Entries of meta.run that record the software and the machine with which a run was trained."""
 _POWER = 0.8416
 """80 % quantile of the standard normal distribution, for a statistical power of 80 % (the probability that a true difference is shown)."""
+_NORMAL_QUANTILE = 1.9599
+"""97.5 % quantile of the standard normal distribution, which is a lower bound of the quantiles of Student's t distributions."""
 _MOST_SEEDS = 1000
 _WIDTH = 80
 
@@ -187,6 +189,8 @@ def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bo
         spread = math.sqrt(float(np.var(values, ddof=1)) + float(np.var(others, ddof=1)))
     for n in range(2, _MOST_SEEDS + 1) if gap else ():
         freedom = n - 1 if paired else 2 * n - 2
+        if gap * math.sqrt(n) < (_NORMAL_QUANTILE + _POWER) * spread:
+            continue  # the quantile of Student's t distribution is larger, and takes longer to compute
         if gap * math.sqrt(n) >= (student_t_quantile(freedom) + _POWER) * spread:
             return n
     return None

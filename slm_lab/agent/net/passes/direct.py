@@ -52,6 +52,7 @@ class GraphFreeSequence:
 
     Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use, or None to use
     all columns. trunk: sequence whose outputs are the inputs of `layers`, or None. Several GraphFreeSequences may have the same trunk.
+    `outputs` includes the trunk; `forward` and `backward` do not.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class GraphFreeSequence:
         matmul_mode: MatmulMode,
         single: bool = False,
         trunk: GraphFreeSequence | None = None,
-        is_trunk: bool = False,
+        last_is_hidden: bool = False,
     ) -> GraphFreeSequence | None:
         """Build a GraphFreeSequence from modules that run in sequence. Return None if one of the modules is not supported.
 
-        Args: matmul_mode: mode in which the hidden layers compute matrix products. The output layer always computes in float32. is_trunk:
-        whether all layers are hidden layers.
+        Args: matmul_mode: mode in which the hidden layers compute matrix products. The output layer always computes in float32. single,
+        trunk: see the class. last_is_hidden: whether the last layer is not an output layer, but also a hidden layer.
         """
         inputs = modules[0].size if modules and isinstance(modules[0], LeadingColumns) else None
         found: list[tuple[nn.Module, Activation | None]] = []
@@ -96,7 +97,7 @@ class GraphFreeSequence:
                 return None
         layers: list[tuple[AnyLayer, Activation | None]] = []
         for index, (module, activation) in enumerate(found):
-            layer = make_graph_free_layer(module, matmul_mode if is_trunk or index < len(found) - 1 else FLOAT32)
+            layer = make_graph_free_layer(module, matmul_mode if last_is_hidden or index < len(found) - 1 else FLOAT32)
             if layer is None:
                 return None
             layers.append((layer, activation))
@@ -173,6 +174,7 @@ class GraphFreePass:
 
     def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
         self._chains, self._trunk = chains, chains[0].trunk
+        assert all(one.trunk is self._trunk for one in chains)
         self._rows: Any = None
         """Indices of the input rows to which the rows of `values` belong, or None if `values` has all rows."""
         self._trunk_values = [x] if self._trunk is None else self._trunk.forward(x)
@@ -216,7 +218,7 @@ class DuelingPass:
     def __init__(self, inner: GraphFreePass, number: int = 1) -> None:
         self._inner, self._number = inner, number
         advantage_BX, state_BZ = inner.values
-        advantage_BAZ = advantage_BX.reshape(len(advantage_BX), -1, number)
+        advantage_BAZ = advantage_BX.reshape(len(advantage_BX), advantage_BX.shape[1] // number, number)
         q_BAZ = advantage_BAZ + (state_BZ - advantage_BAZ.mean(1))[:, None]
         self.values: tuple[Any, ...] = (q_BAZ.reshape(advantage_BX.shape),)
 
@@ -227,7 +229,7 @@ class DuelingPass:
         (grad,) = grads
         assert grad is not None
         grad_BX = as_array(grad)
-        grad_BAZ = grad_BX.reshape(len(grad_BX), -1, self._number)
+        grad_BAZ = grad_BX.reshape(len(grad_BX), grad_BX.shape[1] // self._number, self._number)
         state_BZ = grad_BAZ.sum(1)
         advantage_BAZ = grad_BAZ - (state_BZ / grad_BAZ.shape[1])[:, None]
         self._inner.backward(advantage_BAZ.reshape(grad_BX.shape), state_BZ)

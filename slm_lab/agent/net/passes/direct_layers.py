@@ -69,9 +69,9 @@ def _elu(x: np.ndarray, out: np.ndarray) -> None:
         torch.nn.functional.elu_(inputs)  # numpy's expm1 takes ten times as long
         return
     # exp(x) - 1 differs from expm1(x) by less than 2e-7 for x <= 0, and takes 0.55 times as long for 262,144 elements
-    negative = torch.clamp_max(inputs, 0.0)
-    np.exp(negative.numpy(), out=negative.numpy())
-    torch.maximum(inputs, negative.sub_(1.0), out=inputs)
+    saturated = torch.clamp_max(inputs, 0.0)
+    np.exp(saturated.numpy(), out=saturated.numpy())
+    torch.maximum(inputs, saturated.sub_(1.0), out=inputs)
 
 
 def _elu_backward(grad: np.ndarray, out: np.ndarray) -> None:
@@ -350,7 +350,7 @@ class GraphFreeResidualBlock:
 class GraphFreeNoisyLinear:
     """Forward and backward pass of NoisyLinear, with the interface of GraphFreeLinear.
 
-    The noise must be the same in `backward` and in the last call of `forward`.
+    `backward` must be called before new noise is drawn.
     """
 
     def __init__(self, module: NoisyLinear, grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
@@ -378,7 +378,8 @@ class GraphFreeNoisyLinear:
         return self._with_noise.forward(x)
 
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        assert self._noise is self.module.noise, "needs the noise of the last forward pass"
+        if self._noise is not self.module.noise:
+            raise RuntimeError("new noise was drawn between the forward and the backward pass of a noisy layer")
         if self._noise is None:
             return self._without_noise.backward(grad, x, weights, columns)
         grad_weight, grad_bias = self._with_noise.grads

@@ -154,3 +154,7 @@ class FastPass(Generic[F]):
                 vector.sync_parameters()
             self._update, self._held = vector.update, self._watch.is_unchanged()
         return self.fast if self._held and not (learn and vector.frozen) else None
+
+    def __reduce__(self) -> tuple[type[FastPass[F]], tuple[()]]:
+        """Make each copy of this object empty. (The modules of a copied or pickled net are other objects than the modules of this pass.)"""
+        return FastPass, ()

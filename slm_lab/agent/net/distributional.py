@@ -107,7 +107,7 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the GraphFreeSequence of the distribution parameters or, for a dueling net, those of advantages and state.
+        """Return one GraphFreeSequence for the distribution parameters or, for a dueling net, one for the advantages and one for the state.
 
         Returns None if GraphFreeSequence does not support a module of the net.
         """

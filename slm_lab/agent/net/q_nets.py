@@ -70,7 +70,7 @@ class QNet(GraphFreeNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        """Return the GraphFreeSequence of the action values or, for a dueling net, those of advantages and state value.
+        """Return one GraphFreeSequence for the action values or, for a dueling net, one for the advantages and one for the state value.
 
         Returns None if GraphFreeSequence does not support a module of the net, or if a dueling net has an action mask or actions with
         several components.
@@ -78,8 +78,7 @@ class QNet(GraphFreeNet):
         if self.value_head is not None:
             if self.mask is not None or len(self.nvec) > 1:
                 return None
-            head = flatten_sequential(self.value_head)
-            return build_sequences_with_trunk(self.actor_body, self.actor_head.output_modules(), head, single=False)
+            return build_sequences_with_trunk(self.actor_body, self.actor_head.output_modules(), [self.value_head], single=False)
         actor = build_actor_chain(self.actor_body, self.actor_head)
         return None if actor is None else [actor]
 

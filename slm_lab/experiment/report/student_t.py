@@ -6,7 +6,10 @@ from functools import cache
 
 @cache
 def student_t_quantile(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t distribution with ν = `freedom` degrees of freedom, 1 ≤ ν < ∞, computed by bisection."""
+    """Return the 97.5 % quantile of Student's t distribution, computed by bisection.
+
+    Args: freedom: degrees of freedom, a finite number ≥ 1.
+    """
     low, high = 1.9, 13.0  # the quantile is 12.706 for ν = 1 and decreases to 1.960 for ν → ∞
     while (middle := (low + high) / 2) not in (low, high):
         if student_t_tails(middle, freedom) > 0.05:

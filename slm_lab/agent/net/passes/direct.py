@@ -65,7 +65,7 @@ class GraphFreeSequence:
         self.layers, self.single, self.inputs, self.trunk = [layer for layer, _ in layers], single, inputs, trunk
         self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
         self.outputs = self._make_outputs_function()
-        """Function that maps inputs of the trunk or, without a trunk, of the first layer, float32 [B, I], to outputs [B, O]."""
+        """Function that maps inputs, float32 [B, I], to outputs [B, O]. If there is a trunk, the inputs are those of the trunk."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
         self.learns: bool = (trunk is None or trunk.learns) and all(
             layer.grads and (activation is None or activation.backward) for layer, activation in layers
@@ -174,7 +174,6 @@ class GraphFreePass:
 
     def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
         self._chains, self._trunk = chains, chains[0].trunk
-        assert all(one.trunk is self._trunk for one in chains)
         self._rows: Any = None
         """Indices of the input rows to which the rows of `values` belong, or None if `values` has all rows."""
         self._trunk_values = [x] if self._trunk is None else self._trunk.forward(x)
@@ -260,6 +259,7 @@ class GraphFreeNet(nn.Module):
         chains = self.build_graph_free_sequences() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
             chains = None
+        assert chains is None or all(one.trunk is chains[0].trunk for one in chains)
         self.direct = FastPass(chains, [*self.modules(), *others], vector, data)
 
 

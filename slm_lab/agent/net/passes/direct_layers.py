@@ -19,7 +19,8 @@ from slm_lab.agent.ops.linear import MatmulMode
 
 TORCH_ACTIVATION_SIZE = 16384
 """Minimum number of elements for which torch computes a ReLU or the derivative of an activation. For fewer elements, numpy is faster than
-torch, because numpy has less overhead per call."""
+torch, because numpy has less overhead per call. From this number of elements on, an ELU is computed from the exponential function of
+numpy."""
 
 
 class Activation(NamedTuple):

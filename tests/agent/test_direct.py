@@ -112,7 +112,7 @@ def test_a_shared_body_with_tails_of_actor_and_critic(dtype: str) -> None:
     """Tails are computed in float32, and one of two outputs may have no gradient."""
     torch.manual_seed(0)
     spec = HydraMLPNetSpec.model_validate(
-        {"name": "HydraMLPNet", "hid_layers": [[[24]], [16], [[12, 8], [6]]], "shared": True, "dtype": dtype, "layer_norm": True}
+        {"name": "HydraMLPNet", "hid_layers": [[[24]], [16], [[12, 8], [6]]], "shared": True, "dtype": dtype}
     )
     net = ActorCriticNet(spec, VECTOR, 3)
     flat = FlatParams(net)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import json
 from fnmatch import fnmatchcase
@@ -155,6 +157,10 @@ def _register(words: list[str]) -> None:
             assert main(["export", "latest", "--as", name]) == 0
 
 
+TWO_PLAYER_SPECS = {"PerfectTicTacToe": "ppo_tictactoe", "OnePlyConnectFour": "ppo_connect_four"}
+"""Scripted player in an `--against` line → the spec whose agent plays against it."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", OF_RUNS, ids=lambda text: text)
 def test_commands_about_runs_run(line: str, place: Path) -> None:
@@ -168,6 +174,7 @@ def test_commands_about_runs_run(line: str, place: Path) -> None:
     runs = [] if arguments[0] == "compare" else [("demo.json", "ppo_cartpole", "data")]
     if "@" in arguments[-1] and len(arguments) > 1:
         runs = [(*arguments[:2], "data")]
+    runs = [("agents.json", spec, "data") for player, spec in TWO_PLAYER_SPECS.items() if player in line] or runs
     for pattern in arguments[1:] if arguments[0] == "compare" else ():
         folder, _, name = pattern.rpartition("/")
         runs.append((*COMPARED[name], folder))
@@ -209,6 +216,20 @@ def _small(words: list[str]) -> list[str]:
     small["env.max_frame"] = frames * (sessions if spec.meta.distributed else 1)
     small["meta.log_frequency"] = frames
     return [word for key, value in small.items() for word in ("-s", f"{key}={value}")]
+
+
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_python_compiles_and_its_imports_exist(page: str, place: Path) -> None:
+    for block in SCRIPTS[page]:
+        compile(block.text, page, "exec")
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slm_lab"):
+                module = importlib.import_module(str(node.module))
+                assert all(hasattr(module, alias.name) or _is_module(f"{node.module}.{alias.name}") for alias in node.names), page
+
+
+def _is_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
 
 
 @pytest.mark.slow

@@ -281,12 +281,12 @@ class Session:
     def steps_per_frame(self) -> float:
         """Number of gradient steps per frame in the second half of the frames.
 
-        Raises NotMeasured if the second half has fewer than two table rows.
+        Raises NotMeasured if the second half has fewer than two table rows with different frames.
         """
         steps = curve(self.table, "opt_step")
         late = steps.frame >= 0.5 * self.last_frame
-        require_measured(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
         frames, counts = steps.frame[late], steps.value[late]
+        require_measured(len(set(frames)) > 1, "fewer than two frames with table rows in the second half of the run")
         return float((counts[-1] - counts[0]) / (frames[-1] - frames[0]))
 
     @cached_property

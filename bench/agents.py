@@ -46,7 +46,7 @@ class Pair(Sync):
 
 
 class OnePlayer(EnvPoolAgents):
-    """ConnectFour as an env with one player, who makes the moves of both sides. An observation is that of the side that moves next."""
+    """ConnectFour as an env with one player, who makes the moves of both sides and observes what the side that moves next observes."""
 
     name = ""
 
@@ -54,23 +54,23 @@ class OnePlayer(EnvPoolAgents):
         super().__init__(replace(target, id="ConnectFour-v1", registration=None))
         self.agents = ()
 
-    def _own(self, values: Any) -> Any:
+    def _moving_rows(self, values: Any) -> Any:
         """Return the rows of the sides that move next."""
         rows = 2 * self._envs_N + self._turn_N
         return {key: value[rows] for key, value in values.items()} if isinstance(values, dict) else values[rows]
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         self.agents = ("one", "other")
-        return self._forget(self._own(super().reset(seeds)))
+        return self._as_one_player(self._moving_rows(super().reset(seeds)))
 
     def step(self, action: np.ndarray) -> RawStep:
         self.agents = ("one", "other")
         raw = super().step(action.repeat(2))
-        flags = (self._own(raw.reward_N), self._own(raw.terminated_N), self._own(raw.truncated_N))
-        return self._forget(RawStep(self._own(raw.obs), *flags, None))
+        flags = (self._moving_rows(raw.reward_N), self._moving_rows(raw.terminated_N), self._moving_rows(raw.truncated_N))
+        return self._as_one_player(RawStep(self._moving_rows(raw.obs), *flags, None))
 
-    def _forget(self, value: Value) -> Value:
-        """Return `value`, after a change of the attributes to those of an env with one player."""
+    def _as_one_player(self, value: Value) -> Value:
+        """Set the attributes to those of an env with one player, and return `value`."""
         self.agents, self.acts_N = (), None
         return value
 
@@ -124,12 +124,12 @@ def main() -> None:
     sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}\n")
     for name in arguments.cases:
         several, one, factor = CASES[name]
-        found = []
+        ratios = []
         for number in range(arguments.pairs):
             runs = [start(body, number % (os.cpu_count() or 1)) for body in (several, one)]
             fps = [float(last_line(run)) for run in runs]
-            found.append(factor * fps[0] / fps[1])
-        mean, low, high = ratio(found)
+            ratios.append(factor * fps[0] / fps[1])
+        mean, low, high = ratio(ratios)
         sys.stdout.write(f"{name}: {mean:.3f} ({low:.3f} to {high:.3f}) of the frames per second with one agent\n")
         sys.stdout.flush()
 

@@ -99,7 +99,7 @@ def frames_per_second(spec: Spec, seconds: float) -> float | None:
 
 
 def rates(name: str, seconds: float, envs: Sequence[str] = ()) -> Iterator[Rate]:
-    """Yield the measured rate of each entry of a study in each env (or each of `envs`) in which it lacks results."""
+    """Yield the measured rate of each entry of a study in each env (or each of `envs`) in which the entry lacks results."""
     missing = missing_runs(study_of(name), STUDIES[name].results)
     left = Counter((run.entry, run.env) for run in missing)
     first: dict[tuple[str, str], StudyRun] = {}
@@ -133,11 +133,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name not in STUDIES:
             parser.error(f"unknown study '{name}'; expected one of {', '.join(STUDIES)}")
     logging.disable(logging.WARNING)
-    found = [rate for name in options.names or STUDIES for rate in rates(name, options.seconds, options.env)]
+    measured = [rate for name in options.names or STUDIES for rate in rates(name, options.seconds, options.env)]
     sys.stdout.write("| study | env | entry | runs left | frames | frames/s | hours of a core |\n|---|---|---|---|---|---|---|\n")
-    sys.stdout.write("".join(f"{line(rate)}\n" for rate in found))
-    for name in dict.fromkeys(rate.study for rate in found):
-        hours = sum(rate.hours or 0.0 for rate in found if rate.study == name)
+    sys.stdout.write("".join(f"{line(rate)}\n" for rate in measured))
+    for name in dict.fromkeys(rate.study for rate in measured):
+        hours = sum(rate.hours or 0.0 for rate in measured if rate.study == name)
         sys.stdout.write(f"{name}: {hours:.1f} hours\n")
     sys.stdout.write(f"{processor_name()}\n")
 

@@ -103,7 +103,7 @@ SHORT_TABLES = {
 
 
 def scores(study: Study, rows: Sequence[EntryResult]) -> str:
-    """Return the text of docs/BENCHMARKS.md, in which the table has a row for each entry that has results."""
+    """Return the text of docs/BENCHMARKS.md. The first table has a row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{bullets(explanations(study, head))}\n"
     return f"{INTRO}{classic}\n{TABLES_INTRO}{tables_text()}"
@@ -127,11 +127,11 @@ def with_short_table(page: Path, rows: Sequence[EntryResult]) -> str:
 
     The table has the score of each algorithm in each env, with the published score in brackets.
     """
-    known = {(row.entry, row.env): row for row in rows}
+    row_of = {(row.entry, row.env): row for row in rows}
     envs = list(dict.fromkeys(row.env for row in rows if row.published is not None))
-    shown = [(algorithm, [known.get((algorithm, env)) for env in envs]) for algorithm in SHORT_TABLES[page]]
-    table = markdown([["", *envs], *([algorithm, *map(_short_cell, found)] for algorithm, found in shown)])
-    seeds = sorted({row.seeds for _, found in shown for row in found if row is not None})
+    shown = [(algorithm, [row_of.get((algorithm, env)) for env in envs]) for algorithm in SHORT_TABLES[page]]
+    table = markdown([["", *envs], *([algorithm, *map(_short_cell, cells)] for algorithm, cells in shown)])
+    seeds = sorted({row.seeds for _, cells in shown for row in cells if row is not None})
     over = " to ".join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))
     note = (
         f"Each score is the mean over {over or 0} seeds. The score that SLM Lab v5 published for the same number of frames is in brackets."
@@ -163,11 +163,11 @@ def _cells(study: Study, row: EntryResult) -> list[str]:
 def with_table(study: Study, folder: Path) -> str:
     """Return the text of the page that belongs to a folder of results, with an updated table.
 
-    If the page explains the columns of all its tables in one place, the table has only those explanations that belong to its study.
+    If the page has a list that explains the columns of all tables, only the explanations that belong to the study follow the table.
     """
-    page, found = _page(folder), study_settings(study, results_of(study, folder))
-    shown, reason = with_usable_metric(study, found)
-    table = markdown_table(shown, study_rows(shown, found), reason, general=not _has_column_texts(page))
+    page, settings = _page(folder), study_settings(study, results_of(study, folder))
+    shown, reason = with_usable_metric(study, settings)
+    table = markdown_table(shown, study_rows(shown, settings), reason, general=not _has_column_texts(page))
     return _between(f"study {study.name}", table, page)
 
 
@@ -179,9 +179,11 @@ def with_column_texts(page: Path) -> str:
     """Return the text of a page with an updated list that explains the columns of all tables of the page."""
     studies = [study_of(name) for name, kept in STUDIES.items() if _page(kept.results) == page and any(kept.results.glob("*_seed*.json"))]
     columns = ["score", "interquartile mean", "gradient norm variance"]
-    columns += ["difference"] if any(one.spec.baseline is not None for one in studies) else []
-    columns += ["solved"] if any(one.solve_score(env) is not None for one in studies for env in one.envs) else []
-    columns += ["published"] if any(one.published_score(run.entry, run.env) is not None for one in studies for run in one.runs) else []
+    columns += ["difference"] if any(study.spec.baseline is not None for study in studies) else []
+    columns += ["solved"] if any(study.solve_score(env) is not None for study in studies for env in study.envs) else []
+    columns += (
+        ["published"] if any(study.published_score(run.entry, run.env) is not None for study in studies for run in study.runs) else []
+    )
     return _between("columns", f"{bullets(general_explanations(studies, columns).values())}\n", page)
 
 

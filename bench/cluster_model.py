@@ -2,8 +2,8 @@
 
 Hogwild across nodes is a closed queueing network. Each of n workers repeatedly collects a rollout, computes a gradient, sends the gradient
 to the parameter server and waits for the answer; the server handles one message after the other. Mean value analysis (Reiser and Lavenberg
-1980) gives the rate of such a network. It assumes exponentially distributed service times, so its result is slightly too low for service
-times that vary less.
+1980) gives the rate of such a network. The analysis assumes exponentially distributed service times, so the predicted rate is slightly too
+low for service times that vary less.
 
 The service times are measured on this machine (bench.cluster_times): the parts without Ray in this process, and a Ray message between two
 processes. With `--check`, A3C is trained on 1, 2 and 3 nodes on this machine, and the measured rate is printed beside the prediction. This
@@ -87,8 +87,8 @@ def check(hidden: int, rounds: int, frames: int) -> None:
                     _say(f"round {number}, {workers} nodes: measured {measured:,.0f}, predicted {predicted:,.0f} frames/s")
             finally:
                 cluster.shutdown()
-    for workers, found in ratios.items():
-        _say(f"{workers} nodes: predicted / measured, median of {rounds}: {statistics.median(found):.2f}")
+    for workers, round_ratios in ratios.items():
+        _say(f"{workers} nodes: predicted / measured, median of {rounds}: {statistics.median(round_ratios):.2f}")
 
 
 def _say(text: str) -> None:

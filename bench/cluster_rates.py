@@ -102,9 +102,9 @@ def pushes(processes: int | None) -> float:
         assert abs(trainer.flat.size - 1.7e6) < 0.01e6
         trainer.flat.grad.copy_(torch.from_numpy(np.random.default_rng(0).normal(size=trainer.flat.size).astype(np.float32)))
         lr_G = [group.optimizer.lr for group in trainer.groups]
-        found = rate(lambda: shared.push(trainer.step_with_remote_gradient, lr_G, trainer.flat.frozen))
+        pushes_per_s = rate(lambda: shared.push(trainer.step_with_remote_gradient, lr_G, trainer.flat.frozen))
         session.close()
-    return found
+    return pushes_per_s
 
 
 def divide_among(processes: int | None) -> None:
@@ -147,14 +147,14 @@ def a3c(cluster: str | None, frames: int) -> float:
 
 def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base: str) -> None:
     """Print the rate of each case, and its ratio to the rate of the case `base` in the same round."""
-    found: dict[str, list[float]] = {name: [] for name in cases}
+    measured: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds):
         names = list(cases)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(in_new_process(cases[name]))
-            say(f"round {number}: {name}: {found[name][-1]:,.1f} {unit}/s (load {os.getloadavg()[0]:.1f})")
-    for name, rates in found.items():
-        ratios = [one / other for one, other in zip(rates, found[base], strict=True)]
+            measured[name].append(in_new_process(cases[name]))
+            say(f"round {number}: {name}: {measured[name][-1]:,.1f} {unit}/s (load {os.getloadavg()[0]:.1f})")
+    for name, rates in measured.items():
+        ratios = [this / other for this, other in zip(rates, measured[base], strict=True)]
         spread = f"{median(rates):,.1f} ({min(rates):,.1f} to {max(rates):,.1f}) {unit}/s"
         say(f"{name}: {spread}, {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) × {base}")
 

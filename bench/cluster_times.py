@@ -91,7 +91,7 @@ def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
 
 
 class _Timed(ActorHandle):
-    """Handle of a parameter server in this process. The handle measures the time of the server and the size of its messages."""
+    """Handle of a parameter server in this process. The handle measures the time of the server and the sizes of the messages."""
 
     actor: ParameterServer
 
@@ -198,10 +198,10 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
         clients_s: list[float] = []
 
         def timed_push(*arguments: Any) -> None:
-            begin, inside = perf_counter(), sum(one.inside for one in _HANDLES.values())
+            begin, inside = perf_counter(), sum(handle.inside for handle in _HANDLES.values())
             push_update(*arguments)
             pushes_s.append(perf_counter() - begin)
-            clients_s.append(pushes_s[-1] - sum(one.inside for one in _HANDLES.values()) + inside)
+            clients_s.append(pushes_s[-1] - sum(handle.inside for handle in _HANDLES.values()) + inside)
 
         session.agent.algorithm.trainer.shared.push = timed_push
         rollouts_s, updates_s = time_updates(session)
@@ -307,7 +307,7 @@ def with_messages(times: Times, hidden: int, address: str, cores: int) -> tuple[
             barrier = manager.Barrier(processes)
             arguments = [hidden, address, times.push // times.processes, times.pull // times.processes, barrier]
             with ProcessPoolExecutor(processes, context) as pool:
-                return list(pool.map(_train, *([one] * processes for one in arguments)))
+                return list(pool.map(_train, *([argument] * processes for argument in arguments)))
 
         ((_, rollout, gradient),) = run(1)
         rates = [rate for rate, _, _ in run(cores + 1)]

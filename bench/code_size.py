@@ -59,23 +59,23 @@ def code_lines(file: Path) -> int:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     kinds = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    found: set[int] = set()
+    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in kinds:
-            found.update(range(token.start[0], token.end[0] + 1))
-    return len(found - docstrings)
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
 
 
 def ours(name: str) -> tuple[int, int]:
-    """Return the code lines of an algorithm's file, and of this file together with the files of its base classes."""
-    kind = ALGORITHMS[name].implementation()
-    own = Path(inspect.getfile(kind))
-    bases = {Path(inspect.getfile(base)) for base in kind.__mro__ if issubclass(base, Algorithm)}
-    return code_lines(own), sum(map(code_lines, bases))
+    """Return (code lines of the file of an algorithm, code lines of this file and the files of the algorithm's base classes)."""
+    implementation = ALGORITHMS[name].implementation()
+    file = Path(inspect.getfile(implementation))
+    bases = {Path(inspect.getfile(base)) for base in implementation.__mro__ if issubclass(base, Algorithm)}
+    return code_lines(file), sum(map(code_lines, bases))
 
 
 def of_sb3(name: str, packages: Path) -> tuple[int, int] | None:
-    """Return the same numbers as `ours` for Stable-Baselines3 or its contrib package; None if neither has the algorithm."""
+    """Return the numbers that `ours` returns, for Stable-Baselines3 or its contrib package; None if neither has the algorithm."""
     file = PEERS[name].sb3
     if not file:
         return None

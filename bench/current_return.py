@@ -37,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     differences = [compare(file, name, seed) for file, name in SPECS for seed in seeds]
-    within = sum(abs(one) <= 2.0 for one in differences)
+    within = sum(abs(difference) <= 2.0 for difference in differences)
     sys.stdout.write(f"{within} of {len(differences)} differences are at most two standard errors\n")
 
 

@@ -46,7 +46,7 @@ def recorded(name: str) -> dict[str, np.ndarray]:
         observations.append(raw.obs)
         rewards.append(raw.reward_N[0])
     backend.close()
-    parts = {key: np.stack([one[key][0] for one in observations]) for key in observations[0]}
+    parts = {key: np.stack([observation[key][0] for observation in observations]) for key in observations[0]}
     return {"action": actions[:-1], "reward": np.array(rewards), **{f"obs_{key}": value for key, value in parts.items()}}
 
 
@@ -56,7 +56,7 @@ def planar_angles(cos_sin: np.ndarray, physics: Any) -> list[float]:
     parents = [None, 0, 1, 2, 0, 4, 5]  # torso, right thigh, leg, foot, left thigh, leg, foot
     relative = [angle - (0.0 if parent is None else angles[parent]) for angle, parent in zip(angles, parents, strict=True)]
     signs = physics.model.jnt_axis[2:, 1]
-    return [float((one + np.pi) % (2 * np.pi) - np.pi) * sign for one, sign in zip(relative, signs, strict=True)]
+    return [float((angle + np.pi) % (2 * np.pi) - np.pi) * sign for angle, sign in zip(relative, signs, strict=True)]
 
 
 def cheetah_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
@@ -102,8 +102,8 @@ def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
             env.physics.data.qpos[:] = POSITIONS[domain](obs, env.physics)
             env.physics.data.qvel[:] = obs["velocity"]
 
-    def difference(step: int, found: Any) -> float:
-        return max(float(np.abs(np.ravel(found.observation[key]) - np.ravel(value[step + 1])).max()) for key, value in parts.items())
+    def difference(step: int, timestep: Any) -> float:
+        return max(float(np.abs(np.ravel(timestep.observation[key]) - np.ravel(value[step + 1])).max()) for key, value in parts.items())
 
     result: dict[str, Any] = {}
     for way, each in (("each step", True), ("all steps", False)):
@@ -113,8 +113,8 @@ def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
         for step, action in enumerate(data["action"]):
             if each and step:
                 restore(step)
-            found = env.step(action)
-            steps.append((difference(step, found), abs(found.reward - data["reward"][step]), found.reward))
+            timestep = env.step(action)
+            steps.append((difference(step, timestep), abs(timestep.reward - data["reward"][step]), timestep.reward))
         result[way] = summary(np.array(steps), data["reward"])
     return result
 

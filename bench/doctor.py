@@ -181,7 +181,7 @@ HEALTHY = {
 def trained(folder: Path, training: Training) -> Path:
     """Return the folder of a run, which is trained first if it does not exist."""
     if not any(folder.glob("*/*_trial_metrics_scalar.json")):
-        sets = [part for one in (ONE, *training.sets) for part in ("--set", one)]
+        sets = [part for setting in (ONE, *training.sets) for part in ("--set", setting)]
         command = [sys.executable, "run_lab.py", f"{training.file}.json", training.name, "train", *sets, "--data-dir", str(folder)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode:
@@ -195,7 +195,7 @@ def rank(diagnosis: Diagnosis, expected: Sequence[str]) -> int | None:
     return next((place for place, rule in enumerate(rules, 1) if rule in expected), None)
 
 
-def _moved(training: Training, base: str | None, seed: int) -> Training:
+def _with_base_and_seed(training: Training, base: str | None, seed: int) -> Training:
     """Return a run with another seed and, if its spec is from demo.json, with the spec `base`."""
     if base is not None and training.file == DEMO[0]:
         training = training._replace(file=base, name=base)
@@ -213,7 +213,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases = FAULTS if arguments.what == "faults" else HEALTHY
     if arguments.what == "faults":
-        cases = {name: _moved(training, arguments.base, arguments.seed) for name, training in cases.items()}
+        cases = {name: _with_base_and_seed(training, arguments.base, arguments.seed) for name, training in cases.items()}
     named = alarms = 0
     if arguments.only:
         cases = {name: training for name, training in cases.items() if any(part in name for part in arguments.only)}

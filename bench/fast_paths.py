@@ -52,7 +52,7 @@ def start(path: FastPath, switch: str, core: int) -> subprocess.Popen[str]:
 
 
 def gain(path: FastPath, number: int) -> float:
-    """Return the CPU time without the path divided by the CPU time with it, in pair `number`."""
+    """Return the CPU time without the path divided by the CPU time with the path, in pair `number`."""
     runs = {switch: start(path, switch, number // 2 % (os.cpu_count() or 1)) for switch in (("on", "off") if number % 2 else ("off", "on"))}
     seconds = {switch: float(last_line(run)) for switch, run in runs.items()}
     return seconds["off"] / seconds["on"]

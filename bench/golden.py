@@ -2,9 +2,9 @@
 
 Equal results show that a refactoring changes no number.
 
-Each case is a short training with a fixed seed, which both checkouts run on this machine. The columns of every table (except columns that
-depend on the clock) and every float tensor of the last checkpoint are compared by their SHA-256. The hashes are not kept, since sums of
-floats differ between processors.
+Each case is a short training with a fixed seed. Both checkouts run the case on this machine. The columns of every table (except columns
+that depend on the clock) and every float tensor of the last checkpoint are compared by their SHA-256. The hashes are not kept, since sums
+of floats differ between processors.
 """
 
 import argparse
@@ -166,7 +166,7 @@ def results(name: str) -> dict[str, str]:
 
     import slm_lab
 
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     with TemporaryDirectory() as folder:
         spec_file = Path(folder) / "spec.json"
         spec_file.write_text(json.dumps({name: body(name)}))
@@ -176,12 +176,12 @@ def results(name: str) -> dict[str, str]:
                 rows = list(csv.DictReader(file))
             for column in rows[0]:
                 if column not in TIMED:
-                    found[f"{table.name}:{column}"] = digest("\n".join(row[column] for row in rows).encode())
+                    hashes[f"{table.name}:{column}"] = digest("\n".join(row[column] for row in rows).encode())
         for path in sorted(Path(folder).glob("*/model/*_ckpt-last.pt")):
             for tensor in _tensors(torch.load(path, weights_only=True)):
                 key = digest(tensor.contiguous().numpy().tobytes())
-                found[f"{path.name}:tensor:{key}"] = key
-    return found
+                hashes[f"{path.name}:tensor:{key}"] = key
+    return hashes
 
 
 def _tensors(item: Any) -> list[Any]:
@@ -200,8 +200,8 @@ def run(checkout: Path, names: list[str]) -> dict[str, dict[str, str]]:
     done = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{checkout}: {done.stderr[-3000:]}")
-    found: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    outputs: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    return outputs
 
 
 def main() -> int:

@@ -3,8 +3,8 @@
 The checks come first: three updates of every algorithm give the same result as on the CPU, a checkpoint of the device is loaded on the CPU
 and then again on the device, and two processes train one shared net. After the checks, the gradient steps per second of PPO, SAC and CrossQ
 are measured with small and large nets: slm_lab on the CPU (one thread, as in a Session), slm_lab on the device, and a minimal loop of plain
-torch on the device, whose data never leave the device. The data are random, and no environment is used. The command prints a table and
-writes a JSON file. With `--dry-run`, the code paths of the device are used on the CPU, with tiny sizes.
+torch on the device, in which the data never leave the device. The data are random, and no environment is used. The command prints a table
+and writes a JSON file. With `--dry-run`, the code paths of the device are used on the CPU, with tiny sizes.
 
 Exit status: 0 on success, 1 if a check failed, 2 if there is no CUDA device.
 """
@@ -76,10 +76,10 @@ def paths_of(device: str, dry: bool) -> Iterator[None]:
 
 
 def check_updates(case: Case, device: str, dry: bool) -> str:
-    """Train an agent on the CPU and an agent on the device with the same steps; return a text on the difference, or "".
+    """Train an agent on the CPU and an agent on the device with the same steps; return a description of the difference, or "".
 
-    The weights of both agents are equal before each update, since rounding errors grow over several updates, by an amount that depends on
-    the processor.
+    The weights of both agents are made equal before each update, since rounding errors grow over several updates by an amount that depends
+    on the processor.
     """
     net = {"clip_grad_val": 0.5} | ({"hid_layers": [7]} if case.net == "MLPNet" else {})  # an odd size causes gaps in the flat vector
     spec, info = case.spec(2, net), case.info()
@@ -112,7 +112,7 @@ def check_updates(case: Case, device: str, dry: bool) -> str:
 
 
 def update_difference(first: Metrics, second: Metrics) -> str:
-    """Return a text on the difference between the metrics of two updates, or ""."""
+    """Return a description of the difference between the metrics of two updates, or ""."""
     assert first.grad_norm is not None
     assert second.grad_norm is not None
     if np.allclose([first.loss, first.grad_norm], [second.loss, second.grad_norm], rtol=TOLERANCE, atol=TOLERANCE):
@@ -121,13 +121,13 @@ def update_difference(first: Metrics, second: Metrics) -> str:
 
 
 def weight_difference(here: Agent, there: Agent) -> str:
-    """Return a text on the largest difference between the weights of two agents, or "" if it is at most TOLERANCE."""
+    """Return a description of the largest difference between the weights of two agents, or "" if it is at most TOLERANCE."""
     worst = max(float((value - there.weights()[key]).abs().max()) for key, value in here.weights().items())
     return f"weights differ by {worst:.2g}" if worst > TOLERANCE else ""
 
 
 def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bool) -> str:
-    """Load the state of `there` in `here`, and then in `there` again; return a text if a loaded state differs, or ""."""
+    """Load the state of `there` into `here`, and then back into `there`; return a message if a loaded state differs, or ""."""
     with paths_of(device, dry):
         state = copy.deepcopy(there.state_dict())
     here.load_state_dict(state)
@@ -148,7 +148,7 @@ def on_cpu(state: Any) -> Any:
 
 
 def check_workers(gpu: bool) -> str:
-    """Train one shared net with two processes; return a text on the failure, or ""."""
+    """Train one shared net with two processes; return a description of the failure, or ""."""
     spec = {
         "agent": {
             "algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
@@ -164,7 +164,7 @@ def check_workers(gpu: bool) -> str:
 
 
 def run_checks(device: str, dry: bool) -> dict[str, str]:
-    """Run and print all checks; return name → "ok" or a text on the failure."""
+    """Run and print all checks; return name → "ok" or a description of the failure."""
     checks: dict[str, Callable[[], str]] = {name: partial(check_updates, case, device, dry) for name, case in CHECKS.items()}
     if not dry:
         checks["two workers, one net"] = partial(check_workers, True)
@@ -382,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
     out["checks"], out["rows"] = run_checks(device, dry), print_speeds(device, dry)
     out["seconds"] = time.perf_counter() - begin
     asked.out.write_text(json.dumps(out, indent=1) + "\n")
-    return int(any(found != "ok" for found in out["checks"].values()))
+    return int(any(result != "ok" for result in out["checks"].values()))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ _ROWS = 4096
 class TwoOf40(gym.Env[Any, Any]):
     """Observations are float32 [4]. The reward is 1 for one of the two valid actions. A step costs as little as possible in Python.
 
-    The mask, bool [40], is in info["action_mask"]; the method `action_masks` returns it for libraries that call this method.
+    The mask, bool [40], is in info["action_mask"]. The method `action_masks` returns the mask for libraries that call this method.
     """
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)

@@ -94,10 +94,10 @@ def main() -> None:
         for number in range(options.rounds):
             for async_rl in (False, True) if number % 2 == 0 else (True, False):
                 results[async_rl].append(measured(case, async_rl, epochs))
-        sync, asynchronous = ([one["fps"] for one in results[mode]] for mode in (False, True))
+        sync, asynchronous = ([result["fps"] for result in results[mode]] for mode in (False, True))
         ratios = [b / a for a, b in zip(sync, asynchronous, strict=True)]
-        busy = [mean(one["learner_busy"] for one in results[mode]) for mode in (False, True)]
-        lag = mean(one["lag"] for one in results[True])
+        busy = [mean(result["learner_busy"] for result in results[mode]) for mode in (False, True)]
+        lag = mean(result["lag"] for result in results[True])
         spread = f"{median(asynchronous) / median(sync):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         speeds = f"{median(sync):10,.0f} {median(asynchronous):10,.0f}"
         sys.stdout.write(f"{case:10} {epochs:6} {speeds}  {spread:20} {busy[0]:5.0%} → {busy[1]:4.0%} {lag:6.1f}\n")

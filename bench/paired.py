@@ -63,7 +63,7 @@ def start_python(words: Sequence[str], core: int | None, checkout: Path = ROOT) 
 
 
 def start(checkout: Path, case: str, core: int | None) -> subprocess.Popen[str]:
-    """Start a run, which prints its CPU time if it runs on one core, and frames per second if it uses all cores (`core` is None)."""
+    """Start a run. A run on one core prints its CPU time. A run on all cores (`core` is None) prints its frames per second."""
     frames = str(FRAMES[case])
     if core is None:
         return start_python([str(ROOT / "bench" / "ours.py"), case, frames], core, checkout)
@@ -91,7 +91,7 @@ def pair(checkouts: Sequence[Path], case: str, number: int) -> list[float]:
 
 def ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of the ratios of the pairs, and the bounds of its 95 % confidence interval."""
-    logs = [math.log(one) for one in ratios]
+    logs = [math.log(value) for value in ratios]
     half = T95[len(logs) - 1] * stdev(logs) / math.sqrt(len(logs))
     return math.exp(fmean(logs)), math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
 

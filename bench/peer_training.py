@@ -82,10 +82,10 @@ def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
     envs reset in the step that ends an episode; their `final_info`, which the script prints, is removed; and TransformObservation receives
     the observation space of its env.
     """
-    found = importlib.util.find_spec("cleanrl")
-    if found is None or not found.submodule_search_locations:
+    package = importlib.util.find_spec("cleanrl")
+    if package is None or not package.submodule_search_locations:
         raise SystemExit("CleanRL is not found: set PYTHONPATH to a checkout of https://github.com/vwxyzjn/cleanrl")
-    script = Path(next(iter(found.submodule_search_locations))) / "ppo_continuous_action.py"
+    script = Path(next(iter(package.submodule_search_locations))) / "ppo_continuous_action.py"
     make, transform = gym.make, gym.wrappers.TransformObservation
 
     class SameStep(gym.vector.SyncVectorEnv):
@@ -100,7 +100,9 @@ def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
     sys.argv = [str(script), *(word for key, value in arguments.items() for word in (f"--{key}", str(value))), "--no-cuda"]
     with (
         patch.object(gym, "make", lambda *args, **kwargs: Recorder(make(*args, **kwargs), log)),
-        patch.object(gym.wrappers, "TransformObservation", lambda one, function: transform(one, function, one.observation_space)),
+        patch.object(
+            gym.wrappers, "TransformObservation", lambda base_env, function: transform(base_env, function, base_env.observation_space)
+        ),
         patch.object(gym.vector, "SyncVectorEnv", SameStep),
     ):
         runpy.run_path(str(script), run_name="__main__")
@@ -179,13 +181,13 @@ PROGRAMS: dict[str, Callable[[str, int, int, Log], Results]] = {
 def versions() -> dict[str, str]:
     """Return package → version of the relevant packages that are installed."""
     packages = ("stable-baselines3", "sbx-rl", "gymnasium", "mujoco", "torch", "jax")
-    found = {}
+    installed = {}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def main(program: str, env: str, frames: str, seed: str, file: str) -> None:

@@ -40,7 +40,7 @@ class Beside(NamedTuple):
     """Key of PROGRAMS in peer_training.py."""
     peer: Peer
     of: str
-    """Label of the entry of the study with which the agent is compared."""
+    """Label of the study's entry with which the agent is compared."""
 
 
 PEERS = {
@@ -84,17 +84,17 @@ def peer_runs(study: Study, folder: Path) -> Iterator[PeerRun]:
 
 
 def with_peers(study: Study, folder: Path) -> tuple[StudyPlan, list[ResultRun]]:
-    """Return the study with the additional runs of its peers that have results, and these results."""
-    found = [run for run in peer_runs(study, folder) if run.file.is_file()]
-    planned = tuple(PlannedRun(run.beside.label, run.env, run.random_seed) for run in found)
+    """Return (the study, with additional runs for the runs of its peers that have results; these results)."""
+    finished = [run for run in peer_runs(study, folder) if run.file.is_file()]
+    planned = tuple(PlannedRun(run.beside.label, run.env, run.random_seed) for run in finished)
     plan = StudyPlan(study.name, study.source, study.spec, study.raw, (*study.runs, *planned), study.scores, study.sets)
-    return plan, [ResultRun(run.file) for run in found]
+    return plan, [ResultRun(run.file) for run in finished]
 
 
 def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:
     """Return the training rows that slm_lab would have written for these episodes.
 
-    There is a row at each multiple of `every` frames, and at the end. The time of a row is the time of the last episode before it.
+    There is a row at each multiple of `every` frames, and at the end. The time of a row is the time of the last episode before the row.
 
     Args: episodes: [frame, seconds, return] of each episode, in order.
     """
@@ -115,14 +115,16 @@ def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:
 
 def evaluation_rows(evaluations: Iterable[tuple[float, float, Sequence[float]]]) -> Table:
     """Return the evaluation rows of evaluations given as (frame, seconds, returns)."""
-    found = [(frame, seconds, sum(returns) / len(returns)) for frame, seconds, returns in evaluations]
-    return {name: [one[index] for one in found] for index, name in enumerate(("frame", "wall_t", "total_reward"))}
+    means = [(frame, seconds, sum(returns) / len(returns)) for frame, seconds, returns in evaluations]
+    return {name: [row[index] for row in means] for index, name in enumerate(("frame", "wall_t", "total_reward"))}
 
 
 def result(run: PeerRun, content: dict[str, Any], model: str) -> dict[str, Any]:
     """Return the content of a result file.
 
-    Args: content: the output of peer_training.py. model: name of the processor.
+    Args:
+        content: the output of peer_training.py.
+        model: name of the processor.
     """
     settings = {"env.name": run.env_id, "env.max_frame": run.frames, **content["settings"]}
     if content["evaluations"]:

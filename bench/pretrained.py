@@ -1,8 +1,8 @@
 """Train the pretrained agents that the package contains: `python -m bench.pretrained [SPEC …]`.
 
 Each entry of the study `benchmarks` with a published score has an agent, unless the agent has more than 150 kB or plays worse than the
-score. It is named after its spec and written to slm_lab/pretrained/. The run with the best seed of the table is trained again; with the
-same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last weights of the best
+score. The agent is named after its spec and written to slm_lab/pretrained/. The run with the best seed of the table is trained again; with
+the same versions and processor as in the table, the training gives the same weights. The best checkpoint and the last weights of the best
 Session each play 100 episodes; the weights with the higher mean return are kept, together with this return. Existing agents are only
 replaced if their specs are given.
 """
@@ -54,10 +54,10 @@ def best_seeds() -> Iterator[Best]:
     study = study_of("benchmarks")
     results = results_of(study, STUDIES["benchmarks"].results)
     for row in study_rows(study, study_settings(study, results)):
-        found = [one.content for one in results if (one.content["entry"], one.content["env"]) == (row.entry, row.env)]
+        contents = [result.content for result in results if (result.content["entry"], result.content["env"]) == (row.entry, row.env)]
         scores = {
             (content["random_seed"], int(session)): fmean(table["total_reward"][-LAST_ROWS:])
-            for content in found
+            for content in contents
             for session, table in content["train"].items()
         }
         if row.published is not None and scores:
@@ -74,16 +74,16 @@ def write_agent(best: Best) -> str:
         played = {which: _returns(training, which, best.session) for which in CHECKPOINTS}
         which = max(CHECKPOINTS, key=lambda each: fmean(played[each]))
         agent = load_trained(training, which, best.session)
-        known = policy_facts(training, {**agent.saved, "frame": agent.saved["global_frame"], **_mean(played[which])}, agent.path)
-        about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
+        facts = policy_facts(training, {**agent.saved, "frame": agent.saved["global_frame"], **_mean(played[which])}, agent.path)
+        about = {"source": facts.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
         weights = Path(folder) / WEIGHTS
-        tensor_file.save(weights, {**known.saved, **about})
+        tensor_file.save(weights, {**facts.saved, **about})
         size, score = weights.stat().st_size, best.row.score
         described = f"{best.run.name}, session {best.session}, {which}: {fmean(played[which]):.4g}, {size:,} bytes"
         if size > MAX_BYTES or (score is not None and fmean(played[which]) < score.value):
             return f"{name}: not written: {described}"
         (PRETRAINED / name).mkdir(parents=True, exist_ok=True)
-        replace_file(PRETRAINED / name / CARD, model_card(name, known, agent, None, is_named=True).encode())
+        replace_file(PRETRAINED / name / CARD, model_card(name, facts, agent, None, is_named=True).encode())
         replace_file(PRETRAINED / name / WEIGHTS, weights.read_bytes())
         replace_file(PRETRAINED / name / SPEC, public_spec(training.spec_file))  # last: an agent without its spec is trained again
     return f"{name}: {described}"
@@ -105,10 +105,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.pretrained", description="Train the pretrained agents.")
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="names of specs (default: all specs without an agent)")
     chosen = parser.parse_args().specs
-    known = {best.run.spec.name: best for best in best_seeds()}
-    if wrong := sorted(set(chosen) - known.keys()):
-        parser.error(f"unknown spec {', '.join(wrong)}; expected some of {', '.join(known)}")
-    for name, best in known.items():
+    best_of = {best.run.spec.name: best for best in best_seeds()}
+    if wrong := sorted(set(chosen) - best_of.keys()):
+        parser.error(f"unknown spec {', '.join(wrong)}; expected some of {', '.join(best_of)}")
+    for name, best in best_of.items():
         if name in chosen or (not chosen and model_in(PRETRAINED / name) is None):
             sys.stdout.write(f"{write_agent(best)}\n")
             sys.stdout.flush()

@@ -53,7 +53,7 @@ class Section(NamedTuple):
     """Study → source of the published scores in its file; "": none. If two studies have the same env, the run with more frames is used."""
     text: str
     reference: str = ""
-    """Source of the published scores that are thresholds for the column of seconds, and 1 in the interquartile mean over envs."""
+    """Source of the published scores that are thresholds for the column of seconds and that count as 1 in the interquartile mean."""
 
 
 SECTIONS = (
@@ -144,12 +144,12 @@ class Scored(NamedTuple):
 
 def scored(name: str) -> list[Scored]:
     """Return the agents and envs for which a study has results."""
-    found = study_of(name)
-    own = results_of(found, STUDIES[name].results)
-    study, others = with_peers(found, STUDIES[name].results)
-    of_key = study_settings(study, [*own, *others])
+    full_study = study_of(name)
+    own_results = results_of(full_study, STUDIES[name].results)
+    study, others = with_peers(full_study, STUDIES[name].results)
+    of_key = study_settings(study, [*own_results, *others])
     study, reason = with_usable_metric(study, of_key)
-    runs = {(run.env, run.entry): run for run in reversed(found.runs)}
+    runs = {(run.env, run.entry): run for run in reversed(full_study.runs)}
     rows = study_rows(study, of_key)
     return [Scored(name, study, row, of_key[row.env, row.entry], runs.get((row.env, row.entry)), reason) for row in rows]
 
@@ -160,10 +160,10 @@ def contents(section: Section) -> list[Scored]:
     If several studies have the same agent in the same env, the result with most frames is returned.
     """
     best: dict[tuple[str, str], Scored] = {}
-    for one in (one for name in section.studies for one in scored(name)):
-        key = one.row.env, one.row.entry
-        if key not in best or one.frames > best[key].frames:
-            best[key] = one
+    for agent in (agent for name in section.studies for agent in scored(name)):
+        key = agent.row.env, agent.row.entry
+        if key not in best or agent.frames > best[key].frames:
+            best[key] = agent
     return list(best.values())
 
 
@@ -174,14 +174,14 @@ def published() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def sources(section: Section, found: Sequence[Scored]) -> dict[str, dict[tuple[str, str], float]]:
+def sources(section: Section, agents: Sequence[Scored]) -> dict[str, dict[tuple[str, str], float]]:
     """Return source → (env, entry) → published score, for the envs and entries that have results."""
     columns: dict[str, dict[tuple[str, str], float]] = {}
     first = next(iter(section.studies))
-    for one in found:
-        key = one.row.env, one.row.entry
-        if one.row.published is not None:
-            columns.setdefault(section.studies[one.name], {})[key] = one.row.published
+    for agent in agents:
+        key = agent.row.env, agent.row.entry
+        if agent.row.published is not None:
+            columns.setdefault(section.studies[agent.name], {})[key] = agent.row.published
         for line in published():
             if (line["section"], line["env"], line["entry"]) == (first, *key):
                 columns.setdefault(line["source"], {})[key] = float(line["score"])
@@ -195,11 +195,11 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells[index] for index in kept)} |" for cells in (head, ["---"] * len(head), *others))
 
 
-def table(section: Section, found: Sequence[Scored]) -> str:
+def table(section: Section, agents: Sequence[Scored]) -> str:
     """Return the table of a section."""
-    columns = sources(section, found)
+    columns = sources(section, agents)
     head = ["env", "algorithm", "frames", "seeds", "score", *columns, _ADVANTAGE, _seconds_title(section)]
-    return markdown([head, *(_cells(section, one, found, columns) for one in found)])
+    return markdown([head, *(_cells(section, agent, agents, columns) for agent in agents)])
 
 
 def _seconds_title(section: Section) -> str:
@@ -215,61 +215,61 @@ def _level(section: Section) -> str | None:
     return None if solve is None else format_number(solve)
 
 
-def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[str]:
-    row = one.row
+def _cells(section: Section, agent: Scored, agents: Sequence[Scored], columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[str]:
+    row = agent.row
     cells = [
-        f"[{row.env}](#{one.anchor})",
-        f"[{row.entry}]({_spec_link(one)})",
-        f"{one.frames:,}",
+        f"[{row.env}](#{agent.anchor})",
+        f"[{row.entry}]({_spec_link(agent)})",
+        f"{agent.frames:,}",
         str(row.seeds),
         estimate_text(row.score),
     ]
     for scores in columns.values():
-        known = scores.get((row.env, row.entry))
-        cells.append("" if known is None else f"{format_number(known)} {compare_with_published(row.score, known)}")
-    seconds = seconds_to(one, reference(section, one, columns))
-    return [*cells, _advantage(one, found), "" if seconds is None else median_text(seconds)]
+        score = scores.get((row.env, row.entry))
+        cells.append("" if score is None else f"{format_number(score)} {compare_with_published(row.score, score)}")
+    seconds = seconds_to(agent, reference(section, agent, columns))
+    return [*cells, _advantage(agent, agents), "" if seconds is None else median_text(seconds)]
 
 
-def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
+def reference(section: Section, agent: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
     """Return the threshold for the column of seconds: the time until this return was reached is shown.
 
     The threshold is the published score of the section's reference or, without such a score, the return that counts as solved.
     """
-    known = columns.get(section.reference, {}).get((one.row.env, one.row.entry))
-    return one.study.solve_score(one.row.env) if known is None else known
+    score = columns.get(section.reference, {}).get((agent.row.env, agent.row.entry))
+    return agent.study.solve_score(agent.row.env) if score is None else score
 
 
-def seconds_to(one: Scored, threshold: float | None) -> Median | None:
+def seconds_to(agent: Scored, threshold: float | None) -> Median | None:
     """Return the median time, in seconds, until an agent reached a return; None if there is no threshold."""
-    metric = one.study.metric
-    return summarize(one.setting, threshold, metric, one.setting.all_seeds, metric).seconds_to_threshold
+    metric = agent.study.metric
+    return summarize(agent.setting, threshold, metric, agent.setting.all_seeds, metric).seconds_to_threshold
 
 
-def _spec_link(one: Scored) -> str:
-    if one.run is None:
+def _spec_link(agent: Scored) -> str:
+    if agent.run is None:
         return "../bench/peers.py"
-    return f"../{find_spec_file(spec_of(one.study, one.run)[0]).relative_to(ROOT)}"
+    return f"../{find_spec_file(spec_of(agent.study, agent.run)[0]).relative_to(ROOT)}"
 
 
-def _advantage(one: Scored, found: Sequence[Scored]) -> str:
+def _advantage(agent: Scored, agents: Sequence[Scored]) -> str:
     """Return the difference between the score of the entry with which a peer is compared and the score of the peer."""
-    of = next((beside.of for beside in PEERS.get(one.name, ()) if beside.label == one.row.entry), None)
-    ours = next((other for other in found if (other.row.env, other.row.entry) == (one.row.env, of)), None)
+    of = next((beside.of for beside in PEERS.get(agent.name, ()) if beside.label == agent.row.entry), None)
+    ours = next((other for other in agents if (other.row.env, other.row.entry) == (agent.row.env, of)), None)
     if ours is None:
         return ""
-    values = [setting.scores(one.study.metric).tolist() for setting in (ours.setting, one.setting)]
+    values = [setting.scores(agent.study.metric).tolist() for setting in (ours.setting, agent.setting)]
     return estimate_text(estimate_difference(*values), "+")
 
 
-def over_envs(section: Section, found: Sequence[Scored]) -> str:
+def over_envs(section: Section, agents: Sequence[Scored]) -> str:
     """Return the interquartile means over all envs and a sentence about the scales; "" with fewer than two envs or without scales."""
-    columns = sources(section, found).get(section.reference, {})
+    columns = sources(section, agents).get(section.reference, {})
     ones = {env: max(score for (its, _), score in columns.items() if its == env) for env, _ in columns}
-    together = [Setting(one.row.entry, one.setting.runs) for one in found]
-    if not together or (len({one.name for one in together}) == 1 and not all(one.row.env in ones for one in found)):
+    together = [Setting(one.row.entry, one.setting.runs) for one in agents]
+    if not together or (len({one.name for one in together}) == 1 and not all(one.row.env in ones for one in agents)):
         return ""
-    overall = compare_pairs(together, found[0].study.metric, ones)
+    overall = compare_pairs(together, agents[0].study.metric, ones)
     if not overall.overall:
         return ""
     lines = [["algorithm", "seeds", "interquartile mean over envs", "P(higher than the first)"]]
@@ -290,7 +290,7 @@ def over_envs(section: Section, found: Sequence[Scored]) -> str:
 def spec_of(study: StudyPlan, run: StudyRun) -> tuple[str, str]:
     """Return the file and the name of the spec of a run."""
     entries = [entry for entry in study.spec.entries if entry.title == run.entry]
-    entry = next((one for one in entries if one.env in (None, run.env)), entries[0])
+    entry = next((candidate for candidate in entries if candidate.env in (None, run.env)), entries[0])
     file, _, name = entry.spec.rpartition(":")
     return file, name
 
@@ -304,7 +304,7 @@ def command(study: StudyPlan, run: StudyRun) -> list[str]:
     after = dict(run.settings)
     changed = [path for path in [*after, *(path for path in before if path not in after)] if before.get(path) != after.get(path)]
     sets = [*variable, *(f"{path}={_value(after.get(path))}" for path in changed)]
-    return ["slm-lab", file, name, "train", "--seed", str(run.random_seed), *(word for one in sets for word in ("-s", one))]
+    return ["slm-lab", file, name, "train", "--seed", str(run.random_seed), *(word for setting in sets for word in ("-s", setting))]
 
 
 def _value(value: object) -> str:
@@ -312,12 +312,12 @@ def _value(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _command_of(one: Scored) -> str:
-    seeds = ", ".join(str(run.random_seed) for run in one.results)
-    if one.run is None:
-        return f"# {one.row.entry}; random_seed: {seeds}\npython -m bench.peers {one.name}"
-    words = command(one.study, one.run)
-    return f"# {one.row.entry}; random_seed: {seeds}\n{shlex.join(words)}"
+def _command_of(agent: Scored) -> str:
+    seeds = ", ".join(str(run.random_seed) for run in agent.results)
+    if agent.run is None:
+        return f"# {agent.row.entry}; random_seed: {seeds}\npython -m bench.peers {agent.name}"
+    words = command(agent.study, agent.run)
+    return f"# {agent.row.entry}; random_seed: {seeds}\n{shlex.join(words)}"
 
 
 # ---- the page
@@ -325,27 +325,27 @@ def _command_of(one: Scored) -> str:
 
 def section_text(section: Section) -> str:
     """Return the text of a section. The text of a section without results has one line."""
-    found = contents(section)
+    agents = contents(section)
     names = " ".join(section.studies)
-    if not found:
+    if not agents:
         first = next(iter(section.studies))
         return f"## {section.title}\n\nThere are no results yet. To train the runs, use `make benchmarks NAME={first}`.\n"
-    parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
-    parts += [over_envs(section, found), processors([run for one in found for run in one.results])]
-    parts += [f'To repeat all runs, use `make benchmarks NAME="{names}"`; to repeat a single run, use its command below.', *_blocks(found)]
+    parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, agents), explained(section, agents)]
+    parts += [over_envs(section, agents), processors([run for agent in agents for run in agent.results])]
+    parts += [f'To repeat all runs, use `make benchmarks NAME="{names}"`; to repeat a single run, use its command below.', *_blocks(agents)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def explained(section: Section, found: Sequence[Scored]) -> str:
+def explained(section: Section, agents: Sequence[Scored]) -> str:
     """Return a list that explains the columns and the links of the table of a section."""
-    columns = ["score", *(["published"] if sources(section, found) else [])]
-    reasons = dict.fromkeys(one.reason for one in found if one.reason)
+    columns = ["score", *(["published"] if sources(section, agents) else [])]
+    reasons = dict.fromkeys(agent.reason for agent in agents if agent.reason)
     texts = [
         *reasons,
         "Each env links to its figure and commands, and each algorithm links to its spec.",
-        *explanations(found[0].study, columns),
+        *explanations(agents[0].study, columns),
     ]
-    if any(_advantage(one, found) for one in found):
+    if any(_advantage(agent, agents) for agent in agents):
         texts.append(
             f'The column "{_ADVANTAGE}" has the score of the same algorithm in slm_lab minus the score of the other library, with Welch\'s '
             "95 % confidence interval."
@@ -376,23 +376,23 @@ def processors(results: Sequence[ResultRun]) -> str:
     return f"The runs were trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
 
 
-def _blocks(found: Sequence[Scored]) -> Iterator[str]:
+def _blocks(agents: Sequence[Scored]) -> Iterator[str]:
     """Yield, for each env, its figures and the commands of its agents."""
-    for anchor in dict.fromkeys(one.anchor for one in found):
-        own = [one for one in found if one.anchor == anchor]
-        env = own[0].row.env
-        images = "\n".join(f"![Return, {env}](scores/{name}.png)" for name in figures_of(own))
-        commands = "\n".join(map(_command_of, own))
+    for anchor in dict.fromkeys(agent.anchor for agent in agents):
+        env_agents = [agent for agent in agents if agent.anchor == anchor]
+        env = env_agents[0].row.env
+        images = "\n".join(f"![Return, {env}](scores/{name}.png)" for name in figures_of(env_agents))
+        commands = "\n".join(map(_command_of, env_agents))
         yield f'<a id="{anchor}"></a>\n**{env}**\n\n{images}\n\n```bash\n{commands}\n```'
 
 
-def figures_of(own: Sequence[Scored]) -> dict[str, Figure]:
+def figures_of(env_agents: Sequence[Scored]) -> dict[str, Figure]:
     """Return file name → figure with the curves of an env, for each axis of its study."""
-    one = own[0]
-    drawn = study_figures(one.study, {(one.row.env, each.row.entry): each.setting for each in own})
-    suffix = f"_{file_stem(one.row.env)}" if len(one.study.envs) > 1 else ""
+    agent = env_agents[0]
+    drawn = study_figures(agent.study, {(agent.row.env, each.row.entry): each.setting for each in env_agents})
+    suffix = f"_{file_stem(agent.row.env)}" if len(agent.study.envs) > 1 else ""
     wanted = {name: figure for name, figure in drawn.items() if name.startswith("returns_vs_") and name.endswith(suffix)}
-    return {f"{one.name}_{name.removeprefix('returns_vs_')}": figure for name, figure in wanted.items()}
+    return {f"{agent.name}_{name.removeprefix('returns_vs_')}": figure for name, figure in wanted.items()}
 
 
 def tables_text() -> str:
@@ -405,7 +405,7 @@ def write_figures(name: str) -> None:
     renderer = PNGRenderer()
     FIGURES.mkdir(exist_ok=True)
     for section in SECTIONS:
-        found = contents(section) if name in section.studies else []
-        for anchor in dict.fromkeys(one.anchor for one in found):
-            for file, figure in figures_of([one for one in found if one.anchor == anchor]).items():
+        agents = contents(section) if name in section.studies else []
+        for anchor in dict.fromkeys(agent.anchor for agent in agents):
+            for file, figure in figures_of([agent for agent in agents if agent.anchor == anchor]).items():
                 (FIGURES / f"{file}.png").write_bytes(renderer.render(figure))

@@ -1,6 +1,6 @@
 """Training frames per second against Stable-Baselines3, SBX, rl_games, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
-The libraries are measured in turn. Each run of a case is a new process, with one torch thread per process (`Case.threads`: more). A case
+The libraries are measured in turn. Each run of a case is a new process, with `Case.threads` torch threads per process (default 1). A case
 with one process and one thread is pinned to one core. The time is measured from the first row (after log_frequency frames) to the last, so
 that it does not include start-up and compilation. Cases with rl_games need a checkout of rl_games in PYTHONPATH (see peer_rl_games.py), and
 also measure EnvPool without an agent. The medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
@@ -181,7 +181,7 @@ def rows(result: dict[str, Any]) -> list[str]:
     fps, lines = result["fps"], []
     for peer in peers_of(result):
         ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
-        ours, theirs = (f"{median(one):9,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in (fps["slm_lab"], fps[peer]))
+        ours, theirs = (f"{median(rates):9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})" for rates in (fps["slm_lab"], fps[peer]))
         ratio = f"{median(fps['slm_lab']) / median(fps[peer]):5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"{result['case']:18} {ours:30} {peer:18} {theirs:30} {ratio}")
         if ENV_ALONE in fps:

@@ -1,8 +1,8 @@
 """Start-up time of child processes, compared with another checkout: `python -m bench.startup OTHER_CHECKOUT [CASE …] [--rounds 5]`.
 
 In every round, both checkouts are measured one after the other in alternating order, each in its own processes. A start-up time is measured
-from the start of the command until every Session has written its first row, which follows one rollout with the parts of all rollout
-workers. The command prints the medians and their range, and the ratio of this checkout to the other one: its median over the
+from the start of the command until every Session has written its first row. The first row follows one rollout, which has parts from all
+rollout workers. The command prints the medians and their range, and the ratio of this checkout to the other one: its median over the
 rounds and its range.
 """
 
@@ -43,7 +43,7 @@ def ppo(**meta: Any) -> dict[str, Any]:
 def a3c(workers: int, max_frame: int) -> dict[str, Any]:
     """Return a spec of A3C on CartPole with one env per worker.
 
-    A run that is killed (max_frame 10^8) writes a row after each rollout of 32 steps; another run writes ten rows.
+    With max_frame 10^8, for runs that are killed, a row is written after each rollout of 32 steps. Other runs write ten rows.
     """
     algorithm = {
         "name": "ActorCritic", "gamma": 0.99, "lam": 0.95, "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01},
@@ -87,11 +87,11 @@ def descendants(pid: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-    found, level = [], [pid]
+    pids, level = [], [pid]
     while level:
         level = [child for child, parent in parents.items() if parent in level]
-        found += level
-    return found
+        pids += level
+    return pids
 
 
 def wait_until(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
@@ -201,7 +201,7 @@ def compared(case: str, checkouts: Sequence[Path], rounds: int) -> str:
         for which in (0, 1) if number % 2 else (1, 0):
             values[which].append(measure(checkouts[which]))
     ratios = [here / there for here, there in zip(*values, strict=True)]
-    here, there = (f"{median(one):,.4g} ({min(one):,.4g} to {max(one):,.4g})" for one in values)
+    here, there = (f"{median(results):,.4g} ({min(results):,.4g} to {max(results):,.4g})" for results in values)
     return f"{case}: {here} against {there} {unit}, ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 

@@ -50,13 +50,13 @@ def study_of(name: str) -> Study:
 def results_of(study: Study, folder: Path) -> list[ResultRun]:
     """Return the results of a study's runs in a folder."""
     wanted = {_key(run) for run in study.runs}
-    found = [ResultRun(file) for file in sorted(folder.glob("*_seed*.json"))]
-    return [one for one in found if (one.content["entry"], one.content["env"], one.content["random_seed"]) in wanted]
+    results = [ResultRun(file) for file in sorted(folder.glob("*_seed*.json"))]
+    return [result for result in results if (result.content["entry"], result.content["env"], result.content["random_seed"]) in wanted]
 
 
 def missing_runs(study: Study, folder: Path) -> Sequence[StudyRun]:
     """Return the runs of a study that have no result in a folder."""
-    done = {(one.content["entry"], one.content["env"], one.content["random_seed"]) for one in results_of(study, folder)}
+    done = {(result.content["entry"], result.content["env"], result.content["random_seed"]) for result in results_of(study, folder)}
     return [run for run in study.runs if _key(run) not in done]
 
 

@@ -4,8 +4,8 @@ One run is trained, and its files are linked as further runs. The command prints
 
 - the wall-clock time and the processor time of the answers for the list of all runs (the first time, and again), for the page of a run, and
   for a comparison of ten runs;
-- the share of a core that the server uses while a run trains, and the list and the page of this run are open (both request new data at the
-  intervals that the server gives);
+- the share of a core that the server uses while a run trains and while the list and the page of this run are open (both pages request new
+  data at the intervals that the server gives);
 - the growth of the memory over many answers about a run that grows.
 """
 
@@ -68,10 +68,10 @@ def serving(data: Path) -> Iterator[Server]:
     """Context manager that runs `slm-lab view`."""
     with subprocess.Popen(command("view", str(data), "--no-browser"), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None
+        match = re.search(r"http://\S+", process.stdout.readline())
+        assert match is not None
         try:
-            yield Server(process.pid, found[0])
+            yield Server(process.pid, match[0])
         finally:
             process.terminate()
 
@@ -97,11 +97,11 @@ def show(server: Server, what: str, name: str, *parameters: tuple[str, Any]) -> 
 
 def show_share(server: Server, data: Path, seconds: float) -> None:
     """Print the share of a core that the server uses while a run trains and two pages are open."""
-    known = {run["path"] for run in server.ask("runs")["runs"]}
+    earlier = {run["path"] for run in server.ask("runs")["runs"]}
     sets = ["-s", "env.max_frame=1e9", "-s", "meta.max_session=1", "-s", "meta.log_frequency=5000"]
     with subprocess.Popen(command("demo.json", _NAME, "train", "--data-dir", str(data), *sets), stdout=subprocess.DEVNULL) as training:
         try:
-            while not (path := next((run["path"] for run in server.ask("runs")["runs"] if run["path"] not in known), None)):
+            while not (path := next((run["path"] for run in server.ask("runs")["runs"] if run["path"] not in earlier), None)):
                 time.sleep(0.5)
             time.sleep(10.0)
             due, version, since = {"runs": 0.0, "run": 0.0}, "", 0

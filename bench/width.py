@@ -128,8 +128,8 @@ def main() -> None:
     }
     rates: dict[str, list[float]] = {name: [] for name in curves}
     for envs in HORIZONS:
-        found = {name: [measure(what, envs, threads) for _ in range(options.rounds)] for name, (what, threads) in curves.items()}
-        for name, values in found.items():
+        measured = {name: [measure(what, envs, threads) for _ in range(options.rounds)] for name, (what, threads) in curves.items()}
+        for name, values in measured.items():
             rates[name].append(median(values))
             sys.stdout.write(f"{envs:6,} envs  {name:24} {median(values):12,.0f} ({min(values):,.0f} to {max(values):,.0f})\n")
             sys.stdout.flush()

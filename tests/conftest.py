@@ -73,7 +73,7 @@ def _one_thread() -> Iterator[None]:
     from slm_lab.agent import build
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "MOST_THREADS", 1)
+        patch.setattr(build, "MAX_THREADS", 1)
         yield
 
 

@@ -82,26 +82,26 @@ def main(arguments: list[str] | None = None) -> None:
     wanted = [env for env in all_envs() if any(fnmatchcase(env["name"], pattern) for pattern in args.only)]
     wanted = [env for env in wanted if _key(env) not in _read(args.file)]
     with _pool(args.processes) as pool:
-        for key, found, seconds in map(_measure, wanted) if pool is None else pool.map(_measure, wanted):
-            if isinstance(found, str):
-                _say(f"{key}: skipped: {found}")
+        for key, baseline, seconds in map(_measure, wanted) if pool is None else pool.map(_measure, wanted):
+            if isinstance(baseline, str):
+                _say(f"{key}: skipped: {baseline}")
             else:
-                content = {**_read(args.file), key: float(f"{found.mean_return:.6g}")}
+                content = {**_read(args.file), key: float(f"{baseline.mean_return:.6g}")}
                 replace_file(args.file, (json.dumps(content, indent=2, sort_keys=True) + "\n").encode())
-                _say(f"{key}: {content[key]} ({found.episodes} episodes, {seconds:.1f} s)")
+                _say(f"{key}: {content[key]} ({baseline.episodes} episodes, {seconds:.1f} s)")
 
 
 def _measure(env: dict[str, Any]) -> Result:
     begin = time.process_time()
-    found: Baseline | str
+    baseline: Baseline | str
     try:
         spec = EnvSpec(**env, max_frame=1)
-        found = unavailable_reason(spec.name) or measure_mean_return(spec, lambda: time.process_time() > begin + LIMIT, FEWEST)
+        baseline = unavailable_reason(spec.name) or measure_mean_return(spec, lambda: time.process_time() > begin + LIMIT, FEWEST)
     except Exception as error:  # an env may raise any error; the other envs are still measured
-        found = " ".join(f"{type(error).__name__}: {error}".split())
-    if isinstance(found, Baseline) and (found.episodes < FEWEST or found.mean_return is None):
-        found = f"only {found.episodes} episodes ended"
-    return _key(env), found, time.process_time() - begin
+        baseline = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(baseline, Baseline) and (baseline.episodes < FEWEST or baseline.mean_return is None):
+        baseline = f"only {baseline.episodes} episodes ended"
+    return _key(env), baseline, time.process_time() - begin
 
 
 def _key(env: dict[str, Any]) -> str:
@@ -109,8 +109,8 @@ def _key(env: dict[str, Any]) -> str:
 
 
 def _read(file: Path) -> dict[str, float]:
-    known: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return known
+    baselines: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return baselines
 
 
 def _pool(processes: int) -> AbstractContextManager[ProcessPoolExecutor | None]:

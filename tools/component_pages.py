@@ -1,4 +1,4 @@
-"""Generate docs/nets.md, and a page in docs/ for each algorithm, memory and net; tools/generate.py writes the files.
+"""Generate docs/nets.md, and a page in docs/ for each algorithm, memory and net. The script tools/generate.py writes the files.
 
 A page has three parts: the head, which describes the component; a part that is written by hand, between two markers; and the rest
 (equations, keys, diagnostics, shipped specs, scores). The second marker names the paragraphs of docs/equations.md that the page quotes. If
@@ -82,7 +82,7 @@ def _page(section: Section, name: str) -> str:
 
 
 def _by_hand(page: str) -> tuple[str, list[str]]:
-    """Return the part of a page that is written by hand, and the names of the equations that it quotes."""
+    """Return the part of a page that is written by hand, and the names of the equations that the page quotes."""
     file = DOCS / page
     if not file.exists():
         return "\n", []
@@ -123,11 +123,11 @@ def _algorithm_facts(model: type[AlgorithmSpec]) -> Iterator[str]:
 
 
 def _implementation(section: Section, name: str) -> tuple[Callable[..., object], str]:
-    """Return the class or function that builds a component, and the docstring of a class that only this component uses (otherwise "")."""
+    """Return (class or function that builds a component, docstring of this class if only this component uses the class, otherwise "")."""
     builders = {key: _builder(model) for key, model in section.models.items()}
-    found = builders[name]
-    alone = inspect.isclass(found) and list(builders.values()).count(found) == 1
-    return found, (inspect.getdoc(found) or "") if alone else ""
+    builder = builders[name]
+    alone = inspect.isclass(builder) and list(builders.values()).count(builder) == 1
+    return builder, (inspect.getdoc(builder) or "") if alone else ""
 
 
 def _builder(model: type[BaseModel]) -> Callable[..., object]:
@@ -135,8 +135,8 @@ def _builder(model: type[BaseModel]) -> Callable[..., object]:
     if issubclass(model, NetSpec) and model in BODIES:
         return BODIES[model]
     assert issubclass(model, Component)
-    found: Callable[..., object] = model.implementation()
-    return found
+    implementation: Callable[..., object] = model.implementation()
+    return implementation
 
 
 @cache
@@ -157,25 +157,25 @@ def _equations(names: list[str]) -> Iterator[str]:
     if not names:
         return
     yield from ("## Equations", "", "[Equations](equations.md) explains the notation and lists the formulas of all algorithms.", "")
-    known = _paragraphs()
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"docs/equations.md has no paragraph {unknown}; expected one of {sorted(known)}")
+    paragraphs = _paragraphs()
+    if unknown := [name for name in names if name not in paragraphs]:
+        raise ValueError(f"docs/equations.md has no paragraph {unknown}; expected one of {sorted(paragraphs)}")
     for index, name in enumerate(names):
-        code, block = known[name]
+        code, block = paragraphs[name]
         yield from (block, "")
-        if index + 1 == len(names) or known[names[index + 1]][0] != code:
+        if index + 1 == len(names) or paragraphs[names[index + 1]][0] != code:
             yield from (f"Code: [`slm_lab/{code}`](../slm_lab/{code})", "")
 
 
 def _keys(section: Section, name: str) -> Iterator[str]:
     """Yield the keys of a component. Keys that all nets have in common are given only by name."""
-    own, common = Section(section.path, section.title, {"": section.models[name]}), common_keys(section)
+    component, common = Section(section.path, section.title, {"": section.models[name]}), common_keys(section)
     yield from ("## Keys", "")
     if common:
         yield from (f"The keys of all nets are described in [Nets]({section.link}): {', '.join(f'`{key}`' for key in common)}.", "")
-    for key in keys(own):
+    for key in keys(component):
         if key not in (*common, "name"):
-            yield from key_lines(own, key, "###")
+            yield from key_lines(component, key, "###")
 
 
 def _diagnostics(section: Section, name: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Write constraints.txt, the exact versions that the make targets install: python tools/constraints.py [--keep NAME … | --keep-all]
 
-The script writes the versions that pip would install of all packages that all extras need; nothing is installed.
+For each package that any extra needs, the script writes the version that pip would install. Nothing is installed.
 
 --keep: packages whose version in constraints.txt does not change; by default torch, whose newest build may need several GB.
 --keep-all: no version changes. Packages that pyproject.toml newly needs are added, and packages that are no longer needed are removed.
@@ -58,8 +58,8 @@ def resolve(kept: Mapping[str, str]) -> dict[str, str]:
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(constraint)]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, f"{ROOT}[{','.join(extras)}]"], check=True)
         content = json.loads(report.read_text(encoding="utf-8"))
-    found = [one["metadata"] for one in content["install"]]
-    return {one["name"]: one["version"] for one in found if normalised(one["name"]) != "slm-lab"}
+    packages = [package["metadata"] for package in content["install"]]
+    return {package["name"]: package["version"] for package in packages if normalised(package["name"]) != "slm-lab"}
 
 
 def main() -> int:

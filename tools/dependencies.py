@@ -2,9 +2,9 @@
 
 For each package that pyproject.toml names, the script measures the size of the package on disk, the size of the package together with all
 packages that it needs (for a package of an extra: without the packages of the core), and the processor time of its import. The time of an
-import is the median of three new processes, minus the time of an empty process. The script finds the files of slm_lab that import a package
-in their syntax trees. The purposes of the packages are written in this file. For a package that is not installed, the cells of sizes and
-time are empty.
+import is the median of three new processes, minus the time of an empty process. To find the files of slm_lab that import a package, the
+script reads the syntax trees of the files. The purposes of the packages are in PURPOSES. For a package that is not installed, the cells of
+sizes and time are empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TABLE = re.compile(r"(<!-- dependencies -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class Purpose(NamedTuple):
-    """The module of a package that the code imports, and the purpose."""
+    """The purpose of a package (`text`), and the module that the code imports from the package (`module`, or "" if there is none)."""
 
     module: str
     text: str
@@ -102,7 +102,7 @@ def requirements() -> dict[str, list[str]]:
         for text in texts:
             requirement = Requirement(text)
             if canonicalize_name(requirement.name) != "slm-lab" and (extra == _CORE or not _is_core(requirement, project)):
-                found.setdefault(_shown(requirement), []).append(extra)
+                found.setdefault(_name_with_extras(requirement), []).append(extra)
     return found
 
 
@@ -110,7 +110,7 @@ def _is_core(requirement: Requirement, project: Mapping[str, list[str]]) -> bool
     return not requirement.extras and any(Requirement(text).name == requirement.name for text in project["dependencies"])
 
 
-def _shown(requirement: Requirement) -> str:
+def _name_with_extras(requirement: Requirement) -> str:
     return requirement.name + (f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else "")
 
 
@@ -127,14 +127,14 @@ def table() -> str:
             cells = ["", "", ""]
         else:
             took = "" if not meant.module else f"{max(_seconds(f'import {meant.module}') - empty, 0.0):.2f}"
-            own = 0.0 if requirement.extras and _CORE in everything.get(requirement.name, ()) else _size([requirement.name])
-            cells = [_megabytes(own), _megabytes(_size(closure | ({requirement.name} if own else set()))), took]
+            size = 0.0 if requirement.extras and _CORE in everything.get(requirement.name, ()) else _size([requirement.name])
+            cells = [_megabytes(size), _megabytes(_size(closure | ({requirement.name} if size else set()))), took]
         lines.append(f"| {text} | {', '.join(extras)} | {meant.text} | {users(text)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 _FEW = 9
-"""Maximum number of files that the table gives as a number. A higher number would change with each new file."""
+"""Maximum number of importing files that the table shows as a number. A higher number would change with each new file."""
 
 
 def purpose(package: str) -> Purpose:
@@ -146,7 +146,7 @@ def purpose(package: str) -> Purpose:
 
 
 def users(package: str) -> str:
-    """Return the cell "imported by" of a package: the file of slm_lab that imports it, or the number of files, up to _FEW."""
+    """Return the cell "imported by" of a package: the file of slm_lab that imports the package, or the number of files, up to _FEW."""
     files = importers().get(purpose(package).module.partition(".")[0], set())
     if len(files) > _FEW:
         return "many files"
@@ -189,15 +189,15 @@ def _closure(requirement: Requirement) -> set[str]:
     """Return the installed packages that a requirement needs, including the required package itself."""
     found, open_, seen = set[str](), [requirement], set[tuple[str, frozenset[str]]]()
     while open_:
-        one = open_.pop()
-        key = (canonicalize_name(one.name), frozenset(one.extras))
-        if key in seen or (installed := _installed(one.name)) is None:
+        current = open_.pop()
+        key = (canonicalize_name(current.name), frozenset(current.extras))
+        if key in seen or (installed := _installed(current.name)) is None:
             continue
         seen.add(key)
         found.add(key[0])
         for text in installed.requires or ():
             child = Requirement(text)
-            if child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
+            if child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in ("", *current.extras)):
                 open_.append(child)
     return found
 
@@ -229,10 +229,10 @@ def _seconds(code: str) -> float:
 
 
 def rows(page: str) -> list[list[str]]:
-    """Return the cells of the table of a page, without its header."""
-    found = _TABLE.search(page)
-    assert found is not None
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].splitlines() if line.startswith("| ")][1:]
+    """Return the rows of the dependency table in the text of a page, without the header. A row is a list of cells."""
+    match = _TABLE.search(page)
+    assert match is not None
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in match[0].splitlines() if line.startswith("| ")][1:]
 
 
 if __name__ == "__main__":

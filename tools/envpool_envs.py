@@ -1,4 +1,4 @@
-"""Generate slm_lab/spec/compat/envpool_envs.json: the suites and env ids of EnvPool, and the parts of their spaces."""
+"""Generate slm_lab/spec/compat/envpool_envs.json: the suites and env ids of EnvPool, and the parts of the envs' spaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUITES = {
 }
 """EnvPool's module → name of its suite."""
 _NO_SPACES = ("myosuite", "procgen", "atari")
-"""Suites whose spaces are not listed: slm_lab refuses the suite, the suite needs other packages, or its spaces take 20 s."""
+"""Suites whose spaces are not listed: slm_lab refuses the suite, the suite needs other packages, or it takes 20 s to read the spaces."""
 
 
 def text() -> str:
@@ -59,7 +59,7 @@ def text() -> str:
 
 
 def _identity(registered: tuple[str, str, dict[str, Any]]) -> str:
-    """Return a text that is the same for all aliases of an env, and differs between envs."""
+    """Return text that is the same for all aliases of an env, but different for different envs."""
     return repr((registered[1], sorted(registered[2].items(), key=lambda item: item[0])))
 
 
@@ -79,8 +79,8 @@ def _env(suite: str, ids: list[str]) -> list[Any]:
 
 def _success(keys: Sequence[str]) -> str:
     """Return the default of meta.track_info for this env: the success at the end of an episode (Fetch, Hand), or in any step."""
-    known = {"info:is_success": "is_success", "info:success": "success:max", "info:solved": "solved:max"}
-    return next((entry for key, entry in known.items() if key in keys), "")
+    entries = {"info:is_success": "is_success", "info:success": "success:max", "info:solved": "solved:max"}
+    return next((entry for key, entry in entries.items() if key in keys), "")
 
 
 def _parts(space: spaces.Space[Any], path: str = "") -> str:

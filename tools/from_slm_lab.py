@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from slm_lab.spec.compat.migrate import DROPPED, RENAMED
 from slm_lab.spec.report import show_path
-from tools.slm_lab_keys import KEYS, NEEDED, NOTES, OLD, Said
+from tools.slm_lab_keys import KEYS, NEEDED, NOTES, OLD, DefaultText
 from tools.spec_reference import SECTIONS, default_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "from_slm_lab.md"
@@ -61,12 +61,12 @@ def _rows(section: str) -> Iterator[str]:
 
 
 def _facts(section: str, name: str, key: str) -> tuple[str, str]:
-    """Return the default of a key in SLM Lab, and the default in this program, or "" if both are equal."""
+    """Return (default of a key in SLM Lab, default of the key in this program, or "" if both defaults are equal)."""
     model, there = MODELS[section][name], KEYS[section][name][key]
     if there == NEEDED:
         here = default_of(model, key)
         return "required", "" if here == "required" else here
-    if isinstance(there, Said):
+    if isinstance(there, DefaultText):
         return there.there, there.here
     if there is None:
         return "absent", "" if model.model_fields[key].default is None else default_of(model, key)

@@ -1,4 +1,4 @@
-"""Test slm_lab with several versions of Python and its packages: python tools/matrix.py [CASE …] [--steps STEP …] [--extra NAME]
+"""Test slm_lab with several versions of Python and of other packages: python tools/matrix.py [CASE …] [--steps STEP …] [--extra NAME]
 
 A case is PYTHON-newest or PYTHON-lowest, such as 3.11-lowest. A case uses the newest versions that pyproject.toml allows, or the lowest
 versions of the packages that pyproject.toml names (`uv pip install --resolution lowest-direct`). Each case has its own virtual environment
@@ -6,7 +6,7 @@ in .matrix/, which is kept (9 GB with torch's CUDA build); uv is installed in .m
 a note.
 
 uv does not read the settings of pip. UV_TORCH_BACKEND=cpu installs torch's CPU build from the index of PyTorch. UV_CACHE_DIR should be on
-the same disk, so that the environments can share files.
+the disk of .matrix/, so that the environments can share files.
 
 Steps: install, collect (the tests), train (three short trainings), test (the quick tests). At the end, a table is printed and written to
 .matrix/table.md. The exit status is 1 if a step failed.
@@ -57,13 +57,13 @@ class Case:
         return HOME / self.name
 
     def run(self, words: Sequence[str | Path], log: str, **variables: str) -> tuple[bool, str, float]:
-        """Run a command in the checkout; return whether it succeeded, its output, and its time (s). The output is also written to a log."""
+        """Run a command in the checkout. Return (whether the command succeeded, output, time in s). The output is also written to a log."""
         begin = time.monotonic()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "VIRTUAL_ENV": str(self.folder), **variables}
         done = subprocess.run(list(map(str, words)), cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        said = done.stdout + done.stderr
-        (HOME / f"{self.name}_{log}.log").write_text(said, encoding="utf-8")
-        return done.returncode == 0, said, time.monotonic() - begin
+        output = done.stdout + done.stderr
+        (HOME / f"{self.name}_{log}.log").write_text(output, encoding="utf-8")
+        return done.returncode == 0, output, time.monotonic() - begin
 
 
 def main() -> int:
@@ -116,8 +116,8 @@ def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
         case.results[step] = steps[step]()
         if step == "install" and case.failed:
             return
-    _, said, _ = case.run([uv, "pip", "list", "--python", case.folder / "bin" / "python", "--format", "freeze"], "versions")
-    versions = dict(line.split("==") for line in said.splitlines() if "==" in line)
+    _, output, _ = case.run([uv, "pip", "list", "--python", case.folder / "bin" / "python", "--format", "freeze"], "versions")
+    versions = dict(line.split("==") for line in output.splitlines() if "==" in line)
     case.versions = {name: versions[name] for name in SHOWN if name in versions}
 
 
@@ -132,45 +132,45 @@ def _install(case: Case, uv: Path, extra: str) -> str:
     resolution = "lowest-direct" if case.name.endswith("lowest") else "highest"
     python = case.folder / "bin" / "python"
     package = str(ROOT) if extra == "none" else f"{ROOT}[{extra}]"
-    good, said, seconds = case.run([uv, "pip", "install", "--python", python, "--resolution", resolution, package], "install")
+    good, output, seconds = case.run([uv, "pip", "install", "--python", python, "--resolution", resolution, package], "install")
     if not good:
         case.failed = True
-        return f"FAILED: {_last(said)}"
+        return f"FAILED: {_last(output)}"
     case.run([uv, "pip", "uninstall", "--python", python, "slm-lab"], "uninstall")  # the steps test the checkout
     size = sum(path.stat().st_size for path in case.folder.rglob("*") if path.is_file())
     return f"{seconds:.0f} s, {size / 1e9:.1f} GB"
 
 
 def _collect(case: Case) -> str:
-    good, said, _ = case.run([case.folder / "bin/python", "-m", "pytest", "-q", "-n", "0", "--collect-only", "-m", ""], "collect")
+    good, output, _ = case.run([case.folder / "bin/python", "-m", "pytest", "-q", "-n", "0", "--collect-only", "-m", ""], "collect")
     case.failed |= not good
-    count = re.search(r"(\d+) tests? collected", said)
-    errors = re.search(r"(\d+) errors?", said)
-    return f"{count[1] if count else 0} tests" + ("" if good else f", {errors[0] if errors else 'FAILED'}: {_last(said)}")
+    count = re.search(r"(\d+) tests? collected", output)
+    errors = re.search(r"(\d+) errors?", output)
+    return f"{count[1] if count else 0} tests" + ("" if good else f", {errors[0] if errors else 'FAILED'}: {_last(output)}")
 
 
 def _train(case: Case) -> str:
     took = 0.0
     for file, spec, *keys in TRAININGS:
         words = [str(case.folder / "bin/python"), "-m", "slm_lab", file, spec, "train", "--data-dir", str(HOME / f"{case.name}_data")]
-        good, said, seconds = case.run([*words, *(word for key in keys for word in ("--set", key))], f"train_{spec}")
+        good, output, seconds = case.run([*words, *(word for key in keys for word in ("--set", key))], f"train_{spec}")
         took += seconds
         if not good:
             case.failed = True
-            return f"FAILED in {spec}: {_last(said)}"
+            return f"FAILED in {spec}: {_last(output)}"
     return f"{took:.0f} s"
 
 
 def _test(case: Case, jobs: str) -> str:
-    good, said, seconds = case.run(
+    good, output, seconds = case.run(
         [case.folder / "bin/python", "-m", "pytest", "-q", "-n", jobs, "--ignore", "tests/package/test_constraints.py"], "test"
     )
     case.failed |= not good
-    return f"{said.strip().splitlines()[-1] if said.strip() else 'FAILED'} ({seconds:.0f} s)"
+    return f"{output.strip().splitlines()[-1] if output.strip() else 'FAILED'} ({seconds:.0f} s)"
 
 
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     return lines[-1][:200].replace("|", "/") if lines else "no output"
 
 

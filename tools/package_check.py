@@ -45,10 +45,10 @@ def main() -> int:
 
 def newest(pattern: str) -> Path:
     """Return the newest file in dist/ that matches a pattern. Raises SystemExit if there is none."""
-    found = sorted(DIST.glob(pattern), key=lambda path: path.stat().st_mtime)
-    if not found:
+    files = sorted(DIST.glob(pattern), key=lambda path: path.stat().st_mtime)
+    if not files:
         raise SystemExit(f"{DIST}: no file {pattern}; `make wheel` builds the file")
-    return found[-1]
+    return files[-1]
 
 
 # ---- files
@@ -88,9 +88,9 @@ def source_problems(source: Path) -> Iterator[str]:
 
 def version() -> str:
     """Return slm_lab.__version__, read from the source."""
-    found = re.search(r'^__version__ = "(.+)"$', (ROOT / "slm_lab/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
-    assert found is not None
-    return found[1]
+    match = re.search(r'^__version__ = "(.+)"$', (ROOT / "slm_lab/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert match is not None
+    return match[1]
 
 
 # ---- walk
@@ -107,7 +107,7 @@ TRAIN = ("--set", "meta.max_session=1", "--set")
 
 @dataclass(frozen=True)
 class Step:
-    """A command of the walk: `slm-lab` or `python` with arguments, a text that the output must contain, and the expected exit status."""
+    """A command of the walk: `slm-lab` or `python` with arguments, text that the output must contain, and the expected exit status."""
 
     words: tuple[str, ...]
     prints: str
@@ -222,12 +222,12 @@ def walk(wheel: Path, python: str, folder: Path) -> int:
 
 
 def _run(words: tuple[str, ...], here: Path, step: Step) -> bool:
-    """Run a command and print a line about it; return whether it failed. If it failed, its output is printed too."""
+    """Run a command, print its time and result, and return whether the command failed. The output of a failed command is printed too."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "COLUMNS")}
     begin = time.monotonic()
     done = subprocess.run(words, cwd=here, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
-    said = " ".join((done.stdout + done.stderr).split())
-    failed = done.returncode != step.code or step.prints not in said
+    output = " ".join((done.stdout + done.stderr).split())
+    failed = done.returncode != step.code or step.prints not in output
     shown = " ".join(Path(word).name if os.path.isabs(word) else word for word in words)
     sys.stdout.write(f"{time.monotonic() - begin:6.1f} s  {'FAILED' if failed else 'ok    '}  {shown}\n")
     if failed:

@@ -36,7 +36,7 @@ def text() -> str:
 def page(readme: str, repository: str | None) -> str:
     """Convert the text of README.md to the text of the package page.
 
-    Args: repository: URL to which links refer; None: links become plain text.
+    Args: repository: URL of the repository to which links refer, or None to convert links to plain text.
     """
 
     def link(match: re.Match[str]) -> str:

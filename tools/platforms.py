@@ -1,8 +1,8 @@
-"""Generate the table of docs/platforms.md: features of the operating system that the code uses and some systems do not have.
+"""Generate the table of docs/platforms.md: features of the operating system that the code uses and that some systems lack.
 
 The features are listed in `slm_lab.lib.system.FEATURES`. Their uses are found in the syntax trees of the code: names of the standard
-library that the stubs of mypy (typeshed) define only for some systems, and folders that exist only on Linux. Raises ValueError if the code
-uses something that no feature lists, or if a feature is not used.
+library that the stubs of mypy (typeshed) define only for some systems, and folders that exist only on Linux. The script raises
+ValueError if the code uses something that no feature lists, or if a feature is not used.
 """
 
 from __future__ import annotations
@@ -70,40 +70,40 @@ def uses(folder: Path) -> dict[str, set[str]]:
 
 
 def _uses_of(tree: ast.Module) -> Iterator[str]:
-    """Yield the symbols that a syntax tree uses and some systems lack."""
+    """Yield the symbols that a syntax tree uses and that some systems lack."""
     imported = dict[str, str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 imported[alias.asname or alias.name] = alias.name
-                if _of_some_systems(alias.name):
+                if _is_on_some_systems_only(alias.name):
                     yield alias.name
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if _of_some_systems(node.module):
+            if _is_on_some_systems_only(node.module):
                 yield node.module
             for alias in node.names:
                 imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                if f"{node.module}.{alias.name}" == _START_METHOD or alias.name in _lacking(node.module):
+                if f"{node.module}.{alias.name}" == _START_METHOD or alias.name in _names_missing_elsewhere(node.module):
                     yield f"{node.module}.{alias.name}"
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         match node:
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _lacking(imported.get(name, "")):
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _names_missing_elsewhere(imported.get(name, "")):
                 yield f"{imported[name]}.{attribute}"
             case ast.Constant(value=str(text)) if id(node) not in docstrings:
                 yield from _STRINGS.findall(text)
 
 
-def _of_some_systems(module: str) -> bool:
+def _is_on_some_systems_only(module: str) -> bool:
     """Return whether a whole module exists only on some systems, like fcntl."""
     names = [_names(module, system) for system in SYSTEMS]
     return bool(names[0]) and not all(names)
 
 
 @cache
-def _lacking(module: str) -> frozenset[str]:
+def _names_missing_elsewhere(module: str) -> frozenset[str]:
     """Return the names of a module that Linux has and another system lacks; empty if a system lacks the whole module."""
-    if not module or _of_some_systems(module):
+    if not module or _is_on_some_systems_only(module):
         return frozenset()
     linux, *others = (_names(module, system) for system in SYSTEMS)
     return frozenset(name for name in linux if not all(name in other for other in others)) | _TESTS.get(module, frozenset())

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs (mkdocs.yml). They build a complete site from docs/, whose files GitHub shows too.
+"""Hooks of mkdocs (mkdocs.yml). They build a complete site from the files in docs/, which GitHub also shows.
 
 - A folder in the navigation is replaced by its pages.
 - A link to a file outside docs/ becomes a link to a page of the site that shows the file.
@@ -43,9 +43,9 @@ def _with_pages(entry: Any) -> Any:
     if not isinstance(content, list):
         return entry
     expanded = list[Any]()
-    for one in content:
-        folder = isinstance(one, str) and one.endswith("/")
-        expanded += sorted(f"{one}{page.name}" for page in (ROOT / "docs" / one).glob("*.md")) if folder else [_with_pages(one)]
+    for item in content:
+        folder = isinstance(item, str) and item.endswith("/")
+        expanded += sorted(f"{item}{page.name}" for page in (ROOT / "docs" / item).glob("*.md")) if folder else [_with_pages(item)]
     return {title: expanded}
 
 
@@ -63,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         done.add(path)
         inside = shown(ROOT / path)
-        wanted += [str(one.relative_to(ROOT)) for one in inside]
+        wanted += [str(listed.relative_to(ROOT)) for listed in inside]
         files.append(File.generated(config, _page_of(path), content=_source(ROOT / path, inside)))
     return files
 
@@ -93,7 +93,9 @@ def shown(path: Path) -> list[Path]:
         raise FileNotFoundError(f"a page of docs/ refers to {path}")
     if path.is_file():
         return []
-    return sorted(one for one in path.iterdir() if one.suffix in _LANGUAGES or (one.is_dir() and not one.name.startswith(("__", "."))))
+    return sorted(
+        child for child in path.iterdir() if child.suffix in _LANGUAGES or (child.is_dir() and not child.name.startswith(("__", ".")))
+    )
 
 
 def _outside(file: File) -> list[str]:
@@ -118,7 +120,7 @@ def _source(path: Path, inside: list[Path]) -> str:
     name = path.relative_to(ROOT).as_posix()
     head = f"---\nsearch: {{exclude: true}}\n---\n# {name}\n\n"
     if path.is_dir():
-        return head + "".join(f"- [{one.name}]({path.name}/{one.name}.md)\n" for one in inside)
+        return head + "".join(f"- [{child.name}]({path.name}/{child.name}.md)\n" for child in inside)
     return f"{head}``````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}\n``````\n"
 
 
@@ -129,12 +131,12 @@ def formula(tex: str, block: bool) -> str:
     from matplotlib.path import Path as Outline
     from matplotlib.textpath import text_to_path
 
-    known = tex.strip()
-    for pattern, other in _REPLACED.items():
-        known = re.sub(pattern, other, known)
+    supported = tex.strip()
+    for pattern, replacement in _REPLACED.items():
+        supported = re.sub(pattern, replacement, supported)
     size = FontProperties(math_fontfamily="stix", size=100)
-    width, _, _ = text_to_path.get_text_width_height_descent(f"${known}$", size, ismath=True)
-    vertices, codes = text_to_path.get_text_path(size, f"${known}$", ismath=True)
+    width, _, _ = text_to_path.get_text_width_height_descent(f"${supported}$", size, ismath=True)
+    vertices, codes = text_to_path.get_text_path(size, f"${supported}$", ismath=True)
     outline = Outline(vertices, codes)
     letters = {Outline.MOVETO: "M", Outline.LINETO: "L", Outline.CURVE3: "Q", Outline.CURVE4: "C"}
     drawn = "".join(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 
-class Said(NamedTuple):
+class DefaultText(NamedTuple):
     """A default described in words, because it depends on other keys or is hidden in the code of SLM Lab."""
 
     there: str
@@ -13,14 +13,14 @@ class Said(NamedTuple):
     """Default in this program; "": the same."""
 
 
-NEEDED = Said("required", "model")
+NEEDED = DefaultText("required", "model")
 """The key is required in SLM Lab, and has the default of the model in this program."""
 ACTING = {"action_pdtype": "default", "action_policy": "default", "explore_var_spec": None, "gamma": NEEDED}
-GRADIENT = {**ACTING, "entropy_coef_spec": Said("none")}
+GRADIENT = {**ACTING, "entropy_coef_spec": DefaultText("none")}
 CRITIC = {
     **GRADIENT,
-    "lam": Said("required, may be null", "default null"),
-    "num_step_returns": Said("required if `lam` is null", "default null"),
+    "lam": DefaultText("required, may be null", "default null"),
+    "num_step_returns": DefaultText("required if `lam` is null", "default null"),
     "policy_loss_coef": 1.0,
     "val_loss_coef": 1.0,
     "training_frequency": NEEDED,
@@ -40,29 +40,29 @@ PPO = {
     "normalize_v_targets": False,
 }
 EXPLORING = {
-    "action_pdtype": Said("Categorical, in effect", "default `Argmax`"),
-    "action_policy": Said("`default`, in effect", "default `epsilon_greedy`"),
+    "action_pdtype": DefaultText("Categorical, in effect", "default `Argmax`"),
+    "action_policy": DefaultText("`default`, in effect", "default `epsilon_greedy`"),
     "explore_var_spec": None,
 }
 REPLAYING = {"training_frequency": NEEDED, "training_iter": NEEDED, "training_batch_iter": NEEDED}
-Q_LEARNING = {**ACTING, **EXPLORING, **REPLAYING, "training_start_step": Said("`memory.batch_size`")}
+Q_LEARNING = {**ACTING, **EXPLORING, **REPLAYING, "training_start_step": DefaultText("`memory.batch_size`")}
 SOFT = {
     "action_pdtype": "default",
     "action_policy": "default",
     "gamma": NEEDED,
     "training_frequency": NEEDED,
-    "training_iter": Said("`env.num_envs`"),
-    "training_start_step": Said("max(1000, `memory.batch_size`)"),
+    "training_iter": DefaultText("`env.num_envs`"),
+    "training_start_step": DefaultText("max(1000, `memory.batch_size`)"),
     "policy_delay": 1,
     "target_entropy": "auto",
-    "entropy_anneal": Said("none"),
+    "entropy_anneal": DefaultText("none"),
     "entropy_penalty_coef": 0.0,
     "symlog": False,
     "log_alpha_min": -5.0,
     "log_alpha_max": 2.0,
     "alpha_lr": None,
     "fixed_alpha": None,
-    "alpha_anneal_frames": Said("0: constant"),
+    "alpha_anneal_frames": DefaultText("0: constant"),
     "spectral_norm": False,
 }
 REPLAY = {"batch_size": NEEDED, "max_size": NEEDED, "use_cer": False}
@@ -70,33 +70,33 @@ NET = {
     "hid_layers_activation": NEEDED,
     "init_fn": None,
     "clip_grad_val": None,
-    "loss_spec": Said("MSELoss"),
-    "optim_spec": Said("Adam"),
+    "loss_spec": DefaultText("MSELoss"),
+    "optim_spec": DefaultText("Adam"),
     "lr_scheduler_spec": None,
     "update_type": "replace",
     "update_frequency": 1,
     "polyak_coef": 0.0,
     "gpu": "auto",
-    "cuda_id": Said("by trial and session"),
+    "cuda_id": DefaultText("by trial and session"),
 }
 SEPARATE = {
     "shared": NEEDED,
     "use_same_optim": NEEDED,
-    "actor_optim_spec": Said("`optim_spec`"),
-    "critic_optim_spec": Said("`optim_spec`"),
-    "actor_lr_scheduler_spec": Said("`lr_scheduler_spec`"),
-    "critic_lr_scheduler_spec": Said("`lr_scheduler_spec`"),
+    "actor_optim_spec": DefaultText("`optim_spec`"),
+    "critic_optim_spec": DefaultText("`optim_spec`"),
+    "actor_lr_scheduler_spec": DefaultText("`lr_scheduler_spec`"),
+    "critic_lr_scheduler_spec": DefaultText("`lr_scheduler_spec`"),
 }
 POLICY = {**NET, **SEPARATE, "out_layer_activation": None, "log_std_init": None}
 INIT_STD = {"actor_init_std": None, "critic_init_std": None}
 CONV = {"conv_hid_layers": NEEDED, "fc_hid_layers": NEEDED, "normalize": False}
-DECAY = {"start_val": NEEDED, "end_val": Said("`start_val`", "required"), "start_step": NEEDED, "end_step": NEEDED}
+DECAY = {"start_val": NEEDED, "end_val": DefaultText("`start_val`", "required"), "start_step": NEEDED, "end_step": NEEDED}
 
 KEYS: dict[str, dict[str, dict[str, Any]]] = {
     "agent.algorithm": {
         "Reinforce": {**GRADIENT, "center_return": False, "policy_loss_coef": 1.0, "training_frequency": NEEDED},
         "ActorCritic": {**CRITIC, "normalize_v_targets": False},
-        "PPO": {**PPO, "training_frequency": Said("no effect")},
+        "PPO": {**PPO, "training_frequency": DefaultText("no effect")},
         "SIL": {**CRITIC, **IMITATION, "normalize_v_targets": False},
         "PPOSIL": {**PPO, **IMITATION},
         "SARSA": {**ACTING, "training_frequency": NEEDED},
@@ -147,8 +147,8 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
             "max_frame": NEEDED,
             "normalize_obs": False,
             "normalize_reward": False,
-            "clip_obs": Said("10 with `normalize_obs`"),
-            "clip_reward": Said("10 with `normalize_reward`; ±1 in Atari"),
+            "clip_obs": DefaultText("10 with `normalize_obs`"),
+            "clip_reward": DefaultText("10 with `normalize_reward`; ±1 in Atari"),
             "reward_scale": 1.0,
         }
     },
@@ -160,8 +160,8 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
             "log_frequency": 10_000,
             "eval_frequency": 10_000,
             "rigorous_eval": 0,
-            "random_seed": Said("always the wall clock", "default `0`: equal runs give equal numbers"),
-            "search_resources": Said("1 core, no GPU"),
+            "random_seed": DefaultText("always the wall clock", "default `0`: equal runs give equal numbers"),
+            "search_resources": DefaultText("1 core, no GPU"),
             "search_scheduler": None,
         }
     },

@@ -330,7 +330,7 @@ def page_of(section: Section, name: str) -> str:
 
 
 def common_keys(section: Section) -> list[str]:
-    """Return the keys with the same description for every net; none for algorithms and memories, whose keys are on their own pages."""
+    """Return the keys with the same description for every net; [] for algorithms and memories, whose keys are on separate pages."""
     if section.path != "agent.net":
         return []
     models = list(section.models.values())
@@ -343,7 +343,11 @@ def _key_index(section: Section, listed: Sequence[str]) -> list[str]:
     for key in keys(section):
         owners = [name for name, model in section.models.items() if key in model.model_fields]
         if key not in listed:
-            links = "all" if len(owners) == len(section.models) else ", ".join(f"[{one}]({page_of(section, one)}#{key})" for one in owners)
+            links = (
+                "all"
+                if len(owners) == len(section.models)
+                else ", ".join(f"[{owner}]({page_of(section, owner)}#{key})" for owner in owners)
+            )
             lines.append(f"| `{key}` | {links} |")
     return lines
 
@@ -381,7 +385,9 @@ def key_lines(section: Section, key: str, level: str = "####") -> Iterator[str]:
 
 def _by(names: list[str], facts: Sequence[str]) -> str:
     """Return a fact about a key: once if the fact is the same for all components, otherwise for each group of components."""
-    groups = {fact: [name for name, own in zip(names, facts, strict=True) if own == fact] for fact in dict.fromkeys(facts)}
+    groups = {
+        fact: [name for name, of_component in zip(names, facts, strict=True) if of_component == fact] for fact in dict.fromkeys(facts)
+    }
     if len(groups) == 1:
         return facts[0]
     words = ", ".join(f"{fact[0].lower()}{fact[1:]} ({', '.join(group)})" for fact, group in groups.items())
@@ -389,7 +395,7 @@ def _by(names: list[str], facts: Sequence[str]) -> str:
 
 
 def _elsewhere(section: Section, key: str) -> list[str]:
-    """Return the names of a key in other libraries; if there are none, the names of the keys inside it."""
+    """Return the names of a key in other libraries; if there are none, the names of the keys inside this key."""
     path = f"{section.path}.{key}"
     here = {name: place.split(" ")[0] for name, place in OTHER_NAMES.items()}
     exact = [name for name, place in here.items() if place == path and name != key]
@@ -468,10 +474,10 @@ def example(section: Section, key: str) -> Any:
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
     given = [value for path, values in _shipped().items() if _matches(section, path, key) for value in values]
-    found = [value for value in given if _is_allowed(section, key, value)]
-    values = sorted(json.dumps(value) for value in found if value not in defaults and "${" not in json.dumps(value))
+    allowed = [value for value in given if _is_allowed(section, key, value)]
+    values = sorted(json.dumps(value) for value in allowed if value not in defaults and "${" not in json.dumps(value))
     if values:
-        return json.loads(max((list(same) for _, same in groupby(values)), key=len)[0])
+        return json.loads(max((list(equal) for _, equal in groupby(values)), key=len)[0])
     return _short(defaults[0])
 
 
@@ -510,17 +516,17 @@ def shipped_specs() -> tuple[tuple[str, str, dict[str, Any]], ...]:
 @cache
 def _shipped() -> dict[tuple[str, ...], list[Any]]:
     """Return {path of a key: values of the key in the shipped specs}."""
-    found: dict[tuple[str, ...], list[Any]] = {}
+    values: dict[tuple[str, ...], list[Any]] = {}
 
     def walk(value: Any, path: tuple[str, ...]) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
-                found.setdefault((*path, key), []).append(inner)
+                values.setdefault((*path, key), []).append(inner)
                 walk(inner, (*path, key))
 
     for _, _, spec in shipped_specs():
         walk(spec, ())
-    return found
+    return values
 
 
 def _line(words: str | None) -> str:

@@ -15,9 +15,9 @@ NO_ACTIVATION = ("MultiheadAttention", "Threshold", "GLU", "Softmax2d")
 """Activations that are not allowed, because they need arguments, change the number of units, or accept only images."""
 
 
-def arguments(thing: Callable[..., Any], skip: tuple[str, ...] = ("self",)) -> dict[str, bool]:
+def arguments(function: Callable[..., Any], skip: tuple[str, ...] = ("self",)) -> dict[str, bool]:
     """Return {argument name: whether the argument is required}; the name ** means that any argument is accepted."""
-    parameters = list(inspect.signature(thing).parameters.values())
+    parameters = list(inspect.signature(function).parameters.values())
     named = [p for p in parameters if p.name not in skip and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     more = {"**": False} if any(p.kind == p.VAR_KEYWORD for p in parameters) else {}
     return {p.name: p.default is p.empty for p in named} | more

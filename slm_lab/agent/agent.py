@@ -32,7 +32,7 @@ class Agent:
     Args:
         explore: schedule of the exploration parameter explore_var, or None for an algorithm without this parameter.
         eval_seed: random seed of evaluations.
-        random_frames: number of frames at the start of the Session in which the agent acts uniformly at random (except in evaluations).
+        random_frames: number of initial frames of the Session, during which the agent acts uniformly at random (except in evaluations).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Agent:
         """Number of torch threads for an update. Acting uses one thread, because its batches are small, and idle torch threads would
         compete with the threads of the envs."""
         self._trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
-        self._counting = [trainer for trainer in self._trainers if trainer.counts_calls]
+        self._counting_trainers = [trainer for trainer in self._trainers if trainer.counts_calls]
         """Trainers whose learning rate depends on the number of training calls."""
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
@@ -78,7 +78,7 @@ class Agent:
     def learn(self, rollout: Rollout) -> Metrics:
         """Train with a rollout that other processes collected, and return the metrics of this update.
 
-        In a rollout that other processes collected, the policy version of each step is a number of gradient steps.
+        The policy version of each step in such a rollout is a number of gradient steps.
         """
         with torch_threads(self.threads):
             metrics = self.algorithm.learn(rollout)
@@ -87,17 +87,17 @@ class Agent:
         return metrics
 
     def set_rare_checks(self, rarely: bool) -> None:
-        """Set whether checks for nets and parameters that user code changed take place rarely, instead of in each update (see validity.py).
+        """Set whether the agent checks only rarely, instead of in each update, for nets and parameters that user code changed.
 
-        Rare checks for changed nets are sufficient as long as no user code has access to the agent. Even with rare checks, each update
-        notices new hooks of modules and parameters.
+        Rare checks are sufficient as long as no user code has access to the agent. Even with rare checks, each update notices new hooks of
+        modules and parameters. (See validity.py.)
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
         self.policy.set_rare_checks(rarely)
 
     def _count_training_call(self) -> None:
-        for trainer in self._counting:
+        for trainer in self._counting_trainers:
             trainer.count_training_call()
 
     def action_function(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
@@ -145,7 +145,7 @@ class Agent:
 
     @property
     def replay(self) -> Replay | SILReplay | None:
-        """Replay buffer, whose `contents` are not part of `state_dict`, or None for an on-policy algorithm without self-imitation."""
+        """Replay buffer, or None for an on-policy algorithm without self-imitation. Its `contents` are not part of `state_dict`."""
         return self.algorithm.replay
 
     def target_snapshot(self) -> tuple[int, torch.Tensor] | None:
@@ -166,19 +166,19 @@ class Agent:
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def copy_matching_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Copy those entries of `weights` whose names and shapes match parameters or buffers of the policy's net.
+        """Copy to the policy's net those entries of `weights` whose names and shapes match parameters or buffers of the net.
 
         Returns the names of the net's parameters and buffers that were not replaced. The weights of an agent include neither critics with a
         separate net, nor optimizers, nor the temperature.
         """
-        own = self.weights()
-        taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
-        if taken:
-            self.load_weights({**own, **taken})
+        current = self.weights()
+        matching = {name: weights[name] for name, value in current.items() if name in weights and weights[name].shape == value.shape}
+        if matching:
+            self.load_weights({**current, **matching})
             if (trainer := self.algorithm.policy_trainer) is not None:
                 trainer.refresh_stored_parameters()
             self.algorithm.copy_to_target()
-        return [name for name in own if name not in taken]
+        return [name for name in current if name not in matching]
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
         """Load weights of the policy's net. Raises RuntimeError if the weights do not match the net."""
@@ -193,7 +193,7 @@ class Agent:
         self._shared = None if trainer is None else trainer.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state and the state of all random streams, without state that other processes train too.
+        """Return the learned state and the state of all random streams, except the state that other processes also train.
 
         The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. An unfinished rollout is useful
         only if the envs continue its unfinished episodes.
@@ -219,7 +219,7 @@ class Agent:
 
 
 def torch_threads(number: int) -> AbstractContextManager[None]:
-    """Return a context manager, inside which torch computes with `number` threads instead of one thread."""
+    """Return a context manager within which torch computes with `number` threads instead of one thread."""
     return nullcontext() if number == 1 else _set_torch_threads(number)
 
 

@@ -30,6 +30,7 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
 
     Raises SpecError if algorithm, net and env do not fit each other, if this machine does not support the value of meta.matmul, or if the
     free memory is too small.
+
     Args: cores: number of cores that updates may use.
     """
     if device == "cpu" and spec.agent.net is not None and spec.agent.net.tf32:
@@ -65,7 +66,9 @@ def _build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: 
 def resolve_device(spec: Spec, session: int = 0) -> str:
     """Return the device that agent.net.gpu and agent.net.cuda_id select: "cpu" or "cuda:i".
 
-    Raises SpecError if this machine has no CUDA device with the number cuda_id.
+    Raises SpecError if this machine has CUDA devices, but none with the number cuda_id.
+
+    Args: session: index of the Session. Without cuda_id, successive Sessions use the CUDA devices in turn.
     """
     net = spec.agent.net
     if net is None or net.gpu is False:
@@ -83,7 +86,7 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
 def check_matmul_settings(spec: Spec, device: str) -> None:
     """Raise SpecError if the value of the spec key meta.matmul cannot be used on a device.
 
-    If the spec uses bfloat16 on a CPU without instructions for bfloat16, this function prints a notice.
+    Print a notice if the spec uses bfloat16 on a CPU without instructions for bfloat16.
     """
     resolve_matmul_library(spec.meta.matmul, device)
     keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
@@ -91,22 +94,22 @@ def check_matmul_settings(spec: Spec, device: str) -> None:
         notice(f"agent.{keys[0]}.dtype bfloat16: about ten times slower than float32 on this processor, which has no instructions for it")
 
 
-MOST_THREADS = 8
+MAX_THREADS = 8
 """Maximum number of threads that meta.threads "auto" selects. Minibatches of 256 images are too small for more threads."""
 
 
-def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
+def resolve_threads(requested: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
     """Return the number of torch threads of an update, which is 1 if the nets are on a CUDA device.
 
-    On the CPU, the number of threads is `asked`, unless `asked` is "auto". If `asked` is "auto", the number of threads is `cores` (at most
-    8) for nets with convolutions, else 1. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread.
+    On the CPU, the number of threads is `requested`. If `requested` is "auto", the number of threads is `cores` (at most 8) for nets with
+    convolutions, and 1 for other nets. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread.
     Results with different numbers of threads differ by rounding.
 
-    Args: asked: value of meta.threads. cores: number of cores reserved for the Session.
+    Args: requested: value of meta.threads. cores: number of cores reserved for the Session.
     """
     if device != "cpu":
         return 1
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for net in nets for module in net.modules())
-    return min(cores, MOST_THREADS) if convolutions else 1
+    return min(cores, MAX_THREADS) if convolutions else 1

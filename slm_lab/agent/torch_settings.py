@@ -15,13 +15,13 @@ from slm_lab.lib.limits import processor_description, processor_name
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
-ONEDNN_MIN_SIZE, ONEDNN_LEAST_HALF_WIDTH = 128, 512
+ONEDNN_MIN_SIZE, ONEDNN_MIN_SIZE_HALF_WIDTH = 128, 512
 """Minimum size of each of the three dimensions of a matrix product that oneDNN computes. oneDNN packs the weight in each call, which does
 not pay off for few rows. With layers of 256 × 256 on AVX2, oneDNN reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, and 0.9
 with 256. The second number is for AMD processors that execute an AVX-512 instruction in two halves. On these processors, both libraries
 reach 100 to 105 GFLOP/s with 256 × 256 × 256, and a SAC update takes 8.8 ms with oneDNN and 8.2 ms with MKL. With 512 × 1024 × 1024, oneDNN
 reaches 111 GFLOP/s and MKL 101."""
-FULL_WIDTH = 26
+FULL_WIDTH_FAMILY = 26
 """CPU family of the first AMD processors that execute AVX-512 instructions at full width (Zen 5)."""
 
 
@@ -43,35 +43,35 @@ def onednn_min_size(processor: str, capability: str) -> int:
     Args: processor, capability: see `prefers_onednn`.
     """
     family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
-    half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH
-    return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_MIN_SIZE
+    half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH_FAMILY
+    return ONEDNN_MIN_SIZE_HALF_WIDTH if half_width else ONEDNN_MIN_SIZE
 
 
-def resolve_matmul_library(asked: str, device: str = "cpu") -> str:
+def resolve_matmul_library(requested: str, device: str = "cpu") -> str:
     """Return the library for float32 matrix products: "onednn" (for large products), "mkl", or "torch" (torch's default on the device).
 
-    Args: asked: value of meta.matmul. Raises SpecError if the library `asked` cannot be used.
+    Args: requested: value of meta.matmul. Raises SpecError if the requested library cannot be used.
     """
     cpu = device == "cpu"
     usable = {"mkl": cpu and torch.backends.mkl.is_available(), "onednn": cpu and torch.backends.mkldnn.is_available()}
-    if asked in usable:
-        if not usable[asked]:
+    if requested in usable:
+        if not usable[requested]:
             why = "torch was built without it" if cpu else f"it computes on the CPU, and the device is {device}"
-            allowed = ", ".join(["auto", *(name for name, there in usable.items() if there)])
-            raise SpecError("meta", [Problem("meta.matmul", f"cannot use '{asked}': {why}; allowed: {allowed}")])
-        return asked
+            allowed = ", ".join(["auto", *(name for name, is_usable in usable.items() if is_usable)])
+            raise SpecError("meta", [Problem("meta.matmul", f"cannot use '{requested}': {why}; allowed: {allowed}")])
+        return requested
     if usable["onednn"] and prefers_onednn(processor_description(), torch.backends.cpu.get_cpu_capability()):
         return "onednn"
     return "mkl" if usable["mkl"] else "torch"
 
 
-def set_matmul_library(net: nn.Module, asked: str, device: str) -> None:
+def set_matmul_library(net: nn.Module, requested: str, device: str) -> None:
     """Let a net compute its matrix products with the library that `resolve_matmul_library` returns."""
-    if resolve_matmul_library(asked, device) == "onednn":
-        least = onednn_min_size(processor_description(), torch.backends.cpu.get_cpu_capability())
+    if resolve_matmul_library(requested, device) == "onednn":
+        min_size = onednn_min_size(processor_description(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
-                module.matmul_mode.onednn = least
+                module.matmul_mode.onednn = min_size
 
 
 def cpu_name() -> str:
@@ -81,8 +81,8 @@ def cpu_name() -> str:
 
 def has_bfloat16(processor: str) -> bool:
     """Return whether the processor has instructions for bfloat16."""
-    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # missing in some versions of torch
-    x86 = any(getattr(torch.cpu, name)() for name in known if hasattr(torch.cpu, name))
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # missing in some versions of torch
+    x86 = any(getattr(torch.cpu, name)() for name in checks if hasattr(torch.cpu, name))
     return x86 or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor.split())
 
 

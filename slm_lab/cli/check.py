@@ -57,11 +57,11 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
     except SpecError as error:
         if name is not None:
             raise
-        raise SpecError(error.source, [*error.problems, *_check_others(file, error, arguments)]) from None
+        raise SpecError(error.source, [*error.problems, *_check_envs_of_other_specs(file, error, arguments)]) from None
     log_notices(loaded.notes)
     specs = loaded.specs
     with mark_set_keys(file, name, arguments.set):
-        if problems := _argument_problems(specs):
+        if problems := _env_problems(specs):
             raise SpecError(source, problems)
         reports = ["valid"] * len(specs)
         if arguments.build:
@@ -78,9 +78,9 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
     return code, {"specs": named, "slm_lab": None if loaded.differences is None else {"differences": list(loaded.differences)}}
 
 
-def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
-    """Check the env arguments of those specs in a file for which `error` contains no problem. Print the names of the specs whose env
-    arguments are valid, and return the problems of all other checked specs."""
+def _check_envs_of_other_specs(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
+    """Check the envs of those specs in a file for which `error` contains no problem. Print the names of the specs whose envs are valid, and
+    return the problems of all other checked specs."""
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_with_notices, mark_set_arguments
     from slm_lab.spec.report import SpecError
@@ -89,16 +89,16 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
     if not all(paths):  # a problem without a path concerns the file or the option --set
         return []
     others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
-    found = {name: _argument_problems(load_with_notices(file, name, arguments.set).specs) for name in others}
+    found = {name: _env_problems(load_with_notices(file, name, arguments.set).specs) for name in others}
     if valid := [name for name in others if not found[name]]:
         _print_unless_json([f"{name}: valid" for name in valid], arguments)
     problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
     return mark_set_arguments(SpecError(error.source, problems), error.source, arguments.set).problems
 
 
-def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
-    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. This function imports the modules that
-    define the envs."""
+def _env_problems(specs: Sequence[Spec]) -> list[Problem]:
+    """Return the problems with the env of each spec: with its id, wrappers and constructor arguments. This function imports the modules
+    that define the envs."""
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []
@@ -127,7 +127,7 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
             problems[name], source = error.problems, error.source
             continue
         first = {(run.entry, run.env): run.spec for run in study.runs}
-        if found := _argument_problems(list(first.values())):
+        if found := _env_problems(list(first.values())):
             problems[name], source = found, f"{file} {name}"
             continue
         lines.append(f"{name}: valid; {len(study.runs)} runs")

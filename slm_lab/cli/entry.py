@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # the products of matrices with which numpy computes actions are small and slower with two threads (4 × 256 by 256 × 256: 93 µs instead
     # of 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # by default, torch's threads wait actively for the next operation, with which two concurrent runs on two cores took three times as long
+    # by default, torch's threads wait actively for the next operation; two concurrent runs on two cores then took three times as long
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with suppress(OSError):  # the current folder may have been removed
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:

@@ -90,14 +90,14 @@ def check_file_argument(word: str) -> str:
         if "/" in word or "." in word or Path(word).exists():
             return word
     if word in MODES:
-        raise UsageError(f"'{word}' is a mode, not a file; expected {_commands(word)}")
+        raise UsageError(f"'{word}' is a mode, not a file; expected {_mode_forms(word)}")
     message = f"unknown command or spec file '{word}'"
     if files := _files_with(word):
         raise UsageError(f"{message}; it is a spec: {' or '.join(f'{file} {word}' for file in files)}")
     raise UsageError(f"{message}{did_you_mean(word, [*COMMANDS, DEMO[0]])} (commands: {', '.join(COMMANDS)})")
 
 
-def _commands(mode: str) -> str:
+def _mode_forms(mode: str) -> str:
     """Return the command-line forms of a mode as text for a message. Forms that continue or play a run are shown without FILE and NAME, but
     forms that continue a study are shown with FILE and NAME."""
     forms = MODES[mode].split(", ")

@@ -77,8 +77,8 @@ def list_names(words: list[str], arguments: Namespace) -> int:
 def _no_results_message(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
     """Return the error message for a search without results.
 
-    If a word of the search occurs in no entry and is similar to a name, the error message suggests the name, else the command that lists
-    all names.
+    If a word of the search occurs in no entry and is similar to a name, the error message suggests the name. Otherwise, the error message
+    suggests the command that lists all names.
     """
     from slm_lab.spec.report import nearest_hint
 
@@ -212,7 +212,7 @@ def _envs() -> Iterator[Entry]:
 
 _REFUSED = "not supported: "
 _ABOUT_ENVS = (
-    "--search WORD shows the parts of the observations → actions of EnvPool's envs, and why some are not supported. "
+    "--search WORD also shows the observations and actions of EnvPool's envs, and why some envs are not supported. "
     "An env of any other package is named package.module:EnvId, by the module that registers it."
 )
 
@@ -260,8 +260,8 @@ COLUMNS = {
 }
 """Maps each kind of list to the names that the cells of an entry have in JSON documents."""
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
-    "specs": (_specs, "specs that ship"),
-    "studies": (_studies, "studies that ship"),
+    "specs": (_specs, "specs that ship with slm_lab"),
+    "studies": (_studies, "studies that ship with slm_lab"),
     "algorithms": (_algorithms, "algorithms (agent.algorithm.name)"),
     "nets": (_nets, "nets (agent.net.name)"),
     "memories": (_memories, "memories (agent.memory.name)"),

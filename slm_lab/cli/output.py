@@ -30,8 +30,8 @@ def prepare_streams() -> None:
 
 
 def print_result(text: str) -> int:
-    """Write the result of a command to stdout and return the exit code, which is FAILED if writing fails. If stdout is a pipe whose reader
-    has closed the pipe, the exit code is not FAILED."""
+    """Write the result of a command to stdout and return the exit code, which is FAILED if writing fails. If stdout is a pipe and its
+    reader has closed it, the exit code is OK."""
     screen = Screen(sys.stdout)
     screen.write(f"{text}\n")
     screen.flush()

@@ -113,13 +113,13 @@ _FORMS = {
     },
     "dev": {"dev": "one session with extra checks: weights change, gradients are finite"},
     "enjoy": {
-        "enjoy@{folder | model | latest}": "play episodes with a checkpoint of a run, or of the best of a search or study, or with a named "
-        "model or pretrained agent; FILE and NAME may be left out"
+        "enjoy@{folder | model | latest}": "play episodes with a checkpoint of a run, or of the best run of a search or study, or with a "
+        "named model or pretrained agent; FILE and NAME may be left out"
     },
 }
 """Maps each mode to a dict from the mode's command-line forms to their descriptions."""
 MODES = {mode: ", ".join(forms) for mode, forms in _FORMS.items()}
-"""Maps each mode to a text that lists the mode's command-line forms."""
+"""Maps each mode to text that lists the mode's command-line forms."""
 DEMO = ("demo.json", "ppo_cartpole")
 """Values of FILE and NAME if the command line contains neither argument."""
 
@@ -130,13 +130,13 @@ _ABOUT = {
     "push": "upload a model to a repository of the Hugging Face Hub",
     "pull": "download a model from a repository of the Hugging Face Hub, and register it",
     "compare": "compare runs on one page, in graphs and tables: RUN is a run folder, a search (its best trial), a study or a quoted "
-    "glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve ",
+    "glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve",
     "diff": "show what differs between two runs: keys, versions, the first rows, returns",
     "doctor": "print what is wrong with a run, ranked, with the evidence and the key to change",
     "report": "write report.html of a run, search or study again, also while it runs",
     "verify": "repeat a part of a run and compare rows and weights byte by byte",
-    "retro_analyze": "rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of "
-    "SLM Lab ",
+    "retro_analyze": "rebuild metrics and graphs from the files of runs (or of the latest run), also of killed and failed runs, and of "
+    "runs of SLM Lab",
     "view": "show the runs of a data folder (default: data) in a browser, also while they train, and compare them",
     "list": "list specs, studies, algorithms, nets, memories and envs",
     "new": "write a spec for an env",
@@ -166,10 +166,10 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{message}\nsee {self.prog} --help\n")
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return the text of a hint "did you mean …?" with the word in `known` that is most similar to `word`, or "" if no word in `known`
+def did_you_mean(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return the text of a hint "did you mean …?" with the word in `words` that is most similar to `word`, or "" if no word in `words`
     reaches the similarity `cutoff` (0 to 1)."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
@@ -193,8 +193,8 @@ def _argparse_type(
     return parse
 
 
-def _choice_type(what: str, known: tuple[str, ...]) -> Callable[[str], Any]:
-    return _argparse_type(what, f"one of {', '.join(known)}", known.__contains__, hint=lambda text: did_you_mean(text, known))
+def _choice_type(what: str, choices: tuple[str, ...]) -> Callable[[str], Any]:
+    return _argparse_type(what, f"one of {', '.join(choices)}", choices.__contains__, hint=lambda text: did_you_mean(text, choices))
 
 
 def _is_count(text: str) -> bool:
@@ -294,7 +294,9 @@ _REPEATED = MappingProxyType({"action": "append"})
 _OPTIONS = (
     _Option("-s, --set", "KEY=VALUE", {"": "fill ${KEY}, or override a key by path"}, {"action": "append", "default": []}),
     _Option(
-        "--jobs", "N", {"": "number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)"}
+        "--jobs",
+        "N",
+        {"": "number of concurrent sessions; in a search or study, of all runs together (default: as many as the cores allow)"},
     ),
     _Option("--data-dir", "DIR", {"": "where runs are written (default: data)"}, {"default": DATA_DIR}),
     _Option(
@@ -309,9 +311,9 @@ _OPTIONS = (
     ),
     _Option("--device", "DEVICE", {"": "cpu, cuda or cuda:N (default: net.gpu of the spec)"}),
     _Option("--build", "", {"check": "also build env and agent"}),
-    _Option("--confirm", "K", {"search": "train the best K trials again, with new seeds, and rank by that"}),
+    _Option("--confirm", "K", {"search": "train the best K trials again, with new seeds, and rank them by the new results"}),
     _Option("--common-seeds", "", {"search": "the same seeds for all trials"}),
-    _Option("--adopt", "GLOB", {"study": "finished run folders that count as its runs"}, _REPEATED),
+    _Option("--adopt", "GLOB", {"study": "finished run folders that count as runs of the study"}, _REPEATED),
     _Option("--until-decided", "", {"study": "add seeds until the interval of each difference excludes 0"}),
     _Option("--max-seeds", "N", {"study": "with --until-decided: largest number of seeds of each entry (default: 32)"}),
     _Option("--episodes", "N", {"enjoy": "number of episodes (default: 10; --against: 100; --human: 1)"}),
@@ -319,7 +321,7 @@ _OPTIONS = (
         "--against",
         "PLAYER",
         {
-            "enjoy": "in an env with several agents, who plays for the others: random, a class of scripted players, or another run; "
+            "enjoy": "in an env with several agents, who plays for the other agents: random, a class of scripted players, or another run; "
             "prints games won, drawn and lost"
         },
     ),
@@ -330,7 +332,7 @@ _OPTIONS = (
         {"nargs": "?", "const": "random"},
     ),
     _Option(
-        "--policy", "NAME", {"enjoy, export": "policy of agent.policies (enjoy: default: all of them; the others are played --against)"}
+        "--policy", "NAME", {"enjoy, export": "policy of agent.policies (default for enjoy: all policies; --against plays for the others)"}
     ),
     _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
     _Option("--render", "", {"enjoy": "draw one env in a window"}),
@@ -340,7 +342,7 @@ _OPTIONS = (
     _Option(
         "--session",
         "N",
-        {"enjoy, export": "session of the checkpoint (default: the best one)", "verify": "session to train again (default: 0)"},
+        {"enjoy, export": "session of the checkpoint (default: the best session)", "verify": "session to train again (default: 0)"},
     ),
     _Option("--from", "FRAME", {"verify": "frame from which to train again: 0, or that of the state before the last checkpoint"}),
     _Option("--to", "FRAME", {"verify": "frame at which to end"}),
@@ -348,7 +350,7 @@ _OPTIONS = (
     _Option(
         "--trial",
         "N",
-        {f"compare, {_OF_AGENTS}": "trial of a search (default: the best one, of the confirmed ones if there are any)"},
+        {f"compare, {_OF_AGENTS}": "trial of a search (default: the best trial, of the confirmed trials if there are any)"},
     ),
     _Option(
         "--entry",
@@ -392,7 +394,7 @@ _OPTIONS = (
         {"check, list, models, compare, diff, doctor, verify": "print one JSON document to stdout, and notices to stderr"},
     ),
     _Option("--like", "SPEC", {"new": "an algorithm, a spec that ships, or FILE:NAME (default: PPO)"}),
-    _Option("--comments", "", {"new": "write a comment for each key; the file is then no strict JSON"}),
+    _Option("--comments", "", {"new": "write a comment for each key; the file is then not strict JSON"}),
 )
 
 

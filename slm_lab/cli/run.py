@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from slm_lab.experiment.files.paths import RunPaths
     from slm_lab.experiment.plan import Plan
 
-_NODES_WRITE = "its nodes write tables, for which they need a common folder (--data-dir); "
+_NODES_WRITE = "the nodes of the cluster write tables to a common folder (--data-dir); "
 _WHY_NO_STORAGE = {"train": "checkpoints of a run stay where they are; ", "search": _NODES_WRITE, "study": _NODES_WRITE}
 CLUSTER_MODES = ("train", "search", "study")
 
@@ -119,8 +119,8 @@ def _resume(request: Request, arguments: Namespace) -> None:
 
 
 def _show_differences(request: Request, paths: RunPaths) -> None:
-    """Print the keys in which the spec NAME in FILE differs from the saved spec, which a continued run uses. If the command line contains
-    no NAME, print nothing."""
+    """Print the keys in which the spec NAME in FILE differs from the saved spec. A continued run uses the saved spec. If the command line
+    contains no NAME, print nothing."""
     from slm_lab.experiment.session.resume import changed_keys
     from slm_lab.lib.log import notice
     from slm_lab.lib.text import last_line
@@ -132,11 +132,11 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
         return
     try:
         given = load_spec(file, name, for_search=False)
-    except SpecError as error:  # the file was changed, or has variables, whose values only the saved spec contains
+    except SpecError as error:  # the file was changed, or has variables (only the saved spec contains their values)
         notice(f"{file} {name} is not compared with the saved spec: {last_line(str(error))}")
         return
-    for path, (one, other) in changed_keys(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
-        notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")
+    for path, (in_file, saved) in changed_keys(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
+        notice(f"{path}: {in_file} in {file}, {saved} in the saved spec; the saved spec is used")
 
 
 def _search(request: Request, arguments: Namespace) -> None:
@@ -180,7 +180,7 @@ def _study(request: Request, arguments: Namespace) -> None:
     max_seeds = _max_seeds(arguments, None if paths is None else study_start_info(paths).get("max_seeds"))
     study = load_study(file, name, sets)
     if max_seeds is not None and len(study.entries) < 2:
-        raise UsageError(f"--until-decided has no effect: {name} has one entry, and nothing to compare it with; remove it")
+        raise UsageError(f"--until-decided has no effect: {name} has only one entry, which is compared with nothing; remove it")
     StudyExperiment(study, _plan(arguments), paths=paths, adopt=arguments.adopt or (), max_seeds=max_seeds).run()
 
 
@@ -193,7 +193,7 @@ def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
     if arguments.until_decided or (saved is not None and arguments.max_seeds is not None):
         return int(arguments.max_seeds or saved or MAX_SEEDS)
     if arguments.max_seeds is not None:
-        raise UsageError(f"--max-seeds {arguments.max_seeds} has no effect without --until-decided; add it, or remove this")
+        raise UsageError(f"--max-seeds {arguments.max_seeds} has no effect without --until-decided; add that, or remove --max-seeds")
     if saved is not None:
         notice(f"the arguments of the last start apply: --until-decided --max-seeds {saved}")
     return saved
@@ -204,7 +204,8 @@ def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace)
     from slm_lab.experiment.deploy.human import SEATS, play_human
 
     if arguments.human not in SEATS:
-        raise UsageError(f"invalid seat '{arguments.human}' of --human; expected first or second, or none after FILE, NAME and MODE")
+        seats = "first or second (without a seat, write --human after FILE, NAME and MODE)"
+        raise UsageError(f"invalid seat '{arguments.human}' of --human; expected {seats}")
     others = {"--against": arguments.against, "--render": arguments.render, "--video": arguments.video, "--record": arguments.record}
     if excluded := [name for name, value in others.items() if value]:
         raise UsageError(f"--human and {excluded[0]} exclude each other: a person plays in the terminal")
@@ -219,7 +220,7 @@ def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace)
 
 def _enjoy(request: Request, arguments: Namespace) -> int:
     """Play episodes with the agent of a run, using the spec that is saved in the run folder. Return the exit code. FILE is used only to
-    check that NAME is the name of a spec in FILE, which may be followed by values of variables."""
+    check NAME. NAME must be the name of a spec in FILE, to which values of variables may be appended."""
     if arguments.jobs is not None:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:
@@ -251,7 +252,7 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
     if arguments.human is not None:
         return _play_human(training, options, arguments)
     result = format_summary(enjoy(training, options, _plan(arguments)))
-    same = agent_arguments(request.where, training.paths.root, arguments)
-    more = [] if options.show else [f"record it: slm-lab {shlex.join([f'enjoy@{same[0]}', *same[1:]])} --video"]
-    same += ["--policy", training.policies[0]] if arguments.policy is None and len(training.policies) > 1 else []
-    return print_result("\n".join([result, *more, f"export it: slm-lab {shlex.join(['export', *same])}"]))
+    agent_words = agent_arguments(request.where, training.paths.root, arguments)
+    more = [] if options.show else [f"record it: slm-lab {shlex.join([f'enjoy@{agent_words[0]}', *agent_words[1:]])} --video"]
+    agent_words += ["--policy", training.policies[0]] if arguments.policy is None and len(training.policies) > 1 else []
+    return print_result("\n".join([result, *more, f"export it: slm-lab {shlex.join(['export', *agent_words])}"]))

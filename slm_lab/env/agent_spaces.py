@@ -32,7 +32,7 @@ class AgentSpaces(NamedTuple):
     """The env's observation space. If the observation space is a Dict, its entries are in the order of their columns in the agent's
     observations."""
     uses: dict[str, Use]
-    """Maps the key of each entry of a Dict observation that is not an input of all nets to its use, "mask" or "critic"."""
+    """Use, "mask" or "critic", of each entry of a Dict observation that is not an input of all nets, by key."""
     joint: bool
     """Whether the agent represents a multi-discrete action as one discrete choice among all combinations of its components, because the
     action mask has one number per combination."""
@@ -53,13 +53,14 @@ def agent_spaces(
     if uses:
         assert isinstance(observation, spaces.Dict)
         observation = order_entries(observation, uses)
-    known, encode = observation_codec(observation, input, image_channels(spec), fresh, uses)
+    agent_observation, encode = observation_codec(observation, input, image_channels(spec), fresh, uses)
     if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
-        parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in known.parts)
-        known = replace(known, high=known.high if known.dtype == "uint8" else None, parts=parts)
+        parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in agent_observation.parts)
+        high = agent_observation.high if agent_observation.dtype == "uint8" else None
+        agent_observation = replace(agent_observation, high=high, parts=parts)
     mask = next((key for key in uses if uses[key] == "mask"), None)
     joint = isinstance(observation, spaces.Dict) and mask is not None and has_mask_per_combination(observation[mask], action)
-    return AgentSpaces(known, encode, *action_codec(action, joint), observation, uses, joint)
+    return AgentSpaces(agent_observation, encode, *action_codec(action, joint), observation, uses, joint)
 
 
 def image_channels(spec: EnvSpec) -> Channels | None:
@@ -69,8 +70,8 @@ def image_channels(spec: EnvSpec) -> Channels | None:
 
 
 def _find_entry_uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
-    """Return a dict from the key of each entry of a Dict observation that is not an input of all nets to its use: "mask" or "critic".
-    Raises SpecError."""
+    """Return a dict with the use, "mask" or "critic", of each entry of a Dict observation that is not an input of all nets. Raises
+    SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
     problems = _unknown_key_problems(spec.critic_keys or (), keys, "critic_keys")
     mask = mask_entry(spec.action_mask, keys, action)
@@ -90,7 +91,8 @@ def _find_entry_uses(spec: EnvSpec, observation: spaces.Space[Any], action: spac
 
 
 def _unknown_key_problems(given: Sequence[str], keys: Sequence[str], name: str) -> list[Problem]:
-    """Return a problem for each key in `given` that is not an entry of the observation."""
+    """Return a problem for each key in `given` that is not in `keys`, the entries of the observation. `name` is the spec key that contains
+    `given`."""
     entries = f"entries: {', '.join(keys)}" if keys else "the observation is not a Dict"
     paths = [f"env.{name}" if name == "action_mask" else f"env.{name}[{index}]" for index in range(len(given))]
     return [
@@ -114,7 +116,7 @@ def _has_mask_per_choice(mask: spaces.Space[Any], action: spaces.MultiDiscrete) 
 
 def _mask_misfit_reason(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
     """Return the reason why the space of an action mask does not fit the action space, or None if the mask fits."""
-    other = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
+    remedy = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
     kinds = isinstance(mask, spaces.MultiBinary) or (isinstance(mask, spaces.Box) and mask.shape)
     match action:
         case spaces.Discrete():
@@ -129,4 +131,4 @@ def _mask_misfit_reason(key: str, mask: spaces.Space[Any], action: spaces.Space[
             fits, wanted = kinds and mask.shape == (size,), f"[{size}], one number per choice of the discrete parts of the action"
         case _:
             return not_discrete_message(action)
-    return None if fits else f"the mask {key!r} is {mask}; expected the shape {wanted}; correct the env, {other}"
+    return None if fits else f"the mask {key!r} is {mask}; expected the shape {wanted}; correct the env, {remedy}"

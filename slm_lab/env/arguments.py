@@ -34,29 +34,29 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
     to the base classes.
     """
     layers = _constructor_parameters(creator)
-    parameters = [one for layer in layers for one in layer.values()]
-    names = {one.name: None for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name != "self"}
-    return list(names), any(one.kind is one.VAR_KEYWORD for one in parameters)
+    parameters = [parameter for layer in layers for parameter in layer.values()]
+    names = {p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"}
+    return list(names), any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _constructor_parameters(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
     """Return one dict of parameters for each constructor: the constructor of an env class, then those of its base classes, up to the first
     constructor without **kwargs."""
-    found: list[Mapping[str, inspect.Parameter]] = []
-    for layer in _init_methods(creator):
-        found.append(inspect.signature(layer).parameters)
-        if not any(one.kind is one.VAR_KEYWORD for one in found[-1].values()):
+    layers: list[Mapping[str, inspect.Parameter]] = []
+    for method in _init_methods(creator):
+        layers.append(inspect.signature(method).parameters)
+        if not any(p.kind is p.VAR_KEYWORD for p in layers[-1].values()):
             break
-    return found
+    return layers
 
 
 def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
-    """Return the names of those arguments of an env constructor that have a bool as default and no annotation other than bool."""
-    found: dict[str, bool] = {}
+    """Return the names of those arguments of an env constructor whose default is a bool and whose annotation, if any, is bool."""
+    is_boolean: dict[str, bool] = {}
     for parameters in _constructor_parameters(creator):
-        for name, one in parameters.items():  # an argument of a class overrides the same argument of its base class
-            found.setdefault(name, isinstance(one.default, bool) and one.annotation in (one.empty, bool, "bool"))
-    return {name for name, boolean in found.items() if boolean}
+        for name, p in parameters.items():  # an argument of a class overrides the same argument of its base class
+            is_boolean.setdefault(name, isinstance(p.default, bool) and p.annotation in (p.empty, bool, "bool"))
+    return {name for name, boolean in is_boolean.items() if boolean}
 
 
 def _init_methods(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
@@ -73,8 +73,8 @@ def unexpected_argument(error: BaseException) -> str | None:
     return found[1] if isinstance(error, TypeError) and found else None
 
 
-def unknown_key_message(key: str, known: list[str], what: str) -> str:
-    """Return the error message for an unknown key of the spec's env section. The error message names the most similar known key and all
-    arguments of the env."""
-    near = nearest_hint(key, [*known, *EnvSpec.model_fields])
-    return f"unknown key, and not an argument of {what}{near or ';'} arguments: {', '.join(sorted(known)) or 'none'}"
+def unknown_key_message(key: str, arguments: list[str], owner: str) -> str:
+    """Return the error message for an unknown key of the spec's env section. The message names the most similar key and all arguments of
+    `owner`, an env or a wrapper."""
+    near = nearest_hint(key, [*arguments, *EnvSpec.model_fields])
+    return f"unknown key, and not an argument of {owner}{near or ';'} arguments: {', '.join(sorted(arguments)) or 'none'}"

@@ -65,7 +65,8 @@ def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
 
 
 def is_preprocessed(spec: EnvSpec) -> bool:
-    """Return whether Atari preprocessing is applied to the env: to every ALE env, except if the argument `obs_type` is given."""
+    """Return whether Atari preprocessing is applied to the env. It is applied to every ALE env, unless the spec gives the argument
+    `obs_type`."""
     return "ALE/" in spec.name and "obs_type" not in spec.kwargs
 
 

@@ -39,8 +39,8 @@ class EnvRequest:
     track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""
     action_mask: str | Literal[False] | None = None
-    """Entry of the observation or of the env's info that contains the action mask, False if no mask is used, or None if the spec does not
-    give env.action_mask."""
+    """Name of the entry of the observation or of the env's info that contains the action mask, False if no mask is used, or None if the
+    spec does not give env.action_mask."""
     curriculum: Curriculum | None = None
     """Arguments and attributes of the envs that change when an episode ends, or None if the spec has no env.schedule."""
     critic_keys: tuple[str, ...] = ()
@@ -99,8 +99,8 @@ class RawStep(NamedTuple):
     truncated_N: np.ndarray
     """bool [N]: whether each env's episode was truncated. Both terminated_N and truncated_N may be true for an env."""
     final: list[tuple[int, Any]] | None
-    """Index and last observation of each env that was reset within this step. An env whose episode ended, but which is not in `final`, is
-    reset by the next step, in which the env's row is not a transition."""
+    """Index and last observation of each env that was reset within this step. An env whose episode ended and that is not in `final` is
+    reset by the next step. The env's row of that next step is not a transition."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
 
@@ -126,7 +126,7 @@ class SingleEnvBackend(Protocol):
     def finish_step(self, outcomes: Iterable[Any]) -> RawStep:
         """Convert the result of one call of `env.step` to a RawStep, and reset the env if its episode ended.
 
-        Args: outcomes: iterable that contains only the result. Raises InvalidOutcome.
+        Args: outcomes: iterable with this result as its only element. Raises InvalidOutcome.
         """
 
 
@@ -141,8 +141,8 @@ class Backend(ABC):
     applies_wraps: ClassVar[bool] = False
     """Whether the backend applies `EnvRequest.wraps`. A backend with `applies_wraps = False` is not used for envs with wrappers."""
     selects_parts: ClassVar[bool] = False
-    """Whether the backend restricts Dict observations to the entries env.obs_keys, even though the backend applies no other wrapper of
-    `EnvRequest.wraps`."""
+    """Whether the backend restricts Dict observations to the entries that env.obs_keys names, even though the backend applies no other
+    wrapper of `EnvRequest.wraps`."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return entries. With `reports_info = False`, meta.track_info in the spec is an error."""
     finds_masks: ClassVar[bool] = True
@@ -150,8 +150,8 @@ class Backend(ABC):
     follows_curriculum: ClassVar[bool] = False
     """Whether the backend applies the current values of EnvRequest.curriculum to an env when it resets the env."""
     lone: SingleEnvBackend | None = None
-    """Access to the backend's single env, for callers that step this env without a batch. `lone` is None unless the backend has exactly one
-    env, the env's observation space is a Box, and the env's action is a row of the batch of actions."""
+    """Interface to the backend's single env, for callers that step this env without a batch. A backend sets `lone` only if it has exactly
+    one env, the env's observation space is a Box, and the env's action is a row of the batch of actions."""
     fresh: bool = False
     """Whether `step` and `reset` return new arrays, which the backend does not modify later."""
     checks: bool = False
@@ -172,7 +172,7 @@ class Backend(ABC):
     Each reset and step sets `present_N`. An agent that has left the episode, or has not yet joined the episode, does not act, and the
     values of its row have no meaning."""
     max_steps: int | None = None
-    """Number of steps until truncation, if this number differs from Gymnasium's registration of the env."""
+    """Number of steps until truncation, or None if this number is `EnvRequest.max_steps`."""
     observation_space: gym.Space[Any]
     """Observation space of one env. If `groups` is not empty, a Dict with the observation space of each agent by name."""
     action_space: gym.Space[Any]
@@ -211,8 +211,8 @@ class Backend(ABC):
         """
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        """Return the env's info of the last step of the episode that has just ended in row `row` of the batch, or an empty mapping if the
-        backend does not report infos."""
+        """Return the env's info from the last step of the episode that has just ended in the row `row`, or an empty mapping if the backend
+        does not report infos."""
         return {}
 
     def rng_states(self) -> list[dict[str, Any]] | None:

@@ -51,7 +51,7 @@ class BoardPlayer(Player):
         super().__init__(info, rng)
         rows, columns = self.shape
         if not has_board(info.observation, rows, columns, info.action.nvec[0]):
-            raise ValueError(f"{type(self).__name__} plays on a board of {rows} × {columns} with an action mask only")
+            raise ValueError(f"{type(self).__name__} plays only on a board of {rows} × {columns} with an action mask")
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the actions, int64 [N], for observations [N, D]. An observation contains the plane of the player's stones, the plane of

@@ -10,7 +10,7 @@ import numpy as np
 from slm_lab.lib.records import EnvInfo, ObservationSpace
 
 PASS = "pass"
-"""Name of the move that places no stone, which is the last action, after the moves for all cells."""
+"""Name of the move that places no stone. This move is the last action, after the moves for all cells."""
 
 
 def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int) -> bool:

@@ -23,17 +23,17 @@ class Curriculum:
 
     Args:
         schedule: the spec's env.schedule.
-        known: names of the env constructor's arguments. All other keys of `schedule` name attributes of the env.
+        constructor_arguments: names of the env constructor's arguments. All other keys of `schedule` name attributes of the env.
         final: whether every scheduled key always has the last value of its schedule, as in evaluation.
     """
 
-    def __init__(self, schedule: Mapping[str, Any], known: Collection[str], num_envs: int, final: bool) -> None:
+    def __init__(self, schedule: Mapping[str, Any], constructor_arguments: Collection[str], num_envs: int, final: bool) -> None:
         self.rules: dict[str, Rule] = {key: parse_rule(value) for key, value in schedule.items()}
-        self.known, self._final = tuple(known), final
-        self.arguments = tuple(key for key in schedule if key in known)
+        self.constructor_arguments, self._final = tuple(constructor_arguments), final
+        self.arguments = tuple(key for key in schedule if key in constructor_arguments)
         """Keys of the schedule that are constructor arguments. An env must be rebuilt to change a constructor argument."""
         self.frame = 0
-        """Current number of env steps of the training run, from which rules that depend on this number are evaluated."""
+        """Current number of env steps of the training run. Rules that depend on the number of steps are evaluated at this number."""
         self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, StepRule) and rule.by == "return"}
         self._levels = dict.fromkeys(self._by_return, 0)
         """For each scheduled key whose value depends on returns: index of the current value in the list of the key's values."""
@@ -43,9 +43,9 @@ class Curriculum:
         self._played = list(self.held)
         """Scheduled values of each env during its most recently ended episode."""
         self._restored: list[Values] | None = None
-        """Scheduled values of each env that `load_state_dict` has loaded, until `finish_restoration` is called. The attribute is None if no
-        loaded values are pending."""
+        """Loaded scheduled values of each env, from the call of `load_state_dict` until the call of `finish_restoration`, else None."""
         self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs
+        """Seed of each env, and the number of times that each env was rebuilt."""
 
     def current_values(self) -> Values:
         """Return the scheduled values for an env that begins an episode now."""
@@ -70,7 +70,7 @@ class Curriculum:
     def end_episode(self, row: int, total_reward: float) -> dict[str, float]:
         """Record the return of an episode that has just ended in the env with index `row`. Call this method after the env has been reset.
 
-        Returns the scheduled values with which the episode was played, as numbers, by their keys in `Episode.info`.
+        Returns a dict from keys of `Episode.info` to the scheduled values with which the episode was played, as numbers.
         """
         played = self._played[row]
         for key, rule in self._by_return.items():
@@ -132,10 +132,10 @@ def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments:
     """
     for key, value in values.items():
         if not env.has_wrapper_attr(key):
-            own = [name for name, one in vars(env.unwrapped).items() if not name.startswith("_") and _is_plain(one)]
-            known = sorted({*arguments, *own})
-            near = nearest_hint(key, known) or ";"
-            message = f"the env has no argument and no attribute {key!r}{near} it has {', '.join(known) or 'none'}"
+            attributes = [name for name, attribute in vars(env.unwrapped).items() if not name.startswith("_") and _is_plain(attribute)]
+            names = sorted({*arguments, *attributes})
+            near = nearest_hint(key, names) or ";"
+            message = f"the env has no argument and no attribute {key!r}{near} it has {', '.join(names) or 'none'}"
             raise WrapperError(f"schedule.{key}", message)
         try:
             env.set_wrapper_attr(key, value)
@@ -153,8 +153,8 @@ def check_spaces(env: gym.Env[Any, Any], observation: gym.Space[Any], action: gy
 
     Args: values: scheduled values of the env, for the error message.
     """
-    for kind, found, expected in (("observation", env.observation_space, observation), ("action", env.action_space, action)):
-        if found != expected:
+    for kind, actual, expected in (("observation", env.observation_space, observation), ("action", env.action_space, action)):
+        if actual != expected:
             given = ", ".join(f"{key} = {value!r}" for key, value in values.items())
-            message = f"with {given} the {kind} space is {found}; expected {expected}: a schedule cannot change the spaces"
+            message = f"with {given} the {kind} space is {actual}; expected {expected}: a schedule cannot change the spaces"
             raise WrapperError(f"schedule.{next(iter(values))}", message)

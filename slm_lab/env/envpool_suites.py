@@ -41,7 +41,7 @@ _OWNED = {
     "render_mode": "use enjoy --video",
     "render_env_id": "use enjoy --video",
 }
-"""Maps each option of EnvPool that the backend sets itself to a text that says what a spec can use instead."""
+"""Maps each option of EnvPool that the backend itself sets to text that gives the reason, or says what a spec can use instead."""
 _PIXELS = {"from_pixels": False, "render_width": 84, "render_height": 84, "render_camera_id": -1}
 """EnvPool's options for images as observations, with their defaults. EnvPool's `config` does not list the options for images."""
 _MAX_CODES = (10, 5, 3)
@@ -56,7 +56,7 @@ def known_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ImportError if EnvPool is not installed, and RuntimeError if files that the env needs are missing.
 
-    Args: given: options in the spec, of which only options whose names end in `_path` are used.
+    Args: given: options in the spec. Only options whose names end in `_path` are used.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}
@@ -70,17 +70,17 @@ def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
     """
     if not spec.kwargs:
         return []
-    known = known_options(name, spec.kwargs)
+    defaults = known_options(name, spec.kwargs)
     problems = []
     for key, value in spec.kwargs.items():
         if key in _OWNED:
             problems.append(Problem(f"env.{key}", f"cannot be set here: {_OWNED[key]}"))
-        elif key not in known:
-            problems.append(Problem(f"env.{key}", unknown_key_message(key, list(known), name), "unknown"))
-        elif _convert_option(value, known[key]) is None:
+        elif key not in defaults:
+            problems.append(Problem(f"env.{key}", unknown_key_message(key, list(defaults), name), "unknown"))
+        elif _convert_option(value, defaults[key]) is None:
             given = json.dumps(value, ensure_ascii=False)
             problems.append(
-                Problem(f"env.{key}", f"invalid value {given}: expected {_KINDS[type(known[key])]}, such as {_example(known[key])}")
+                Problem(f"env.{key}", f"invalid value {given}: expected {_KINDS[type(defaults[key])]}, such as {_example(defaults[key])}")
             )
         elif key == "from_pixels" and value and (reason := missing_opengl()):
             problems.append(Problem(f"env.{key}", reason))
@@ -132,11 +132,11 @@ def _convert_option(value: Any, default: Any) -> Any:
             return _absolute_file_path(value) if isinstance(value, str) else None
         case tuple():
             fits = isinstance(value, list | tuple) and len(value) == len(default)
-            fitted = tuple(_convert_option(one, of) for one, of in zip(value, default, strict=True)) if fits else (None,)
+            fitted = tuple(_convert_option(item, sample) for item, sample in zip(value, default, strict=True)) if fits else (None,)
             return None if None in fitted else fitted
         case list():
             sample = default[0] if default else None
-            return [one if sample is None else _convert_option(one, sample) for one in value] if isinstance(value, list) else None
+            return [item if sample is None else _convert_option(item, sample) for item in value] if isinstance(value, list) else None
         case dict():
             return _convert_dict_option(value, default) if isinstance(value, dict) else None
     return value
@@ -153,7 +153,7 @@ def _convert_dict_option(value: dict[Any, Any], default: dict[Any, Any]) -> dict
         return value
     key, sample = next(iter(default.items()))
     try:
-        fitted = {type(key)(name): _convert_option(one, sample) for name, one in value.items()}
+        fitted = {type(key)(name): _convert_option(item, sample) for name, item in value.items()}
     except ValueError:  # a key that is not a number
         return None
     return None if None in fitted.values() else fitted
@@ -178,7 +178,7 @@ _KINDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
     str: "a string",
-    tuple: "a list of as many numbers",
+    tuple: "a list with as many numbers as the default",
     list: "a list",
     dict: "an object",
 }
@@ -201,8 +201,8 @@ def correct_observation_space(space: spaces.Space[Any], key: str = "") -> spaces
 
 
 _COUNTERS = ("step_count", "step")
-"""Entries of observations that count the steps of an episode. Step counters are divided by their greatest number, because a one-hot
-encoding would have up to 4,000 numbers."""
+"""Entries of observations that count the steps of an episode. Step counters are divided by their greatest value, because a one-hot encoding
+would have up to 4,000 numbers."""
 
 
 def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
@@ -220,8 +220,8 @@ def _without_false_bounds(space: spaces.Box) -> spaces.Box:
         return space
     limits = [np.finfo(dtype) for dtype in (np.float32, np.float64)]
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    low = np.where(np.isin(low, [float(one.tiny) for one in limits]), -np.inf, low)
-    high = np.where(np.isin(high, [float(one.max) for one in limits]), np.inf, high)
+    low = np.where(np.isin(low, [float(limit.tiny) for limit in limits]), -np.inf, low)
+    high = np.where(np.isin(high, [float(limit.max) for limit in limits]), np.inf, high)
     return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype.type)
 
 
@@ -266,19 +266,19 @@ class ObservationReader:
         entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
         if mask_entry(wanted, entries, action) is not None:
             return
-        found = mask_entry(wanted, self._infos, action)
-        if wanted and found is None:
+        name = mask_entry(wanted, self._infos, action)
+        if wanted and name is None:
             raise WrapperError("action_mask", missing_entry_message(wanted, entries, self._infos))
-        if found is None:
+        if name is None:
             return
         if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
             raise WrapperError("action_mask", not_discrete_message(action))
-        self._mask = found, self._infos[found]
-        self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(number_of_choices(action))})
+        self._mask = name, self._infos[name]
+        self.space = spaces.Dict({**(entries or {"observation": self.space}), name: spaces.MultiBinary(number_of_choices(action))})
 
     @property
     def mask_index(self) -> int | None:
-        """Index, among the arrays of EnvPool's pool, of the info that is the action mask, or None if no info is used as action mask."""
+        """Index of the pool's array that contains the action mask, or None if no info is used as action mask."""
         return None if self._mask is None else self._mask[1]
 
     def restrict_entries(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
@@ -327,17 +327,16 @@ def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _greatest_step_count(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
-    """Return the greatest number of an observation's entry that counts steps, or None for other entries."""
+    """Return the greatest value of an observation's entry that counts steps, or None for other entries."""
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
 
 
 class TruncationReader:
     """Function object that determines which episodes were truncated by the env's own time limit, for the suites in OWN_LIMIT_SUITES.
 
-    EnvPool reports every episode that ends in the step of the time limit as truncated. This class treats an episode that ends in the step
-    of the time limit as terminated if an array of the pool shows another reason: a crash or success in highway, a reward in MiniGrid.
-    Episodes that end for a reason that the arrays do not show (lava, a wrong answer, leaving the road) in the step of the time limit remain
-    truncated.
+    EnvPool reports every episode that ends in the step of the time limit as truncated. If an array of the pool shows another reason for the
+    end (a crash or success in highway, a reward in MiniGrid), this class treats the episode as terminated. Episodes that end in this step
+    for a reason that the arrays do not show (lava, a wrong answer, leaving the road) remain truncated.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -366,8 +365,8 @@ class InfoTracker:
     """Combines entries of `info` over the steps of each env's episode, for meta.track_info."""
 
     def __init__(self, entries: Sequence[str], keys: Sequence[str]) -> None:
-        """Args: entries: the spec's meta.track_info, of which entries without a suffix, and entries for which the pool has no array, are
-        ignored. keys: names of the pool's arrays."""
+        """Args: entries: the spec's meta.track_info. Entries without a suffix and entries for which the pool has no array are ignored.
+        keys: names of the pool's arrays."""
         split = {entry: entry.rpartition(":") for entry in entries}
         self._entries = {
             entry: (list(keys).index(f"info:{key}"), kind)

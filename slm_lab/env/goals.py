@@ -35,27 +35,27 @@ class GoalReward:
     """Function object that computes a GoalOutcome from achieved goals [K, G] and desired goals [K, G].
 
     Args: threshold: distance up to which a goal counts as reached. The reward is 0 for a reached goal, else −1. If `threshold` is None, a
-    separate env is built, and its method `compute_reward` and, if the env has this method, `compute_terminated` are called with a batch of
-    goals, as in Gymnasium-Robotics. `GoalReward.close` closes the separate env.
+    separate env is built, and its method `compute_reward` is called with a batch of goals, as in Gymnasium-Robotics. If the separate env
+    has a method `compute_terminated`, this method is also called. `GoalReward.close` closes the separate env.
 
     Raises SpecError if the env has no `compute_reward`, or if a wrapper changes rewards.
     """
 
     def __init__(self, spec: EnvSpec, threshold: float | None) -> None:
-        _check_wrappers(spec)
+        _reject_reward_wrappers(spec)
         self.threshold = threshold
-        self._name, self._scaled = spec.name, RewardNormalizer(spec, 1, 1.0)
+        self._name, self._scale = spec.name, RewardNormalizer(spec, 1, 1.0)
         self._env: Any = _unwrapped_env(spec) if threshold is None else None
 
     def __call__(self, achieved_KG: np.ndarray, desired_KG: np.ndarray) -> GoalOutcome:
         if self.threshold is not None:
             near_K = np.linalg.norm(achieved_KG - desired_KG, axis=1) <= self.threshold
-            return GoalOutcome(self._scaled(near_K - 1.0), None)
+            return GoalOutcome(self._scale(near_K - 1.0), None)
         reward_K = np.asarray(self._env.compute_reward(achieved_KG, desired_KG, {}), np.float64)
         if reward_K.shape != (len(achieved_KG),):
             raise ValueError(f"{self._name}: compute_reward returned {list(reward_K.shape)} for a batch of {len(achieved_KG)} goals")
         ends = getattr(self._env, "compute_terminated", None)
-        return GoalOutcome(self._scaled(reward_K), None if ends is None else _compute_terminations(ends, achieved_KG, desired_KG))
+        return GoalOutcome(self._scale(reward_K), None if ends is None else _compute_terminations(ends, achieved_KG, desired_KG))
 
     def close(self) -> None:
         """Close the separate env that was built to compute rewards, if `threshold` is None."""
@@ -78,14 +78,15 @@ def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecSt
     try:
         expected_K = rewards(achieved_KG, desired_KG).reward_K
     except Exception as error:  # an error of the env's own code
-        message = f"missing; {spec.name}: compute_reward of a batch of goals and an empty info raised {type(error).__name__}: {error}"
+        message = f"missing; {spec.name}: compute_reward with a batch of goals and an empty info raised {type(error).__name__}: {error}"
         raise SpecError(spec.name, [Problem(KEY, f"{message}; give the distance within which a goal is reached", "missing")]) from error
     wrong_K = np.flatnonzero(~np.isclose(given_K, expected_K, rtol=1e-3, atol=1e-4))
     if not len(wrong_K):
         return
     given, expected = (f"{reward_K[wrong_K[0]]:g}" for reward_K in (given_K, expected_K))
     if rewards.threshold is not None:
-        notice(f"{KEY}: the agent learns from these rewards ({expected} in the first step), not from those of {spec.name} ({given})")
+        learned = f"rewards for this threshold ({expected} in the first step)"
+        notice(f"{KEY}: the agent learns from {learned}, not from those of {spec.name} ({given})")
         return
     wrapped = f" without env.wrappers ({', '.join(wrap.name for wrap in spec.wrappers)})" if spec.wrappers else ""
     message = f"missing; {spec.name} returned the reward {given} where its compute_reward{wrapped} returns {expected}, so"
@@ -93,7 +94,7 @@ def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecSt
     raise SpecError(spec.name, [Problem(KEY, f"{message} {why}", "missing")])
 
 
-def _check_wrappers(spec: EnvSpec) -> None:
+def _reject_reward_wrappers(spec: EnvSpec) -> None:
     """Raise SpecError if the spec has wrappers that change rewards, because hindsight experience replay computes the rewards for other
     goals without wrappers."""
     why = "changes rewards, which HindsightReplay computes without wrappers; use env.reward_scale or env.clip_reward"
@@ -102,18 +103,18 @@ def _check_wrappers(spec: EnvSpec) -> None:
         raise SpecError(spec.name, [Problem(f"env.{wrap.key}", f"'{wrap.wrapper.__name__}' {why}") for wrap in changing])
 
 
-def _compute_terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
+def _compute_terminations(compute_terminated: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
     """Return whether each of K transitions ends the episode, bool [K], according to the env's method `compute_terminated`.
 
-    Args: ends: the method `compute_terminated`.
+    Args: compute_terminated: this method.
 
-    If `compute_terminated` supports only a single goal, as in the mazes of Gymnasium-Robotics, this function calls the method once for each
-    goal.
+    If the method supports only a single goal, as in the mazes of Gymnasium-Robotics, this function calls it once for each goal.
     """
-    found = np.asarray(ends(achieved_KG, desired_KG, {}), np.bool_)
-    if found.shape == (len(achieved_KG),):
-        return found
-    return np.array([bool(ends(one, goal, {})) for one, goal in zip(achieved_KG, desired_KG, strict=True)], np.bool_)
+    terminated_K = np.asarray(compute_terminated(achieved_KG, desired_KG, {}), np.bool_)
+    if terminated_K.shape == (len(achieved_KG),):
+        return terminated_K
+    pairs = zip(achieved_KG, desired_KG, strict=True)
+    return np.array([bool(compute_terminated(achieved, desired, {})) for achieved, desired in pairs], np.bool_)
 
 
 def _unwrapped_env(spec: EnvSpec) -> Any:

@@ -19,8 +19,8 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace,
 
 
 class GroupBackend(Backend):
-    """Backend of the Env of one group of agents with equal spaces. `reset` and `step` return the rows of the group's agents, which
-    `GroupedEnv` has passed to `set_group_rows` before."""
+    """Backend of the Env of one group of agents with equal spaces. `reset` and `step` return the rows of the group's agents. Before each
+    call, `GroupedEnv` passes these rows to `set_group_rows`."""
 
     def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
         rows = np.flatnonzero([agent in group.agents for _ in range(num_envs) for agent in shared.agents])
@@ -32,7 +32,7 @@ class GroupBackend(Backend):
         self._step: RawStep | None = None
 
     def set_group_rows(self, obs: Any, raw: RawStep | None = None) -> None:
-        """Store the observations that the next call of `reset` or `step` returns.
+        """Store the rows that the next call of `reset` or `step` returns.
 
         Args: obs: observations of the group's agents. raw: RawStep with the rows of all agents, or None after a reset.
         """
@@ -104,7 +104,7 @@ class GroupedEnv(Env):
             raise_located_outcome(error, self.name, "reset", 0)
         for group, batch in zip(self.groups, obs, strict=True):
             self._group_backend(group).set_group_rows(batch)
-        return self._observations([group.reset() for group in self.groups])
+        return self._join_observations([group.reset() for group in self.groups])
 
     def step(self, action_N: np.ndarray) -> VecStep:
         self._steps += 1
@@ -124,9 +124,9 @@ class GroupedEnv(Env):
         episodes: list[Episode] = []
         for rows, step in zip(self._rows, steps, strict=True):
             episodes += [episode._replace(env=int(rows[episode.env])) for episode in step.episodes]
-        obs_N = self._observations([step.obs_N for step in steps])
-        same = all(step.last_obs_N is step.obs_N for step in steps)
-        last_obs_N = obs_N if same else self._observations([step.last_obs_N for step in steps])
+        obs_N = self._join_observations([step.obs_N for step in steps])
+        has_equal_obs = all(step.last_obs_N is step.obs_N for step in steps)
+        last_obs_N = obs_N if has_equal_obs else self._join_observations([step.last_obs_N for step in steps])
         return VecStep(
             self._join_group_rows([step.reward_N for step in steps]),
             self._join_group_rows([step.terminated_N for step in steps]),
@@ -146,7 +146,7 @@ class GroupedEnv(Env):
             values_N[rows] = values_K
         return values_N
 
-    def _observations(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+    def _join_observations(self, batches: Sequence[np.ndarray]) -> np.ndarray:
         return self._join_group_rows([pad_rows(batch, self.info.observation) for batch in batches])
 
     def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -183,16 +183,16 @@ def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
 
 
 def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
-    """Return the observation space with the most numbers among the groups of agents, with a text that describes the observations of all
+    """Return the observation space of the group with the most numbers per observation, with text that describes the observations of all
     groups. Raises UnsupportedSpace."""
-    known = [group.observation for group in groups]
-    widest = max(known, key=lambda one: one.shape)
-    vectors = all(len(one.shape) == 1 for one in known)
-    if any(one.dtype != widest.dtype or not (vectors or one.shape == widest.shape) for one in known):
+    observations = [group.observation for group in groups]
+    widest = max(observations, key=lambda space: space.shape)
+    vectors = all(len(space.shape) == 1 for space in observations)
+    if any(space.dtype != widest.dtype or not (vectors or space.shape == widest.shape) for space in observations):
         texts = "; ".join(f"{group.agents[0]}: {group.observation.text or list(group.observation.shape)}" for group in groups)
         raise UnsupportedSpace(f"the agents have observations of different kinds ({texts}); expected vectors, or images of one shape")
     text = "; ".join(f"{', '.join(group.agents)}: {group.observation.text}" for group in groups)
-    ambiguities = tuple(dict.fromkeys(each for one in known for each in one.ambiguities))
+    ambiguities = tuple(dict.fromkeys(each for space in observations for each in space.ambiguities))
     return replace(widest, critic_begin=None, mask=None, goals=None, ambiguities=ambiguities, text=text)
 
 

@@ -28,7 +28,7 @@ from gymnasium.vector.utils import concatenate, iterate
 from slm_lab.env.arguments import WrapperError, accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.curriculum import Curriculum, Values, check_spaces, set_attributes
-from slm_lab.env.mask_from_info import check_masks, check_vector_masks
+from slm_lab.env.mask_from_info import reject_undeclared_mask, reject_vector_info_mask
 from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
@@ -53,7 +53,7 @@ from slm_lab.env.spaces import leaves
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,
-    ProcessState,
+    InheritedState,
     choose_start_method,
     discard_stop_signals,
     hide_main_module,
@@ -70,8 +70,8 @@ CLOSE_SECONDS = 2.0
 
 
 class _MinimalInfo:
-    """Mixin of vector envs that keeps only the infos that the backends use (the last infos of an episode, and "lives"), because stacking
-    all infos takes longer than a step of a small env."""
+    """Mixin for vector envs that keeps only the infos that the backends use: the last info of each episode, and "lives". Stacking all infos
+    would take longer than a step of a small env."""
 
     num_envs: int
 
@@ -89,8 +89,8 @@ class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
 
 
 class _EnvConstructor:
-    """Picklable constructor of an env. Unpickling this object in a worker process also applies the main process's ProcessState (environment
-    variables, umask, CPU cores and priority) to the worker."""
+    """Picklable constructor of an env. Unpickling this object in a worker process also applies the main process's InheritedState
+    (environment variables, umask, CPU cores and priority) to the worker."""
 
     def __init__(self, make: SingleEnvConstructor) -> None:
         self._make = make
@@ -99,10 +99,10 @@ class _EnvConstructor:
         return self._make()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_constructor, (ProcessState.of_this_process(), self._make)
+        return _unpickle_constructor, (InheritedState.of_this_process(), self._make)
 
 
-def _unpickle_constructor(state: ProcessState, make: SingleEnvConstructor) -> _EnvConstructor:
+def _unpickle_constructor(state: InheritedState, make: SingleEnvConstructor) -> _EnvConstructor:
     return _EnvConstructor(make)
 
 
@@ -147,8 +147,8 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
                 # Gymnasium's annotation of `worker` lacks the first arguments
-                followed = None if curriculum is None else (make, curriculum)
-                worker: Any = functools.partial(_run_worker, os.getpid(), track_info, make.action_mask, followed)
+                make_and_curriculum = None if curriculum is None else (make, curriculum)
+                worker: Any = functools.partial(_run_worker, os.getpid(), track_info, make.action_mask, make_and_curriculum)
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, choose_start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
@@ -204,8 +204,8 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
     does not use.
 
     Infos that the parent process does not use are dropped because they may not be picklable. The last observation of an episode is copied,
-    because Gymnasium's worker resets the env before the worker sends the observation, and the env may reuse the observation's array. A
-    reset with a seed also seeds the spaces of the env and the global random generators of the worker process.
+    because Gymnasium's worker resets the env before it sends the observation, and the env may reuse the observation's array. A reset with a
+    seed also seeds the spaces of the env and the global random generators of the worker process.
     """
 
     def __init__(
@@ -213,31 +213,31 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
         env: gym.Env[Any, Any],
         track_info: Sequence[str],
         action_mask: str | Literal[False] | None,
-        followed: tuple[SingleEnvConstructor, Curriculum] | None = None,
+        make_and_curriculum: tuple[SingleEnvConstructor, Curriculum] | None = None,
     ) -> None:
         super().__init__(env)
-        self._action_mask, self._followed = action_mask, followed
+        self._action_mask, self._make_and_curriculum = action_mask, make_and_curriculum
         self.wanted_values: Values | None = None
         """Scheduled values (env.schedule) that the env receives with its next reset, or None if the env already has the current values."""
         self._track_info, self._space = track_info, env.observation_space
 
     def _prepare_reset(self, seed: int | None) -> int | None:
         """Apply `wanted_values` to the env before a reset, and return the seed for this reset."""
-        assert self._followed is not None
+        assert self._make_and_curriculum is not None
         assert self.wanted_values is not None
-        (make, curriculum), values = self._followed, self.wanted_values
+        (make, curriculum), values = self._make_and_curriculum, self.wanted_values
         self.wanted_values = None
         if any(values[key] != curriculum.held[0][key] for key in curriculum.arguments):
             self.env = _rebuild_env(make, curriculum, values, self.env)
             seed = curriculum.next_seed(0) if seed is None else seed
         else:
-            set_attributes(self.env, curriculum.attributes(values), curriculum.known)
+            set_attributes(self.env, curriculum.attributes(values), curriculum.constructor_arguments)
         curriculum.record_episode_start(0, values)
         return seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        if seed is not None and self._followed is not None:
-            self._followed[1].seeds[0] = seed
+        if seed is not None and self._make_and_curriculum is not None:
+            self._make_and_curriculum[1].seeds[0] = seed
         if self.wanted_values is not None:
             seed = self._prepare_reset(seed)
         if seed is not None:
@@ -245,7 +245,7 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             _seed_process(seed)
         try:
             obs, info = unpack_reset(self.env.reset(seed=seed, options=options))
-            check_masks(self.env, self._action_mask, info)
+            reject_undeclared_mask(self.env, self._action_mask, info)
             return fit_to_space(self._space, obs), _lives(info)
         except Exception as error:
             raise_invalid_outcome(error)
@@ -300,7 +300,7 @@ def _run_worker(
     parent: int,
     track_info: Sequence[str],
     action_mask: str | Literal[False] | None,
-    followed: tuple[SingleEnvConstructor, Curriculum] | None,
+    make_and_curriculum: tuple[SingleEnvConstructor, Curriculum] | None,
     index: int,
     env_fn: Any,
     pipe: Any,
@@ -310,8 +310,8 @@ def _run_worker(
     autoreset_mode: Any,
     semaphore: Any,
 ) -> None:
-    """Run Gymnasium's worker function for one env, in this worker process, which becomes the leader of a new process group. The worker
-    reports errors of the env's constructor to the parent process and ignores stop signals."""
+    """Run Gymnasium's worker function for one env in this worker process. The process becomes the leader of a new process group, reports
+    errors of the env's constructor to the parent process, and ignores stop signals."""
     start_process_group(parent)
     discard_stop_signals()
     parent_pipe.close()  # otherwise this copy would keep `pipe` open after the parent has died
@@ -326,15 +326,15 @@ def _run_worker(
             kill_group(os.getpid())
         return
     try:
-        wrapped, errors = _CheckedWorkerEnv(env, track_info, action_mask, followed), _ErrorQueue(error_queue)
+        wrapped, errors = _CheckedWorkerEnv(env, track_info, action_mask, make_and_curriculum), _ErrorQueue(error_queue)
         _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
 
 
 def _rebuild_env(make: SingleEnvConstructor, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Close the env `old` and return a new env with the scheduled values `values`. Raises InvalidOutcome if the new env has other
-    spaces."""
+    """Close the env `old` and return a new env with the scheduled values `values`. Raises InvalidOutcome if the spaces of the new env
+    differ from the spaces of the old env."""
     observation, action = old.observation_space, old.action_space
     try:
         old.close()
@@ -356,13 +356,13 @@ class _GymVectorBackend(Backend):
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
-    """Maps the index of an env to the info of the last step of the env's most recent complete episode."""
+    """Maps the index of an env to the last info of its most recent complete episode."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
         if target.registration is None:
-            own = f" (it is an env of EnvPool){package_hint(target.id)}" if envpool_id(target.id) else ""
-            return f"{target.id} is not registered with Gymnasium{own}"
+            hint = f" (it is an env of EnvPool){package_hint(target.id)}" if envpool_id(target.id) else ""
+            return f"{target.id} is not registered with Gymnasium{hint}"
         if target.registration.entry_point is None:
             return f"{target.id} is registered as a vector env only"
         return None
@@ -422,12 +422,12 @@ class Sync(_GymVectorBackend):
             for env, seed in zip(self._envs, seeds, strict=True):
                 seed_spaces(env, seed)
         obs_list: list[Any] = []
-        for row, one in zip(range(len(self._envs)), seeds or repeat(None), strict=False):
+        for row, given_seed in zip(range(len(self._envs)), seeds or repeat(None), strict=False):
             try:
-                new_seed = self._prepare_reset(row, one)
+                new_seed = self._prepare_reset(row, given_seed)
                 env = self._envs[row]
-                obs, info = unpack_reset(env.reset(seed=new_seed if one is None else one, options=None))
-                check_masks(env, self._action_mask, info)
+                obs, info = unpack_reset(env.reset(seed=new_seed if given_seed is None else given_seed, options=None))
+                reject_undeclared_mask(env, self._action_mask, info)
                 obs_list.append(obs)
             except Exception as error:
                 raise_invalid_outcome(error, len(obs_list))
@@ -435,7 +435,7 @@ class Sync(_GymVectorBackend):
 
     def step(self, action: np.ndarray) -> RawStep:
         """Step all envs. SyncVectorEnv.step is not used, because with one CartPole env it takes 1.5 times as long as this method."""
-        return self.finish_step(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
+        return self.finish_step(env.step(part) for env, part in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
 
     def finish_step(self, outcomes: Iterable[Any]) -> RawStep:
         """Combine the results of the envs' steps into one RawStep, and reset the envs whose episode ended. Raises InvalidOutcome."""
@@ -483,7 +483,7 @@ class Sync(_GymVectorBackend):
         values, rebuild = curriculum.next_values_and_rebuild(row)
         if not rebuild:
             if values != curriculum.held[row]:
-                set_attributes(self._envs[row], curriculum.attributes(values), curriculum.known)
+                set_attributes(self._envs[row], curriculum.attributes(values), curriculum.constructor_arguments)
             curriculum.record_episode_start(row, values)
             return None
         env = _rebuild_env(self._make, curriculum, values, self._envs[row])
@@ -510,8 +510,8 @@ class Sync(_GymVectorBackend):
             return None
 
     def set_episode_state(self, state: Any) -> None:
-        for env, one in zip(self._envs, state, strict=True):
-            load_env_state(env, one)
+        for env, saved in zip(self._envs, state, strict=True):
+            load_env_state(env, saved)
 
     def _stack(self, obs_list: list[Any]) -> Any:
         if self._plain and len(obs_list) == 1 and self.matches_space(obs_list[0]):
@@ -564,7 +564,7 @@ class Async(_GymVectorBackend):
         return False
 
     def __init__(self, target: EnvRequest) -> None:
-        with _worker_death():
+        with _explained_worker_death():
             make = SingleEnvConstructor.from_target(target)
             try:
                 vec = _Async(make, target.num_envs, target.track_info, curriculum=target.curriculum)
@@ -579,14 +579,14 @@ class Async(_GymVectorBackend):
         """Scheduled values (env.schedule) that were last sent to the worker processes."""
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        with _worker_death():
+        with _explained_worker_death():
             self._send_scheduled_values()
             obs = super().reset(seeds)
             self._prepare_reset(range(self._vec.num_envs))
             return obs
 
     def step(self, action: np.ndarray) -> RawStep:
-        with _worker_death():
+        with _explained_worker_death():
             self._send_scheduled_values()
             raw = super().step(action)
             if raw.final:
@@ -607,8 +607,8 @@ class Async(_GymVectorBackend):
 
 
 @contextlib.contextmanager
-def _worker_death() -> Iterator[None]:
-    """Context manager that converts errors of a closed pipe to a RuntimeError which says that a worker process died."""
+def _explained_worker_death() -> Iterator[None]:
+    """Context manager that converts the errors of a closed pipe to a RuntimeError, which says that a worker process died."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
@@ -620,7 +620,7 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 class VectorBackend(Backend):
     """Base class of backends that use a gymnasium.vector.VectorEnv with any autoreset mode. The entry "autoreset_mode" of the vector env's
-    metadata is the autoreset mode.
+    metadata names the mode.
 
     NEXT_STEP: the vector env resets an env in the step after the end of its episode, so that the env's row of this step is not a
     transition. SAME_STEP: the vector env resets an env in the step that ends the episode, and returns the last observation in
@@ -631,7 +631,7 @@ class VectorBackend(Backend):
     checks = True
     action_mask: str | Literal[False] | None = None
     """Key of the action mask in observations or infos, see `EnvRequest.action_mask`."""
-    _own = False
+    _returns_valid_arrays = False
     """Whether the vector env always returns new arrays of the right shapes and types."""
 
     def _set_vector_env(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
@@ -641,7 +641,7 @@ class VectorBackend(Backend):
         name, mode, modes = type(vec.unwrapped).__name__, vec.metadata.get("autoreset_mode"), [*AutoresetMode]
         wrong = ""
         if mode not in modes:
-            allowed = ", ".join(f"AutoresetMode.{known.name}" for known in modes)
+            allowed = ", ".join(f"AutoresetMode.{allowed_mode.name}" for allowed_mode in modes)
             wrong = f'{name}.metadata["autoreset_mode"] is {mode!r}; expected {allowed} (gymnasium.vector)'
         elif vec.num_envs != num_envs:
             wrong = f"{name}.num_envs is {vec.num_envs}; expected its argument num_envs, {num_envs}"
@@ -656,19 +656,20 @@ class VectorBackend(Backend):
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         obs, info = unpack_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
-        check_vector_masks(self.observation_space, self.action_mask, info)
-        return obs if self._own else fit_to_space(self.observation_space, obs, lead=(self._vec.num_envs,))
+        reject_vector_info_mask(self.observation_space, self.action_mask, info)
+        return obs if self._returns_valid_arrays else fit_to_space(self.observation_space, obs, lead=(self._vec.num_envs,))
 
     def step(self, action: np.ndarray) -> RawStep:
         outcome = self._vec.step(action)
-        if not self._own:
+        if not self._returns_valid_arrays:
             return self._check_step(outcome)
         obs, reward_N, terminated_N, truncated_N, self._info = outcome
         return RawStep(obs, reward_N, terminated_N, truncated_N, None)
 
     def _check_step(self, outcome: Any) -> RawStep:
         """Check the result of the vector env's step and return a RawStep. `RawStep.final` contains the last observations of the episodes
-        that ended, if the vector env does not reset these envs in the next step. Raises InvalidOutcome."""
+        that ended, except in the mode NEXT_STEP. In the mode DISABLED, this method also resets the envs whose episodes ended. Raises
+        InvalidOutcome."""
         obs, reward_N, terminated_N, truncated_N, info = unpack_step(outcome)
         if not isinstance(info, Mapping):
             raise InvalidOutcome(f"step returned the info {value_text(info)}; expected a dict")
@@ -680,12 +681,12 @@ class VectorBackend(Backend):
         if self._mode == AutoresetMode.DISABLED:
             return self._reset_rows(raw, over_N)
         if "final_obs" not in info:
-            raise InvalidOutcome('step returned no info["final_obs"] where an episode ended, as autoreset_mode SAME_STEP requires')
+            raise InvalidOutcome('step returned no info["final_obs"] although an episode ended; autoreset_mode SAME_STEP requires it')
         last = [(int(row), batch_row(info["final_obs"], int(row))) for row in np.flatnonzero(over_N)]
         return raw._replace(final=[check_last_obs(row, obs, self.observation_space) for row, obs in last])
 
     def _reset_rows(self, raw: RawStep, over_N: np.ndarray) -> RawStep:
-        """Reset the envs in which `over_N` is true, and return a RawStep with copies of the arrays that the reset may change."""
+        """Reset the envs for which `over_N` is true, and return a RawStep with copies of the arrays that the reset may change."""
         last = [(int(row), copy.deepcopy(batch_row(raw.obs, int(row)))) for row in np.flatnonzero(over_N)]
         reward_N, terminated_N, truncated_N = raw.reward_N.copy(), raw.terminated_N.copy(), raw.truncated_N.copy()
         obs, _ = unpack_reset(self._vec.reset(options={"reset_mask": over_N}))
@@ -722,8 +723,8 @@ class UserVectorBackend(VectorBackend):
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
-        known, open_ended = accepted_arguments(cls.creator)
-        if target.max_t is None or open_ended or "max_episode_steps" in known:
+        names, open_ended = accepted_arguments(cls.creator)
+        if target.max_t is None or open_ended or "max_episode_steps" in names:
             return None
         return f"{cls.creator.__name__} has no argument max_episode_steps, which env.max_t sets; remove env.max_t"
 
@@ -754,15 +755,15 @@ class Native(VectorBackend):
         if registration.additional_wrappers:
             return f"{target.id} is registered with wrappers"
         try:
-            known, open_ended = accepted_arguments(env_creator(registration, vector=True))
+            names, open_ended = accepted_arguments(env_creator(registration, vector=True))
         except ImportError as error:
             return f"the vector env of {target.id} cannot be imported: {error}"
-        unknown = [key for key in _vector_arguments(target) if key not in known and not open_ended]
+        unknown = [key for key in _vector_arguments(target) if key not in names and not open_ended]
         return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
     def is_preferred(cls, target: EnvRequest) -> bool:
-        """Return true, except if the request is for one or two envs of classic control.
+        """Return true, unless the request is for one or two envs of classic control.
 
         A step of CartPoleVectorEnv takes the same time for one env as for eight envs. With one env, a step of the backend Sync takes 0.4
         times as long as a step of CartPoleVectorEnv. With four envs, steps of Sync and of CartPoleVectorEnv take the same time.
@@ -774,7 +775,7 @@ class Native(VectorBackend):
         self.action_mask = target.action_mask
         self._set_vector_env(vec, target.num_envs)
         assert target.registration is not None
-        self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE
+        self._returns_valid_arrays = self.fresh = target.registration.vector_entry_point == CARTPOLE
 
     def episode_state(self) -> Any:
         if not isinstance(self._vec, CartPoleVectorEnv):

@@ -2,13 +2,13 @@
 rules.
 
 - The function `channels_axis` determines whether the channels of an image are its first or its last axis.
-- A Box with three axes, including the channels, is an image if it contains integers from 0 to 255, floats from 0 to 1, -1 to 1 or 0 to 255,
-  or bools. A Box with two axes that contains integers from 0 to 255 is an image without channels. Every other Box is a vector.
+- A Box with three axes, including the channels, is an image if it contains bools, integers from 0 to 255, or floats from 0 to 1, from -1 to
+  1 or from 0 to 255. A Box with two axes that contains integers from 0 to 255 is an image without channels. Every other Box is a vector.
   `agent.net.input` in the spec (or a net with convolutions) overrides this classification of a Box as image or vector.
 - Nets divide an image by its upper bound. In a vector of integers whose bounds lie between 0 and 255, each number is divided by its own
-upper bound. Vectors of other numbers are not changed.
+  upper bound. Vectors of other numbers are not changed.
 - A wrapper that stacks the last observations adds a first axis to observations (see `mark_stack`). Stacked images are concatenated along
-their channels, and stacked vectors are concatenated to one vector.
+  their channels, and stacked vectors are concatenated to one vector.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
     kind, sure = ("vector", True) if plain else _box_kind(space, inner, last) if input is None else (input, True)
     if kind == "vector":
         ambiguities = () if sure else (_unclear_kind(space, where),)
-        return _vector(space, ambiguities)
+        return _vector_layout(space, ambiguities)
     ambiguities = () if clear else (_unclear_channels(space, inner, where),)
     return _image_layout(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, ambiguities)
 
@@ -89,8 +89,8 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
     """Return two bools: whether the channels of an image are its last axis, and whether this result is certain.
 
-    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. If both axes or neither axis have
-    size 1, 3 or 4, the axis contains the channels whose removal makes height and width more similar.
+    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. Otherwise, the channels are the axis
+    whose removal makes height and width more similar.
     """
     if len(shape) != 3:
         return False, True
@@ -136,7 +136,7 @@ def _image_layout(space: spaces.Box, inner: Sequence[int], frames: int, last: bo
     return BoxLayout((frames * channels, height, width), "uint8" if byte else "float32", last, divisor, None, ambiguities, text)
 
 
-def _vector(space: spaces.Box, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
+def _vector_layout(space: spaces.Box, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     size, scale = math.prod(space.shape), None
     low, high = _overall_bounds(space)
     if size and _is_integer_or_bool(space) and low >= 0.0 and 1.0 < high <= BYTE:

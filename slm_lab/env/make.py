@@ -78,14 +78,14 @@ def make_env(
     Args:
         seed: seed of the envs, their action spaces and `Env.sample`.
         num_envs: number of envs, or None for the spec's num_envs.
-        gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
+        gamma: discount factor of returns. With env.normalize_reward, rewards are divided by the standard deviation of these returns.
         training: whether the env is for training. In an env for evaluation, observation statistics are frozen (see
             `Normalizers.copy_obs_statistics`) and rewards are raw.
         threads: number of threads that a C++ backend may use.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
-        track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
-        minimal_num_envs: whether to build only as many envs as are needed to read their spaces: two, or one if the backend steps each env
-            separately. The backend is still chosen for `num_envs` envs.
+        track_info: keys, or dotted paths, of the entries of the env's `info` to report with each finished episode (`Episode.info`).
+        minimal_num_envs: whether to build only as many envs as are needed to read the spaces: one with the backends sync, async and
+            pettingzoo, two with ale and envpool, all envs with other backends. The backend is still chosen for `num_envs` envs.
 
     Raises: SpecError with the path env.<key> for an unknown id, backend, wrapper or constructor argument, a missing package, or an
     unsupported space.
@@ -111,7 +111,7 @@ def make_env(
 
 
 class EnvSettings(NamedTuple):
-    """Those arguments of `make_env` that the function `_wrap_backend` needs, and the name of the backend."""
+    """The name of the backend, and the arguments of `make_env` that the function `_wrap_backend` needs."""
 
     backend: str
     seed: int
@@ -121,7 +121,7 @@ class EnvSettings(NamedTuple):
 
 
 def _wrap_backend(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
-    """Return the Env that wraps a backend, which is a GroupedEnv if the backend's agents have different spaces. Raises UnsupportedSpace,
+    """Return an Env that wraps a backend. If the backend's agents have different spaces, the Env is a GroupedEnv. Raises UnsupportedSpace,
     SpecError."""
     if not backend.groups:
         return _wrap_uniform_backend(spec, target, backend, settings)[0]
@@ -129,23 +129,23 @@ def _wrap_backend(spec: EnvSpec, target: EnvRequest, backend: Backend, settings:
     for group in backend.groups:
         part = GroupBackend(backend, group, target.num_envs)
         try:
-            built.append(_wrap_uniform_backend(spec, target, part, settings, decoded=True))
+            built.append(_wrap_uniform_backend(spec, target, part, settings, takes_decoded_actions=True))
         except SpecError as error:
-            of = f"agent{'s' * (len(group.agents) > 1)} {', '.join(group.agents)}: "
-            raise SpecError(error.source, [replace(one, message=of + one.message) for one in error.problems]) from None
+            prefix = f"agent{'s' * (len(group.agents) > 1)} {', '.join(group.agents)}: "
+            raise SpecError(error.source, [replace(problem, message=prefix + problem.message) for problem in error.problems]) from None
     groups, decoders = zip(*built, strict=True)
     info = joint_info([group.info for group in groups], tuple(backend.agents))
     return GroupedEnv(backend, info, groups, decoders, settings.seed, name=spec.name)
 
 
 def _wrap_uniform_backend(
-    spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False
+    spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, takes_decoded_actions: bool = False
 ) -> tuple[Env, Codec]:
-    """Return the Env that wraps a backend whose agents have equal spaces, and the function that converts the agent's actions to actions of
+    """Return an Env that wraps a backend whose agents have equal spaces, and the function that converts the agent's actions to actions of
     the env.
 
-    Args: decoded: whether the caller of the Env, such as GroupedEnv, has already converted the actions, so that the Env passes the actions
-    on unchanged.
+    Args: takes_decoded_actions: whether the caller of the Env, such as GroupedEnv, converts the actions, so that the Env passes actions on
+    unchanged.
     """
     observation, encode, action, decode, space, *_ = agent_spaces(
         spec, backend.observation_space, backend.action_space, settings.input, backend.fresh
@@ -162,30 +162,30 @@ def _wrap_uniform_backend(
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, settings.gamma, settings.training)
     more: dict[str, Any] = {"life_loss": life_loss, "track_info": target.track_info, "curriculum": target.curriculum}
-    used = np.asarray if decoded else decode
-    return Env(backend, info, encode, used, settings.seed, name=spec.name, normalizers=normalizers, **more), decode
+    convert = np.asarray if takes_decoded_actions else decode
+    return Env(backend, info, encode, convert, settings.seed, name=spec.name, normalizers=normalizers, **more), decode
 
 
 def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequence[str]) -> None:
     """Raise SpecError if meta.track_info contains an entry that the backend cannot report."""
     why = None
     if track_info and not backend.reports_info:
-        why = f"the backend {backend.name} does not report the info of an episode's end; use another env.backend, such as sync"
+        why = f"the backend {backend.name} does not report the info of the last step of an episode; use another env.backend, such as sync"
     elif backend is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in REDUCTIONS]):
-        why = f"'{over[0]}' is computed over the steps of an episode, only with the backend envpool; use '{over[0].rpartition(':')[0]}'"
+        why = f"only the backend envpool can combine the steps of an episode ('{over[0]}'); use '{over[0].rpartition(':')[0]}'"
     if why is not None:
         raise SpecError(spec.name, [Problem("meta.track_info", why)])
 
 
 def _ineffective_key_problem(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
-    """Return a problem for the first key of the spec's env section that has no effect on observations of the space `observation`, or None
-    if all keys have an effect."""
+    """Return a problem if env.normalize_obs, env.clip_obs or env.channels is given, but has no effect on observations of the space
+    `observation`. Return None otherwise."""
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_float_count:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
         return Problem(f"env.{key}", why)
     if spec.channels is not None and target.atari is not None:
-        return Problem("env.channels", f"has no effect: the images of {spec.name} are preprocessed, channels first; remove it")
+        return Problem("env.channels", f"has no effect: the images of {spec.name} are preprocessed to have their channels first; remove it")
     if spec.channels is not None and not observation.has_images:
         return Problem("env.channels", f"has no effect: the observation is a {observation.text}; remove it")
     return None
@@ -226,8 +226,8 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
 
 
 def _check_scheduled_values(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
-    """Raise SpecError if env.schedule contains a value of a constructor argument with which the env cannot be built, or with which the env
-    has other spaces."""
+    """Raise SpecError if env.schedule contains a value of a constructor argument that prevents the env from being built or that changes the
+    env's spaces."""
     curriculum = target.curriculum
     for key in () if curriculum is None else curriculum.arguments:
         assert curriculum is not None
@@ -246,52 +246,52 @@ def _check_scheduled_values(spec: EnvSpec, target: EnvRequest, backend: Backend)
                 ) from error
 
 
-def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None, atari: bool, training: bool) -> Curriculum | None:
-    """Return the curriculum of a spec, or None if the spec has no env.schedule. Raises SpecError if env.schedule contains a key that the
-    spec's env section also contains."""
+def _make_curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None, atari: bool, training: bool) -> Curriculum | None:
+    """Return the curriculum of a spec, or None if the spec has no env.schedule. Raises SpecError if a key of env.schedule is a key of the
+    env section, or an argument that the spec also gives."""
     if spec.schedule is None:
         return None
     both = [key for key in spec.schedule if key in spec.kwargs or key in EnvSpec.model_fields]
     if both:
-        own = "is a key of the env section, which cannot change; expected an argument or an attribute of the env"
-        why = own if both[0] in EnvSpec.model_fields else f"is also given as env.{both[0]}; remove one of them"
+        unchanging = "is a key of the env section, and these keys cannot change; expected an argument or an attribute of the env"
+        why = unchanging if both[0] in EnvSpec.model_fields else f"is also given as env.{both[0]}; remove one of them"
         raise _env_spec_error(spec, f"schedule.{both[0]}", why)
-    known: Collection[str] = ATARI_KEYS if atari else ()
+    arguments: Collection[str] = ATARI_KEYS if atari else ()
     if not atari and registration is not None and registration.entry_point is not None:
-        known = accepted_arguments(env_creator(registration))[0]
-    return Curriculum(spec.schedule, known, num_envs, final=not training)
+        arguments = accepted_arguments(env_creator(registration))[0]
+    return Curriculum(spec.schedule, arguments, num_envs, final=not training)
 
 
 def make_env_request(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
     """Look up the env id of a spec, check the arguments of the env's constructor, and return the request for a backend. Raises
     SpecError."""
-    own, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
-    pool = None if own else envpool_id(spec.name)
+    is_user_backend, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
+    pool = None if is_user_backend else envpool_id(spec.name)
     registration = _find_registration(spec) if pool is None and zoo is None else None
     kwargs, atari = spec.kwargs, None
     if pool is not None:
         _check_envpool(spec, pool)
     elif zoo is not None:
-        if not own and (reason := unavailable_reason(spec.name)):
+        if not is_user_backend and (reason := unavailable_reason(spec.name)):
             raise _env_spec_error(spec, "name", reason)
     elif is_preprocessed(spec):
         atari, kwargs = _make_atari_settings(spec), {}
-    elif registration is not None and not own:  # a user's backend checks its own arguments
+    elif registration is not None and not is_user_backend:  # a user's backend checks its own arguments
         _check_arguments(spec, registration)
-    curriculum = _curriculum(spec, num_envs, registration, atari is not None, training)
+    curriculum = _make_curriculum(spec, num_envs, registration, atari is not None, training)
     wraps, mask = find_wraps(spec), spec.action_mask
     more: dict[str, Any] = {"action_mask": mask, "curriculum": curriculum, "critic_keys": tuple(spec.critic_keys or ())}
     return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, wraps, **more)
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
-    """Return the problems of the spec's arguments for the env's constructor, without building the env. If the env's package is missing, the
-    list is empty."""
+    """Return the problems of the spec's arguments for the env's constructor, without building the env. Problems of env.name, such as a
+    missing package, are included only if the id has a module prefix."""
     try:
         make_env_request(spec, spec.num_envs)
     except SpecError as error:
-        own = ":" in spec.name
-        return [problem for problem in error.problems if own or problem.path != "env.name"]
+        has_prefix = ":" in spec.name
+        return [problem for problem in error.problems if has_prefix or problem.path != "env.name"]
     return []
 
 
@@ -330,13 +330,14 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
 
 
 def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | None:
-    fixed = envpool_id(target.id) or pettingzoo_id(target.id)
+    """Return the reason why a backend cannot build the requested envs with their wrappers, curriculum and mask, or None if it can."""
+    has_one_backend = envpool_id(target.id) or pettingzoo_id(target.id)
     wraps = [wrap for wrap in target.wraps if not (backend.selects_parts and wrap.wrapper is KeepParts)]
     if wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
-        return f"its envs cannot be wrapped ({keys})" + ("; remove it" if fixed else "; sync and async can")
+        return f"its envs cannot be wrapped ({keys})" + ("; remove it" if has_one_backend else "; sync and async can")
     if target.curriculum is not None and not backend.follows_curriculum:
-        return "its envs cannot change (env.schedule)" + ("; remove it" if fixed else "; sync and async can")
+        return "its envs cannot change (env.schedule)" + ("; remove it" if has_one_backend else "; sync and async can")
     if target.action_mask and not backend.finds_masks and not target.vector_only:
         return "it does not read action masks from info" + ("" if envpool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)
@@ -359,14 +360,14 @@ def _check_envpool(spec: EnvSpec, pool: str) -> None:
 def _import_backend(spec: EnvSpec) -> type[Backend]:
     """Import a user's backend or vector env class, named as "package.module:Class", and return a backend class. Raises SpecError."""
     try:
-        found: type[Any] = import_class(spec.backend, Backend, " or gymnasium.vector.VectorEnv", (gym.vector.VectorEnv,))
+        imported: type[Any] = import_class(spec.backend, Backend, " or gymnasium.vector.VectorEnv", (gym.vector.VectorEnv,))
     except ExtensionError as error:
         raise _env_spec_error(spec, "backend", str(error)) from error
-    if issubclass(found, gym.vector.VectorEnv):
-        return make_vector_backend_class(found)
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+    if issubclass(imported, gym.vector.VectorEnv):
+        return make_vector_backend_class(imported)
+    if missing := sorted(getattr(imported, "__abstractmethods__", ())):
         raise _env_spec_error(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
-    return found
+    return imported
 
 
 def _env_spec_error(spec: EnvSpec, key: str, message: str) -> SpecError:
@@ -401,7 +402,7 @@ def _find_registration(spec: EnvSpec) -> Registration | None:
 
 
 def _registered_ids_text(module: str, name: str, before: set[str]) -> str:
-    """Return a text that lists the env ids that a module registered, with the ids most similar to `name` first.
+    """Return text that lists the env ids that a module registered, with the ids most similar to `name` first.
 
     A module has registered an env id if the id is not in `before`, or if the entry point of the env is in the module's package.
     """
@@ -412,7 +413,7 @@ def _registered_ids_text(module: str, name: str, before: set[str]) -> str:
         return id_ not in before or place.split(":")[0].partition(".")[0] == module.partition(".")[0]
 
     ids = [id_ for id_, registration in gym.registry.items() if is_from_module(id_, registration)]
-    ids.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio())
+    ids.sort(key=lambda id_: -difflib.SequenceMatcher(None, name.lower(), id_.lower()).ratio())
     if not ids:
         return "; importing it registers no envs"
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
@@ -422,11 +423,9 @@ def _registered_ids_text(module: str, name: str, before: set[str]) -> str:
 def _make_atari_settings(spec: EnvSpec) -> AtariSettings:
     kwargs = dict(spec.kwargs)
     if kwargs.pop("reward_clipping", False):
-        raise _env_spec_error(
-            spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw"
-        )
-    known = [*ATARI_KEYS, "obs_type"]
-    problems = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in kwargs if key not in ATARI_KEYS]
+        raise _env_spec_error(spec, "reward_clipping", "use clip_reward (true by default in Atari) instead; it leaves episode returns raw")
+    keys = [*ATARI_KEYS, "obs_type"]
+    problems = [Problem(f"env.{key}", unknown_key_message(key, keys, spec.name)) for key in kwargs if key not in ATARI_KEYS]
     if problems := problems + _string_flag_problems(spec, boolean_arguments(AtariSettings)):
         raise SpecError(spec.name, problems)
     return AtariSettings(**kwargs)
@@ -445,16 +444,16 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
 def _check_constructor_arguments(spec: EnvSpec, creator: Callable[..., Any]) -> None:
     """Raise SpecError for keys of the spec's env section that are not arguments of the env's constructor, and for arguments that must be
     bools but are strings."""
-    known, open_ended = accepted_arguments(creator)
+    arguments, open_ended = accepted_arguments(creator)
     problems = (
-        [] if open_ended else _unknown_argument_problems(spec, known)
+        [] if open_ended else _unknown_argument_problems(spec, arguments)
     )  # if open_ended is true, the constructor checks the arguments, see _build_backend
     if problems := problems + _string_flag_problems(spec, boolean_arguments(creator)):
         raise SpecError(spec.name, problems)
 
 
-def _unknown_argument_problems(spec: EnvSpec, known: list[str]) -> list[Problem]:
-    return [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
+def _unknown_argument_problems(spec: EnvSpec, arguments: list[str]) -> list[Problem]:
+    return [Problem(f"env.{key}", unknown_key_message(key, arguments, spec.name)) for key in spec.kwargs if key not in arguments]
 
 
 def _string_flag_problems(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
@@ -491,8 +490,8 @@ def _build_backend(spec: EnvSpec, backend: type[Backend], target: EnvRequest) ->
 
 
 def _pool_hint(target: EnvRequest) -> str:
-    """Return a hint to use EnvPool's env of the same id if the env is an env of gymnasium-robotics, because many envs of gymnasium-robotics
-    fail with mujoco 4. For other envs, return ""."""
+    """Return a hint to use EnvPool's env with the same id for an env of gymnasium-robotics except AntMaze, else "". Many envs of
+    gymnasium-robotics fail with mujoco 4."""
     if not target.entry_point.startswith("gymnasium_robotics.") or target.plain_id.startswith("AntMaze_"):
         return ""
     return f'; EnvPool has the same env: "envpool:{target.plain_id}"'

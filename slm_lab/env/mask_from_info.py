@@ -19,9 +19,9 @@ MASK_KEYS = ("action_mask", "legal_action_mask")
 
 
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
-    """Return the name in `entries` that is the action mask, or None if no entry is the mask.
+    """Return the name of the entry that contains the action mask, or None if no entry contains it.
 
-    Args: wanted: the spec's env.action_mask. entries: names of the entries of observations or infos.
+    Args: wanted: the spec's env.action_mask. entries: names of the entries of observations or infos. action: the env's action space.
     """
     if wanted is None:
         names = MASK_KEYS if number_of_choices(action) else ()
@@ -31,9 +31,9 @@ def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], ac
 
 def missing_entry_message(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
     """Return the error message for an env.action_mask that names neither an entry of the observation nor an entry of info."""
-    known = [f"{place}: {', '.join(map(str, names)) or 'none'}" for place, names in (("the observation", entries), ("info", infos))]
+    entry_lists = [f"{place}: {', '.join(map(str, names)) or 'none'}" for place, names in (("the observation", entries), ("info", infos))]
     near = nearest_hint(wanted, map(str, [*entries, *infos])) or ";"
-    return f"no entry {wanted!r} in the observation or info{near} entries of {'; of '.join(known)}"
+    return f"no entry {wanted!r} in the observation or info{near} entries of {'; of '.join(entry_lists)}"
 
 
 def not_discrete_message(action: spaces.Space[Any]) -> str:
@@ -92,32 +92,31 @@ def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.E
     return MaskFromInfo(env, key)
 
 
-def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
-    """Raise InvalidOutcome if the info of a reset has an action mask, but the spec does not give env.action_mask and the observation has no
-    mask.
+def reject_undeclared_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
+    """Raise InvalidOutcome if the info of an env's reset contains an action mask, but the spec does not give env.action_mask and the
+    observation contains no mask.
 
     Gymnasium's own envs are not checked, because Taxi, which has an action mask, is usually benchmarked without the mask.
     """
     if key is not None or info.keys().isdisjoint(MASK_KEYS):
         return
     space, entry = env.observation_space, getattr(env.spec, "entry_point", None)
-    known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
-    if not known and not (isinstance(entry, str) and entry.startswith("gymnasium.envs.")):
-        found = next(name for name in MASK_KEYS if name in info)
-        raise InvalidOutcome(undeclared_message(found))
+    in_observation = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
+    if not in_observation and not (isinstance(entry, str) and entry.startswith("gymnasium.envs.")):
+        raise InvalidOutcome(undeclared_mask_message(next(name for name in MASK_KEYS if name in info)))
 
 
-def undeclared_message(found: str) -> str:
-    """Return the error message for an action mask in an env's info if the spec does not give env.action_mask."""
-    return f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it"
+def undeclared_mask_message(name: str) -> str:
+    """Return the error message for the action mask `name` in an env's info if the spec does not give env.action_mask."""
+    return f"info has an action mask, {name!r}; set env.action_mask to {name!r} to use it, or to false to ignore it"
 
 
-def check_vector_masks(space: spaces.Space[Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
-    """Raise InvalidOutcome if the info of a vector env's reset has an action mask that would have to be used, because the backends of
-    vector envs do not read masks from info."""
-    known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
-    if key is None and not known and (found := next((name for name in MASK_KEYS if name in info), None)):
+def reject_vector_info_mask(space: spaces.Space[Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
+    """Raise InvalidOutcome if the info of a vector env's reset contains an action mask, but the spec does not give env.action_mask and the
+    observation contains no mask. The backends of vector envs read masks only from observations."""
+    in_observation = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
+    if key is None and not in_observation and (mask := next((name for name in MASK_KEYS if name in info), None)):
         raise InvalidOutcome(
-            f"info of the vector env has an action mask, {found!r}, which is read from single envs only; "
-            "make it an entry of the observation, or set env.action_mask to false to ignore it"
+            f"info of the vector env has an action mask, {mask!r}, but masks are read from the info of single envs only; "
+            "make the mask an entry of the observation, or set env.action_mask to false to ignore the mask"
         )

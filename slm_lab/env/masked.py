@@ -15,7 +15,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 POSITIONS = [0, 2]
-"""Indices of cart position (m) and pole angle (rad) in CartPole's four observations."""
+"""Indices of cart position (m) and pole angle (rad) among the four numbers of CartPole's observation."""
 
 
 class MaskedCartPole(CartPoleEnv):

@@ -85,10 +85,11 @@ class EnvPool(Backend):
     """Backend that uses EnvPool (arXiv:2206.10558), a library of envs in C++: MuJoCo, Box2D, Atari, classic control and twelve other
     suites.
 
-    EnvPool receives a time limit that is one step longer than the actual limit, because EnvPool reports an episode that terminates in the
-    step of EnvPool's time limit as truncated. In the step of the actual limit, this class truncates the episode and resets the env. An env
-    whose episode terminated is reset by the next step, in which the env's row is not a transition. Suites whose envs count steps themselves
-    (`OWN_LIMIT_SUITES`) keep their own time limit, and an episode that ends at this limit counts as truncated (see `TruncationReader`).
+    EnvPool receives a time limit that is one step longer than the actual limit, because EnvPool reports as truncated an episode that
+    terminates in the step of EnvPool's limit. In the step of the actual limit, this class truncates the episode and resets the env. An env
+    whose episode terminated is reset by the next step. The env's row of that next step is not a transition. Suites whose envs count steps
+    themselves (`OWN_LIMIT_SUITES`) keep their own time limit, and an episode that ends at this limit counts as truncated (see
+    `TruncationReader`).
     """
 
     name = "envpool"
@@ -101,7 +102,7 @@ class EnvPool(Backend):
         if target.registration is not None and target.atari is None and not target.entry_point.startswith("gymnasium.envs."):
             return f"{target.id} is not one of Gymnasium's own envs; an env of that name in envpool may differ"
         if target.atari is not None and (target.atari.continuous or not target.atari.maxpool or not target.atari.grayscale):
-            return "envpool supports Atari with discrete actions, max-pooling and grayscale images only"
+            return "envpool supports Atari only with discrete actions, max-pooling and grayscale images"
         envpool = import_envpool()
         name, config = _envpool_name_and_config(target)
         if name not in envpool.list_all_envs():
@@ -118,8 +119,8 @@ class EnvPool(Backend):
 
     @classmethod
     def is_preferred(cls, target: EnvRequest) -> bool:
-        """Return true for ids that exist only in EnvPool, and if several envs with slow steps are requested, because threads then save more
-        time than the import of EnvPool takes (2 s).
+        """Return true for ids that exist only in EnvPool, and for several envs with slow steps. For such envs, threads save more time than
+        the import of EnvPool takes (2 s).
 
         With EnvPool, steps of Acrobot are 6 times as fast as with Sync, but steps of Pendulum are hardly faster.
         """
@@ -134,13 +135,12 @@ class EnvPool(Backend):
             space, self.action_space = spec.gymnasium_observation_space, correct_action_space(spec.gymnasium_action_space)
         env = envpool_envs().get(name)
         self._suite = "" if env is None else env.suite
-        own = _episode_limit(target, self._suite, spec.config)
-        limits = [limit for limit in (target.time_limit, own) if limit is not None]
+        limits = [limit for limit in (target.time_limit, _episode_limit(target, self._suite, spec.config)) if limit is not None]
         self.max_steps = min(limits, default=None)
-        keeps = self._suite in OWN_LIMIT_SUITES
+        keeps_own_limit = self._suite in OWN_LIMIT_SUITES
         # no limit is set in EnvPool if the env's own limit ends the episode first
-        self._limit = target.max_t or _NO_LIMIT if keeps else self.max_steps or _NO_LIMIT
-        self._pool_limit = spec.config.max_episode_steps if keeps else min(self._limit + 1, _NO_LIMIT)
+        self._limit = target.max_t or _NO_LIMIT if keeps_own_limit else self.max_steps or _NO_LIMIT
+        self._pool_limit = spec.config.max_episode_steps if keeps_own_limit else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
         # single core a second thread only adds context switches, 3 % of a step.
@@ -245,9 +245,9 @@ class EnvPoolAgents(EnvPool):
     (highway).
 
     EnvPool returns envs with several agents in the order in which the envs finish their step. EnvPool returns a batch only when it contains
-    as many envs as requested, even if only some envs are reset. EnvPool's pool contains twice as many envs as requested, so that spare envs
-    can fill the batches in which only some envs are reset. The saved state of a game consists of the seed of its env, the number of resets
-    since the env was seeded, and the moves so far. A saved game is restored by repeating the resets and moves.
+    as many envs as requested, even if only some envs are reset. This class creates a pool with twice as many envs as requested, so that
+    spare envs can fill the batches in which only some envs are reset. The saved state of a game consists of the seed of its env, the number
+    of resets since the env was seeded, and the moves so far. A saved game is restored by repeating the resets and moves.
     """
 
     def __init__(self, target: EnvRequest) -> None:
@@ -259,15 +259,15 @@ class EnvPoolAgents(EnvPool):
         self._spread = self._tracked.array_indices
         self._envs_N = np.arange(target.num_envs)
         self._turn_N, self._over_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.bool_)
-        """For each env, the index of the player who acts next, and whether the env's episode has ended, in which case the next step resets
-        the env."""
+        """For each env, the index of the player who acts next, and whether the env's episode has ended. If the episode has ended, the next
+        step resets the env."""
         self._replays = games and self._name not in _CHANCE
         self._seeds: list[int] | None = None
         self._resets_N, self._length_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.int64)
         """For each env, the number of resets since the env was seeded, and the number of moves of the running game."""
         self._moves_NL = np.zeros((target.num_envs, 64), np.int32)
-        """Moves of the running games: the row of an env contains the `_length_N` moves of its game. The last column never contains a move
-        of a game."""
+        """Moves of the running games: the first `_length_N` numbers in the row of an env are the moves of its game. The last column never
+        contains a move of a game."""
 
     def _sizes(self) -> dict[str, int]:
         return {"num_envs": 2 * self._num_envs, "batch_size": self._num_envs}
@@ -360,7 +360,8 @@ class EnvPoolAgents(EnvPool):
         return self._state
 
     def _note_moves(self, envs_K: np.ndarray, action_K: np.ndarray, elapsed_K: np.ndarray) -> None:
-        """Record the moves and the resets of a step, from which `episode_state` and `rng_states` restore the running games."""
+        """Record the moves and the resets of a step. `episode_state` returns the moves, and `rng_states` the number of resets, to restore
+        the games."""
         if not self._replays:
             return
         if (length := int(elapsed_K.max())) >= self._moves_NL.shape[1]:
@@ -371,9 +372,9 @@ class EnvPoolAgents(EnvPool):
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         rows = self._num_envs * len(self.agents)
-        found = {key: values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}
-        own = {key.removeprefix("info:"): one[row if len(one) == rows else row // len(self.agents)] for key, one in found.items()}
-        return {**own, **self._tracked.combined_entries(row)}
+        infos = {key.removeprefix("info:"): values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}
+        entries = {key: values[row if len(values) == rows else row // len(self.agents)] for key, values in infos.items()}
+        return {**entries, **self._tracked.combined_entries(row)}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
         if not self._replays or self._seeds is None:
@@ -381,8 +382,8 @@ class EnvPoolAgents(EnvPool):
         return [{"seed": seed, "resets": count} for seed, count in zip(self._seeds, self._resets_N.tolist(), strict=True)]
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        wanted_N = np.array([one["resets"] for one in states])
-        self.reset([one["seed"] for one in states])
+        wanted_N = np.array([state["resets"] for state in states])
+        self.reset([state["seed"] for state in states])
         while len(envs := np.flatnonzero(self._resets_N < wanted_N)):
             self._reset_rows(envs.astype(np.int32))
 
@@ -414,7 +415,7 @@ def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
 
 
 def _replace_rows(obs: Any, rows: np.ndarray, new: Any) -> Any:
-    """Return a copy of the batch of observations `obs`, in which the rows `rows` are replaced by the observations `new`."""
+    """Return a copy of the batch `obs` with the rows `rows` replaced by the observations `new`."""
     if isinstance(obs, dict):
         return {key: _replace_rows(value, rows, new[key]) for key, value in obs.items()}
     obs = obs.copy()

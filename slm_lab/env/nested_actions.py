@@ -29,39 +29,41 @@ def nested_action_codec(
     Args: codec: function that returns the agent's action space and the conversion function of one leaf space, such as
     `spaces.action_codec`.
     """
-    known, decoders = zip(*map(codec, action_leaves(space)), strict=True)
-    columns = leaf_columns(known)
+    leaf_spaces, decoders = zip(*map(codec, action_leaves(space)), strict=True)
+    columns = leaf_columns(leaf_spaces)
 
     def decode(action_N: Any) -> Any:
         action_ND = np.asarray(action_N).reshape(len(action_N), -1)
         parts = [
-            one(action_ND[:, at.start] if action.kind == "discrete" else action_ND[:, at])
-            for at, action, one in zip(columns, known, decoders, strict=True)
+            leaf_decode(action_ND[:, at.start] if leaf.kind == "discrete" else action_ND[:, at])
+            for at, leaf, leaf_decode in zip(columns, leaf_spaces, decoders, strict=True)
         ]
         return assemble_action(space, iter(parts))
 
-    return _join_action_spaces(known), decode
+    return _join_action_spaces(leaf_spaces), decode
 
 
 def _action_kind(action: ActionSpace) -> ActionKind:
     return "multi_discrete" if action.kind == "discrete" else action.kind
 
 
-def _join_action_spaces(known: Sequence[ActionSpace]) -> ActionSpace:
-    nvec, bounded = tuple(n for action in known for n in action.nvec), all(action.bounded for action in known)
-    size, kinds = sum(action.dim for action in known), {_action_kind(action) for action in known}
+def _join_action_spaces(leaf_spaces: Sequence[ActionSpace]) -> ActionSpace:
+    nvec, bounded = tuple(n for action in leaf_spaces for n in action.nvec), all(action.bounded for action in leaf_spaces)
+    size, kinds = sum(action.dim for action in leaf_spaces), {_action_kind(action) for action in leaf_spaces}
     if len(kinds) == 1:
         return ActionSpace("discrete" if len(nvec) == size == 1 else kinds.pop(), nvec, size, bounded)
-    return ActionSpace("hybrid", nvec, size, bounded, sum(action.dim for action in known if action.kind == "multi_binary"))
+    return ActionSpace("hybrid", nvec, size, bounded, sum(action.dim for action in leaf_spaces if action.kind == "multi_binary"))
 
 
-def leaf_columns(known: Sequence[ActionSpace]) -> list[slice]:
-    """Return, for each leaf space of a nested action space, the slice of the agent's action components that belongs to the leaf space.
-    Args: known: the agent's action space for each leaf space."""
-    columns, begin = [slice(0)] * len(known), 0
-    for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_action_kind(known[index]))):
-        columns[index] = slice(begin, begin + known[index].dim)
-        begin += known[index].dim
+def leaf_columns(leaf_spaces: Sequence[ActionSpace]) -> list[slice]:
+    """Return one slice for each leaf space of a nested action space: the columns of the leaf space in the agent's actions.
+
+    Args: leaf_spaces: the agent's action space for each leaf space.
+    """
+    columns, begin = [slice(0)] * len(leaf_spaces), 0
+    for index in sorted(range(len(leaf_spaces)), key=lambda index: _KINDS.index(_action_kind(leaf_spaces[index]))):
+        columns[index] = slice(begin, begin + leaf_spaces[index].dim)
+        begin += leaf_spaces[index].dim
     return columns
 
 

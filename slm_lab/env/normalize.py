@@ -14,7 +14,7 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, i
 from slm_lab.spec.models.env import EnvSpec
 
 EPSILON = 1e-8
-"""Number added to a variance before taking the square root."""
+"""Number added to a variance before its square root is taken."""
 NORMALIZED_CLIP = 10.0
 """Default absolute bound to which normalised observations and rewards are clipped."""
 
@@ -65,7 +65,7 @@ class RunningStats:
     def merge(self, delta: Moments) -> None:
         """Add the moments of samples to the statistics.
 
-        Args: delta: moments of the samples, which are ignored if they are not finite.
+        Args: delta: moments of the samples. Moments that are not finite are ignored.
         """
         if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
@@ -94,7 +94,7 @@ class RunningStats:
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
     def set_statistics(self, moments: Moments) -> None:
-        """Replace the statistics by the statistics of `moments`."""
+        """Replace the statistics by `moments`."""
         if self._store is None:
             self._set(moments)
         else:
@@ -158,7 +158,7 @@ class ObsNormalizer:
             self.delta.update(self._normalized_columns(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Return a new array with the normalised and clipped observations, [B, *shape], of the observations `obs`."""
+        """Return the observations `obs`, [B, *shape], normalised and clipped, in a new array."""
         if not self._floats:
             return self._normalize_and_clip(obs)
         normalized = obs.copy()
@@ -197,7 +197,7 @@ class RewardNormalizer:
             clip = NORMALIZED_CLIP if spec.normalize_reward else is_preprocessed(spec)
         self.sign = clip is True
         self.clip = None if isinstance(clip, bool) else tuple(clip) if isinstance(clip, list) else (-clip, clip)
-        """Smallest and largest reward after clipping."""
+        """Smallest and largest reward after clipping, or None if rewards are not clipped to an interval."""
 
     @property
     def is_identity(self) -> bool:
@@ -250,12 +250,12 @@ class Normalizers:
     def __init__(self, obs: ObsNormalizer | None = None, reward: RewardNormalizer | None = None) -> None:
         self.obs, self.reward = obs, reward
         both: list[tuple[str, ObsNormalizer | RewardNormalizer | None]] = [("obs", obs), ("reward", reward)]
-        self._adaptive = {name: one for name, one in both if one is not None and one.stats is not None}
+        self._adaptive = {name: normalizer for name, normalizer in both if normalizer is not None and normalizer.stats is not None}
         """Maps "obs" and "reward" to those normalisers that have statistics."""
 
     @property
     def _stats(self) -> dict[str, RunningStats]:
-        return {name: one.stats for name, one in self._adaptive.items() if one.stats is not None}
+        return {name: normalizer.stats for name, normalizer in self._adaptive.items() if normalizer.stats is not None}
 
     def shared_arrays(self) -> Named:
         """Return a dict of the arrays of the statistics, which several processes can share. Processes do not share the discounted returns
@@ -273,23 +273,23 @@ class Normalizers:
             stats.recompute_inv_std()
 
     def accumulate_deltas(self) -> None:
-        """Begin to accumulate new samples separately from the statistics that are used for normalisation. `take_deltas` returns the
-        accumulated samples."""
-        for one in self._adaptive.values():
-            assert one.stats is not None
-            one.delta = RunningStats(one.stats.mean.shape)
+        """Begin to accumulate new samples separately from the statistics that are used for normalisation. `take_deltas` returns the moments
+        of the accumulated samples."""
+        for normalizer in self._adaptive.values():
+            assert normalizer.stats is not None
+            normalizer.delta = RunningStats(normalizer.stats.mean.shape)
 
     def take_deltas(self) -> list[Moments]:
         """Return the moments of the samples that were accumulated since the last call of `take_deltas`."""
         taken = []
-        for one in self._adaptive.values():
-            assert one.delta is not None
-            taken.append(one.delta.moments())
-            one.delta = RunningStats(one.delta.mean.shape)
+        for normalizer in self._adaptive.values():
+            assert normalizer.delta is not None
+            taken.append(normalizer.delta.moments())
+            normalizer.delta = RunningStats(normalizer.delta.mean.shape)
         return taken
 
     def merge_deltas(self, deltas: Sequence[Moments]) -> None:
-        """Add the samples whose moments `take_deltas` returned in another process to the statistics."""
+        """Add to the statistics the samples whose moments `take_deltas` returned in another process."""
         for stats, delta in zip(self._stats.values(), deltas, strict=True):
             stats.merge(delta)
 
@@ -331,6 +331,7 @@ class Normalizers:
         """Load the observation statistics that another run has saved.
 
         Returns False, without loading, if only one of the two runs has observation statistics, or if the shapes of the observations differ.
+        Otherwise, returns True.
         """
         stats, saved = self._stats.get("obs"), state["obs_stats"]
         if stats is None or saved is None:
@@ -354,7 +355,7 @@ def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool 
     """Build the normalisers of observations and rewards that a spec describes, without building an env.
 
     Args:
-        gamma: discount factor of the returns by whose standard deviation env.normalize_reward divides rewards.
+        gamma: discount factor of returns. With env.normalize_reward, rewards are divided by the standard deviation of these returns.
         training: whether the normalisers are for training. In evaluation, observation statistics are frozen and rewards are raw.
     """
     floats = info.observation.dtype == "float32" or info.observation.packed_float_count > 0

@@ -1,5 +1,5 @@
-"""Checks whether the values that an env returns fit the env's spaces and Gymnasium's interface. Error messages show the invalid value and
-what was expected.
+"""Checks of the values that an env returns. The values must fit the env's spaces and Gymnasium's interface. Error messages show the invalid
+value and what was expected.
 
 Env steps whose values have the usual types are processed by faster code without these checks (see `Env._step_single_env`,
 `Sync.finish_step` and the codecs in `spaces`).
@@ -58,14 +58,14 @@ class InvalidReward(InvalidOutcome):
 def raise_invalid_outcome(error: Exception, row: int | None = None) -> NoReturn:
     """Raise InvalidOutcome, with the index `row` of the env, if invalid values of an env caused the error `error`. If the env's own code
     raised the error, the error is reraised unchanged."""
-    found = error
-    if isinstance(error, _MISUSE) and (place := _misuse_message(error)) is not None:
-        found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
-    if isinstance(found, InvalidOutcome) and found.row is None:
-        found.row = row
-    if found is error:
+    raised = error
+    if isinstance(error, _MISUSE) and (message := _misuse_message(error)) is not None:
+        raised = InvalidOutcome(message.format(f"{type(error).__name__}: {error}"))
+    if isinstance(raised, InvalidOutcome) and raised.row is None:
+        raised.row = row
+    if raised is error:
         raise error
-    raise found from error
+    raise raised from error
 
 
 def raise_located_outcome(error: Exception, env: str, call: str, step: int) -> NoReturn:
@@ -76,18 +76,18 @@ def raise_located_outcome(error: Exception, env: str, call: str, step: int) -> N
     """
     try:
         raise_invalid_outcome(error)
-    except InvalidOutcome as found:
-        if found.call:
+    except InvalidOutcome as outcome:
+        if outcome.call:
             raise
-        row = "" if found.row is None else f", env {found.row}"
-        named = type(found)(f"{env}{row}, {f'step {step}' if call == 'step' else call}: {found}")
-        named.row, named.call = found.row, call
-        raise named from error
+        row = "" if outcome.row is None else f", env {outcome.row}"
+        located = type(outcome)(f"{env}{row}, {f'step {step}' if call == 'step' else call}: {outcome}")
+        located.row, located.call = outcome.row, call
+        raise located from error
 
 
 def _misuse_message(error: Exception) -> str | None:
-    """Return a message that names the code which could not process the env's values, and the expected values, or None if the env's own code
-    raised the error.
+    """Return a message that describes the values that the env should return, and names the wrapper, if any, that could not process its
+    values. Return None if the env's own code raised the error.
 
     The returned message contains a placeholder {} for the text of the error.
     """
@@ -229,7 +229,7 @@ def _raise_misfit(space: spaces.Space[Any], value: Any, name: str, lead: tuple[i
 
 def _misfit_message(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ...]) -> str:
     if lead:
-        return f"the batch {name} {value_text(value)} is not {lead[0]} elements of its space {space_text(space)}, in arrays [{lead[0]}, …]"
+        return f"{name}: {value_text(value)} is not a batch of {lead[0]} elements of {space_text(space)}, in arrays [{lead[0]}, …]"
     return f"{name} {value_text(value)} is not in its space {space_text(space)}"
 
 
@@ -244,7 +244,7 @@ def fit_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
         _to_number_array(raw.terminated_N, count, "terminated", "b"),
         _to_number_array(raw.truncated_N, count, "truncated", "b"),
     )
-    final = None if raw.final is None else [_check_final_entry(one, space, terminated_N | truncated_N) for one in raw.final]
+    final = None if raw.final is None else [_check_final_entry(entry, space, terminated_N | truncated_N) for entry in raw.final]
     return RawStep(
         obs, reward_N, terminated_N, truncated_N, final, None if lives_N is None else _to_number_array(lives_N, count, "lives", "i")
     )
@@ -263,14 +263,14 @@ def _to_number_array(value: Any, count: int, name: str, kind: str) -> np.ndarray
     raise InvalidOutcome(f"step returned {value_text(value)} for {name}; expected an array of {count} {expected}, one for each env")
 
 
-def _check_final_entry(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
+def _check_final_entry(entry: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
     """Check an entry of `RawStep.final` that a user's backend returned, and return the index of the env and the last observation of the
     env's episode. Raises InvalidOutcome."""
-    if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
-        raise InvalidOutcome(f"the backend's step returned {value_text(one)} in final; expected (number of the env, its last observation)")
-    if not over_N[one[0]]:
-        raise InvalidOutcome(f"the backend's step returned a last observation of env {one[0]} in final, whose episode did not end")
-    return check_last_obs(int(one[0]), one[1], space)
+    if not (isinstance(entry, tuple | list) and len(entry) == 2 and isinstance(entry[0], int | np.integer) and 0 <= entry[0] < len(over_N)):
+        raise InvalidOutcome(f"the backend's step returned {value_text(entry)} in final; expected (index of the env, last observation)")
+    if not over_N[entry[0]]:
+        raise InvalidOutcome(f"the backend's step returned a last observation in final for env {entry[0]}, whose episode did not end")
+    return check_last_obs(int(entry[0]), entry[1], space)
 
 
 def check_last_obs(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
@@ -300,7 +300,7 @@ def value_text(value: Any) -> str:
             few = value.size <= 10 and value.dtype.kind in "biuf"
             return f"{' '.join(np.array2string(value, precision=4, separator=', ').split())} ({form})" if few else f"an {form}"
         case tuple() | list():
-            return f"a {kind} of {len(value)} values ({', '.join(type(one).__name__ for one in value[:6])}{', …' * (len(value) > 6)})"
+            return f"a {kind} of {len(value)} values ({', '.join(type(item).__name__ for item in value[:6])}{', …' * (len(value) > 6)})"
         case Mapping():
             return f"a {kind} with the keys {_text(list(value))}"
         case None | bool() | str() | int() | float():
@@ -338,29 +338,29 @@ def close_error_message(error: Exception) -> str:
 def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
     """Return a dict of the finite numbers in `info` whose names are in `names`. A name is a key or a dotted path of nested keys. The bool
     True becomes 1.0. Names without a finite number are omitted."""
-    found = {}
+    numbers = {}
     for name in names:
         value = info[name] if name in info else _nested_entry(info, name)
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
         if isinstance(value, bool | int | float | np.bool_ | np.number) and isfinite(number := float(value)):
-            found[name] = number
-    return found
+            numbers[name] = number
+    return numbers
 
 
 def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     """Return the info of one env from the infos of a vector env. Gymnasium's vector infos contain an array [N] of values for each key
     "key", and a bool array [N] "_key", which says which envs have this key."""
-    found = {}
+    info = {}
     for key, values in infos.items():
         present = infos.get(f"_{key}")
         if key[:1] == "_" and key[1:] in infos:
             continue
         if isinstance(values, Mapping):
-            found[key] = row_info(values, row)
+            info[key] = row_info(values, row)
         elif isinstance(values, np.ndarray | list | tuple) and len(values) > row and (present is None or present[row]):
-            found[key] = values[row]
-    return found
+            info[key] = values[row]
+    return info
 
 
 def _nested_entry(info: Any, path: str) -> Any:

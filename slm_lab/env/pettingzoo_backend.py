@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from slm_lab.env.arguments import WrapperError
 from slm_lab.env.backend import AgentGroup, Backend, EnvRequest, RawStep
-from slm_lab.env.mask_from_info import MASK_KEYS, mask_entry, missing_entry_message, not_discrete_message, undeclared_message
+from slm_lab.env.mask_from_info import MASK_KEYS, mask_entry, missing_entry_message, not_discrete_message, undeclared_mask_message
 from slm_lab.env.outcome import InvalidOutcome, fit_to_space, raise_invalid_outcome, value_text
 from slm_lab.env.pettingzoo_games import Result, pettingzoo_constructor, possible_agents, wrap_game
 from slm_lab.env.spaces import number_of_choices
@@ -22,7 +22,7 @@ from slm_lab.env.wrappers import EntrySelector
 from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_id
 
 _LONGEST = 100_000
-"""Maximum number of steps of an episode whose actions are kept to save the unfinished episode. Longer episodes cannot be saved."""
+"""Maximum number of steps of an unfinished episode that can be saved. The actions of later steps are not kept."""
 STATE = "state"
 """Name of the entry of observations that contains the global state of the env, which is the same for all agents of the env."""
 
@@ -51,7 +51,7 @@ class PettingZoo(Backend):
         self.agents = tuple(map(str, self._names))
         self._games = [wrap_game(env, self._names, target.id) for env in envs]
         self._limit = self.max_steps = target.max_t
-        self._kinds = _kinds(envs[0], self._names, target)
+        self._kinds = _agent_kinds(envs[0], self._names, target)
         self._kind_of = {name: kind for kind in self._kinds for name in kind.names}
         if STATE in target.critic_keys and any(STATE not in kind.entries for kind in self._kinds):
             self._add_state()
@@ -59,7 +59,7 @@ class PettingZoo(Backend):
         rows = target.num_envs * len(self.agents)
         self._rows_of = [[row for row in range(rows) if self._names[row % len(self.agents)] in kind.names] for kind in self._kinds]
         """For each kind of agents (see `_AgentKind`), the rows of these agents in batches."""
-        self._batches = [batch_space(kind.action_space, len(own)) for kind, own in zip(self._kinds, self._rows_of, strict=True)]
+        self._batches = [batch_space(kind.action_space, len(kind_rows)) for kind, kind_rows in zip(self._kinds, self._rows_of, strict=True)]
         """Spaces of the batches of actions, one space for each kind of agents."""
         self._seeds, self._episodes = [0] * target.num_envs, [0] * target.num_envs
         self._played: list[list[Any]] = [[] for _ in envs]
@@ -74,9 +74,9 @@ class PettingZoo(Backend):
             self.observation_space, self.action_space = self._kinds[0].observation_space, self._kinds[0].action_space
             return
         self.groups = tuple(AgentGroup(tuple(map(str, kind.names)), kind.observation_space, kind.action_space) for kind in self._kinds)
-        of = [(str(name), self._kind_of[name]) for name in self._names]
-        self.observation_space = spaces.Dict({name: kind.observation_space for name, kind in of})
-        self.action_space = spaces.Dict({name: kind.action_space for name, kind in of})
+        kinds = [(str(name), self._kind_of[name]) for name in self._names]
+        self.observation_space = spaces.Dict({name: kind.observation_space for name, kind in kinds})
+        self.action_space = spaces.Dict({name: kind.action_space for name, kind in kinds})
 
     def _add_state(self) -> None:
         """Add the entry "state", which contains the global state of the env, to the observations. Only the critic receives this entry."""
@@ -111,18 +111,18 @@ class PettingZoo(Backend):
         self._played[index], self._lengths[index] = [], 0
         for name, info in game.infos.items():
             if self._kind_of[name].undeclared and (found := next((key for key in MASK_KEYS if key in info), None)):
-                raise InvalidOutcome(undeclared_message(found))
+                raise InvalidOutcome(undeclared_mask_message(found))
         self._update_observations(index)
 
     def step(self, action: np.ndarray) -> RawStep:
         count, rows = len(self._names), len(self._elements)
         reward_N, terminated_N, truncated_N = np.zeros(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         final: list[tuple[int, Any]] = []
-        each = self._actions_by_row(action)
+        actions = self._actions_by_row(action)
         for index in range(len(self._games)):
             try:
                 begin = index * count
-                result = self._step(index, each[begin : begin + count])
+                result = self._step(index, actions[begin : begin + count])
                 for name, reward in result.rewards.items():
                     reward_N[begin + self._names.index(name)] = reward
                 terminated_N[[begin + self._names.index(name) for name in result.terminated]] = True
@@ -141,7 +141,7 @@ class PettingZoo(Backend):
         result = game.step(dict(zip(self._names, actions, strict=True)))
         self._lengths[index] += 1
         if len(self._played[index]) < _LONGEST:
-            self._played[index].append([one.tolist() if isinstance(one, np.ndarray) else one for one in actions])
+            self._played[index].append([action.tolist() if isinstance(action, np.ndarray) else action for action in actions])
         if self._limit is not None and self._lengths[index] >= self._limit:
             result = result._replace(truncated=[*result.truncated, *game.present])
             game.present = []
@@ -155,12 +155,12 @@ class PettingZoo(Backend):
 
         Args: action: a batch of actions or, for several kinds of agents, a tuple with one batch per kind.
         """
-        each: list[Any] = [None] * len(self._elements)
+        actions: list[Any] = [None] * len(self._elements)
         batches = action if self.groups else (action,)
         for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):
-            for row, one in zip(rows, iterate(space, batch), strict=True):
-                each[row] = int(one) if kind.discrete else one
-        return each
+            for row, row_action in zip(rows, iterate(space, batch), strict=True):
+                actions[row] = int(row_action) if kind.discrete else row_action
+        return actions
 
     def _update_observations(self, index: int, truncated: Sequence[str] = ()) -> None:
         """Update the observations of the agents of one env.
@@ -169,28 +169,31 @@ class PettingZoo(Backend):
         values of these observations are bootstrapped.
         """
         game, count = self._games[index], len(self._names)
-        own = {name: self._kind_of[name].copy_checked_observation(name, obs) for name, obs in game.obs.items()}
-        seen = [own[name] if name in own else self._substitute_observation(name, own) for name in self._names]
-        state = self._state(game.env, seen) if any(kind.state is not None for kind in self._kinds) else None
-        for row, (name, obs) in enumerate(zip(self._names, seen, strict=True), index * count):
+        joined = {name: self._kind_of[name].copy_checked_observation(name, obs) for name, obs in game.obs.items()}
+        all_obs = [joined[name] if name in joined else self._substitute_observation(name, joined) for name in self._names]
+        state = self._state(game.env, all_obs) if any(kind.state is not None for kind in self._kinds) else None
+        for row, (name, obs) in enumerate(zip(self._names, all_obs, strict=True), index * count):
             kind = self._kind_of[name]
             masked = name in game.acts or (name in truncated and not (kind.mask_of_info and kind.mask not in game.infos[name]))
             self._elements[row] = kind.complete_observation(name, obs, state, game.infos[name] if masked else None)
 
-    def _substitute_observation(self, name: str, own: Mapping[str, Any]) -> Any:
+    def _substitute_observation(self, name: str, joined: Mapping[str, Any]) -> Any:
         """Return an observation for an agent that has not joined the episode yet: the observation of another agent of the same kind, or
-        zeros."""
-        kind = self._kind_of[name]
-        return next((own[other] for other in kind.names if other in own), kind.blank)
+        zeros.
 
-    def _state(self, env: Any, seen: list[Any]) -> Any:
+        Args: joined: observations, by name, of the agents that have joined.
+        """
+        kind = self._kind_of[name]
+        return next((joined[other] for other in kind.names if other in joined), kind.blank)
+
+    def _state(self, env: Any, all_obs: list[Any]) -> Any:
         """Return the global state of an env, for the entry "state" of observations.
 
-        Args: seen: observations of all agents of the env.
+        Args: all_obs: observations of all agents of the env.
         """
         space = next(kind.state for kind in self._kinds if kind.state is not None)
         if isinstance(space, spaces.Tuple):
-            return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
+            return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, all_obs, strict=True))
         return fit_to_space(space, np.asarray(env.state(), space.dtype), "the state")
 
     def _batch_and_set_flags(self) -> Any:
@@ -209,7 +212,7 @@ class PettingZoo(Backend):
         return [{"seed": seed, "episodes": count} for seed, count in zip(self._seeds, self._episodes, strict=True)]
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        self._seeds, self._episodes = [one["seed"] for one in states], [one["episodes"] for one in states]
+        self._seeds, self._episodes = [state["seed"] for state in states], [state["episodes"] for state in states]
 
     def episode_state(self) -> Any:
         if not all(kind.plain_actions for kind in self._kinds) or max(self._lengths) > _LONGEST:
@@ -221,7 +224,8 @@ class PettingZoo(Backend):
             self._episodes[index] -= 1
             self._reset(index)
             for actions in played:
-                self._step(index, [self._kind_of[name].decode_saved_action(one) for name, one in zip(self._names, actions, strict=True)])
+                named = zip(self._names, actions, strict=True)
+                self._step(index, [self._kind_of[name].decode_saved_action(action) for name, action in named])
         self._batch_and_set_flags()
 
     def close(self) -> None:
@@ -233,12 +237,12 @@ class _AgentKind:
     """A kind of agents: all agents of an env that have equal spaces. This class converts the observations and actions of the agents of one
     kind.
 
-    Attributes: names: names of the agents. own: space of the selected entries of an observation (env.obs_keys), without the added entry
-    "state" and without an action mask from the infos. mask: name of the entry that contains the action mask, or None if the agents have no
-    mask. mask_of_info: whether the action mask is an entry of the infos instead of the observations. undeclared: whether an action mask in
-    the infos is an error, because the spec does not say whether to use the mask. state: space of the added entry "state", or None if no
-    state is added. observation_space, action_space: spaces of the agents, with the added entry "state" and the action mask in the
-    observations.
+    Attributes: names: names of the agents. selected_space: space of the selected entries of an observation (env.obs_keys), without the
+    added entry "state" and without an action mask from the infos. mask: name of the entry that contains the action mask, or None if the
+    agents have no mask. mask_of_info: whether the action mask is an entry of the infos instead of the observations. undeclared: whether an
+    action mask in the infos is an error, because the spec does not say whether to use the mask. state: space of the added entry "state", or
+    None if no state is added. observation_space, action_space: spaces of the agents, with the added entry "state" and the action mask in
+    the observations.
 
     Raises WrapperError.
     """
@@ -250,7 +254,7 @@ class _AgentKind:
         for wrap in target.wraps:  # env.obs_keys is the only wrapper that reaches this backend
             self._parts = EntrySelector(given, action, **wrap.kwargs)
             given = self._parts.space
-        self.own: spaces.Space[Any] = given
+        self.selected_space: spaces.Space[Any] = given
         self.mask, self.mask_of_info = self._find_mask_entry(target)
         self.undeclared = target.action_mask is None and self.mask is None
         self.state: spaces.Space[Any] | None = None
@@ -260,16 +264,17 @@ class _AgentKind:
 
     @property
     def entries(self) -> Mapping[str, spaces.Space[Any]]:
-        return self.own.spaces if isinstance(self.own, spaces.Dict) else {}
+        return self.selected_space.spaces if isinstance(self.selected_space, spaces.Dict) else {}
 
     @property
     def space_without_mask(self) -> spaces.Space[Any]:
         """Space of the observations that the method `without_mask` returns."""
         if self.mask not in self.entries:
-            return self.own
-        return spaces.Dict({key: one for key, one in self.entries.items() if key != self.mask})
+            return self.selected_space
+        return spaces.Dict({key: space for key, space in self.entries.items() if key != self.mask})
 
     def _find_mask_entry(self, target: EnvRequest) -> tuple[str | None, bool]:
+        """Return the name of the entry that contains the action mask, or None, and whether the entry belongs to the infos."""
         if (found := mask_entry(target.action_mask, self.entries, self.action_space)) is not None or not target.action_mask:
             return found, False
         if not number_of_choices(self.action_space):
@@ -284,8 +289,8 @@ class _AgentKind:
 
     def _full_space(self) -> spaces.Space[Any]:
         if self.state is None and not self.mask_of_info:
-            return self.own
-        entries = dict(self.entries) if isinstance(self.own, spaces.Dict) else {"observation": self.own}
+            return self.selected_space
+        entries = dict(self.entries) if isinstance(self.selected_space, spaces.Dict) else {"observation": self.selected_space}
         if self.mask_of_info:
             assert self.mask is not None
             entries[self.mask] = spaces.MultiBinary(number_of_choices(self.action_space))
@@ -303,7 +308,7 @@ class _AgentKind:
         return obs if self._parts is None else self._parts(obs)
 
     def without_mask(self, obs: Any) -> Any:
-        return {key: one for key, one in obs.items() if key != self.mask} if self.mask in self.entries else obs
+        return {key: entry for key, entry in obs.items() if key != self.mask} if self.mask in self.entries else obs
 
     def complete_observation(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
         """Return the complete observation of one agent, including the entry "state" and the action mask.
@@ -312,7 +317,7 @@ class _AgentKind:
         """
         if self.mask is None and self.state is None:
             return obs
-        element = dict(obs) if isinstance(self.own, spaces.Dict) else {"observation": obs}
+        element = dict(obs) if isinstance(self.selected_space, spaces.Dict) else {"observation": obs}
         if self.mask is not None:
             if info is None:
                 mask = self.observation_space[self.mask]  # type: ignore[index]  # a Dict
@@ -333,17 +338,17 @@ class _AgentKind:
         return np.asarray(mask != 0, np.int8)
 
 
-def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_AgentKind]:
+def _agent_kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_AgentKind]:
     """Return a list of the kinds of agents of an env, in the order of the first agent of each kind. Raises WrapperError."""
-    found: list[tuple[list[Any], spaces.Space[Any], spaces.Space[Any]]] = []
+    kinds: list[tuple[list[Any], spaces.Space[Any], spaces.Space[Any]]] = []
     for name in names:
-        own = env.observation_space(name), env.action_space(name)
-        alike = next((agents for agents, *known in found if tuple(known) == own), None)
+        agent_spaces = env.observation_space(name), env.action_space(name)
+        alike = next((agents for agents, *kind_spaces in kinds if tuple(kind_spaces) == agent_spaces), None)
         if alike is None:
-            found.append(([name], *own))
+            kinds.append(([name], *agent_spaces))
         else:
             alike.append(name)
-    return [_AgentKind(*one, target) for one in found]
+    return [_AgentKind(*kind, target) for kind in kinds]
 
 
 def _zero_element(space: spaces.Space[Any]) -> Any:
@@ -361,6 +366,6 @@ def _zero_element(space: spaces.Space[Any]) -> Any:
 
 
 def _stack_elements(space: spaces.Space[Any], elements: Sequence[Any]) -> Any:
-    """Return a batch, in new arrays, of several elements of a space."""
+    """Return several elements of a space as one batch in new arrays."""
     empty: Any = create_empty_array(space, len(elements), fn=np.zeros)
     return concatenate(space, elements, empty)

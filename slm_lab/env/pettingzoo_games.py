@@ -32,7 +32,7 @@ class Game(ABC):
     """
 
     def __init__(self, env: Any, agents: Sequence[str]) -> None:
-        self.env, self._known = env, tuple(agents)
+        self.env, self._possible_agents = env, tuple(agents)
         self.present: list[str] = []
         self.acts: list[str] = []
         self.obs: dict[str, Any] = {}
@@ -55,16 +55,17 @@ class Game(ABC):
             raise InvalidOutcome("env.agents is empty after reset; expected the agents that take part")
 
     def _check_agent_names(self, names: Iterable[Any], where: str) -> None:
-        if unknown := [name for name in names if name not in self._known]:
-            raise InvalidOutcome(f"{where} has an unknown agent {unknown[0]!r}; env.possible_agents: {', '.join(map(str, self._known))}")
+        if unknown := [name for name in names if name not in self._possible_agents]:
+            possible = ", ".join(map(str, self._possible_agents))
+            raise InvalidOutcome(f"{where} has an unknown agent {unknown[0]!r}; env.possible_agents: {possible}")
 
     def _record_step_result(self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> Result:
         """Return the result of a step for the agents that took part in the step, and record the agents whose episodes ended."""
         over = {name: self._flags(name, terminated, truncated) for name in self.present}
-        given = {name: _reward(name, rewards) for name in self.present}
+        checked_rewards = {name: _reward(name, rewards) for name in self.present}
         ended = [name for name, flags in over.items() if any(flags)]
         self._ended.update(ended)
-        return Result(given, [name for name in ended if over[name][0]], [name for name in ended if not over[name][0]])
+        return Result(checked_rewards, [name for name in ended if over[name][0]], [name for name in ended if not over[name][0]])
 
     @staticmethod
     def _flags(name: str, terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -114,7 +115,7 @@ class ParallelGame(Game):
         if left := [name for name in going if name not in self.present]:
             raise InvalidOutcome(f"agent {left[0]!r} has left env.agents, but is neither terminated nor truncated")
         if going and (late := [name for name in self.env.agents if name in self._ended]):
-            raise InvalidOutcome(f"agent {late[0]!r} is in env.agents after its episode has ended; expected that it leaves")
+            raise InvalidOutcome(f"agent {late[0]!r} is in env.agents after its episode has ended; expected the agent to leave")
         if len(self.present) > len(going):  # agents have joined
             self._store_observations(obs, infos)
         return result
@@ -161,11 +162,11 @@ class TurnGame(Game):
         return result
 
     def _step_ended_agents(self) -> bool:
-        """Step each agent whose episode has ended with the action None, as AEC requires. Return whether at least one agent was stepped with
-        the action None."""
+        """Step the env with the action None for each agent whose episode has ended, as AEC requires. Return whether there was at least one
+        such step."""
         count = 0
         while self.env.agents and (name := self.env.agent_selection) in self._ended:
-            if not (self.env.terminations.get(name) or self.env.truncations.get(name)) or count > len(self._known):
+            if not (self.env.terminations.get(name) or self.env.truncations.get(name)) or count > len(self._possible_agents):
                 break
             self.env.step(None)
             count += 1

@@ -47,23 +47,23 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
     if ":" not in spec.backend and (pool := envpool_id(spec.name)) is not None:
         return _rendered_envpool_spec(spec, pool, mode, recorder)
     if ":" not in spec.backend and pettingzoo_id(spec.name) is not None:
-        make_env_request(spec, 1)  # raises SpecError for an env that cannot be made
+        make_env_request(spec, 1)  # raises SpecError for an env that cannot be built
         return _with_drawing_backend(spec, "DrawnPettingZoo", recorder)
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
     target = make_env_request(spec, 1)
-    own: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     wrappers: list[WrapperSpec] = []
     screen = "AtariScreen" if target.atari is not None else "MinAtarScreen" if target.entry_point.startswith("minatar.") else None
     if screen is not None:
         wrappers = [WrapperSpec(name=f"{__name__}:{screen}"), *([WrapperSpec(name="HumanRendering")] if mode == "human" else [])]
     else:
-        own = _render_arguments(spec, target, mode)
+        arguments = _render_arguments(spec, target, mode)
     if recorder is not None:
         wrappers.append(WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder}))
     if mode == "rgb_array" and not has_display():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without this setting, pygame needs a display
-    body = spec.model_dump(exclude={"wrappers"}) | own | {"backend": "sync"}
+    body = spec.model_dump(exclude={"wrappers"}) | arguments | {"backend": "sync"}
     return EnvSpec(**body, wrappers=[*spec.wrappers, *wrappers])
 
 
@@ -73,24 +73,25 @@ def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> di
     if target.vector_only:
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} has only a vector env, without a render method for one env")])
     creator = env_creator(target.registration)
-    known, open_ended = accepted_arguments(creator)
+    names, open_ended = accepted_arguments(creator)
     modes = list((getattr(creator, "metadata", None) or {}).get("render_modes", [mode]))
-    if mode not in modes or ("render_mode" not in known and not open_ended):
+    if mode not in modes or ("render_mode" not in names and not open_ended):
         has = f"its render modes are {', '.join(map(str, modes))}" if modes else "it has no render modes"
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {has}")])
-    own: dict[str, Any] = {"render_mode": mode}
+    arguments: dict[str, Any] = {"render_mode": mode}
     if "mujoco" in target.entry_point:
-        if "camera_name" in known and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
-            own["camera_name"] = "track"  # follows the robot, which leaves the default view; ignored if there is no such camera
+        if "camera_name" in names and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
+            # this camera follows the robot, which would leave the default view; the name is ignored if there is no such camera
+            arguments["camera_name"] = "track"
         if mode == "rgb_array":
             _choose_offscreen_renderer()
-    return own
+    return arguments
 
 
 def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
     """Return a copy of an env spec whose env EnvPool builds and renders (see `with_rendering`). Raises SpecError if EnvPool cannot render
     the env."""
-    make_env_request(spec, 1)  # raises SpecError for an env that cannot be made
+    make_env_request(spec, 1)  # raises SpecError for an env that cannot be built
     suite = envpool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
     if mode == "human" and importlib.util.find_spec("cv2") is None:
@@ -130,7 +131,7 @@ class DrawnEnvPool(EnvPool):
         super().__init__(replace(target, wraps=tuple(wrap for wrap in target.wraps if wrap.wrapper is not Record)))
         self._recorder: Recorder | None = recorders[0] if recorders else None
         self._config["render_mode"] = "rgb_array" if recorders else "human"
-        self._on, self._ended = False, False
+        self._records_episode, self._ended = False, False
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         self._begin()
@@ -143,7 +144,7 @@ class DrawnEnvPool(EnvPool):
             self._begin()
         elif self._recorder is None:
             self._pool.render()
-        elif self._on:
+        elif self._records_episode:
             self._recorder.add_frame(self._pool.render(env_ids=0)[0], _POOL_FPS)
         self._ended = bool(raw.terminated_N[0] or raw.truncated_N[0]) and not raw.final
         return raw
@@ -158,7 +159,7 @@ class DrawnEnvPool(EnvPool):
         return arrays
 
     def _begin(self) -> None:
-        self._on = self._recorder is not None and self._recorder.begin_episode()
+        self._records_episode = self._recorder is not None and self._recorder.begin_episode()
 
 
 class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
@@ -176,11 +177,11 @@ class DrawnPettingZoo(PettingZoo):
         recorders = [wrap.kwargs["recorder"] for wrap in target.wraps if wrap.wrapper is Record]
         wraps = tuple(wrap for wrap in target.wraps if wrap.wrapper is not Record)
         self._recorder: Recorder | None = recorders[0] if recorders else None
-        self._on, kwargs = False, {**target.kwargs, "render_mode": "rgb_array" if recorders else "human"}
+        self._records_episode, kwargs = False, {**target.kwargs, "render_mode": "rgb_array" if recorders else "human"}
         super().__init__(replace(target, wraps=wraps, kwargs=kwargs))
 
     def _reset(self, index: int) -> None:
-        self._on = self._recorder is not None and self._recorder.begin_episode()
+        self._records_episode = self._recorder is not None and self._recorder.begin_episode()
         super()._reset(index)
 
     def _step(self, index: int, actions: Sequence[Any]) -> Result:
@@ -188,7 +189,7 @@ class DrawnPettingZoo(PettingZoo):
         env = self._games[index].env
         if self._recorder is None:
             env.render()
-        elif self._on:
+        elif self._records_episode:
             self._recorder.add_frame(np.asarray(env.render()), float(env.metadata.get("render_fps", _POOL_FPS)))
         return result
 
@@ -236,16 +237,16 @@ class Record(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], recorder: Recorder) -> None:
         super().__init__(env)
-        self._recorder, self._on = recorder, False
+        self._recorder, self._records_episode = recorder, False
         self._fps = float(env.metadata.get("render_fps") or 30)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._on = self._recorder.begin_episode()
+        self._records_episode = self._recorder.begin_episode()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
-        if self._on:
+        if self._records_episode:
             frame: Any = self.env.render()
             if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
                 raise TypeError(f"render() must return an array [height, width, 3], not {type(frame).__name__}")
@@ -272,7 +273,7 @@ def _choose_offscreen_renderer() -> None:
     """Set MUJOCO_GL to the OpenGL library with which MuJoCo can render without a display, unless MUJOCO_GL is already set or a display
     exists.
 
-    Raises SpecError if no library is installed with which MuJoCo can render without a display.
+    Raises SpecError if no such library is installed.
     """
     if "MUJOCO_GL" in os.environ or sys.platform != "linux" or has_display():
         return

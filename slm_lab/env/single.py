@@ -56,8 +56,8 @@ def register_atari() -> None:
 
 
 def register_envs(id_: str) -> None:
-    """Import the package that registers the env id `id_` with Gymnasium. For an id ALE/…, the package is ale-py. For other ids, the id
-    names the package, or `registering_module` returns the package.
+    """Import the package that registers the env id `id_` with Gymnasium. For an id ALE/…, the package is ale-py. For other ids, the module
+    prefix of the id names the package, or `registering_module` returns the package.
 
     Raises ImportError if the package is not installed.
     """
@@ -115,7 +115,7 @@ class SingleEnvConstructor:
 
     @classmethod
     def from_target(cls, target: EnvRequest) -> SingleEnvConstructor:
-        """Return the constructor of one of the envs that `target` describes."""
+        """Return a constructor of the envs that `target` describes."""
         try:
             folder: str | None = os.getcwd()
         except OSError:  # the working directory was deleted
@@ -128,10 +128,11 @@ class SingleEnvConstructor:
 
     def with_values(self, curriculum: Curriculum, values: Mapping[str, Any]) -> SingleEnvConstructor:
         """Return a constructor of an env with the scheduled values `values` (env.schedule)."""
-        given = {key: values[key] for key in curriculum.arguments}
-        atari = None if self.atari is None else replace(self.atari, **given)
-        kwargs = self.kwargs if atari is not None else {**self.kwargs, **given}
-        return replace(self, kwargs=kwargs, atari=atari, attributes=curriculum.attributes(values), arguments=curriculum.known)
+        scheduled = {key: values[key] for key in curriculum.arguments}
+        atari = None if self.atari is None else replace(self.atari, **scheduled)
+        kwargs = self.kwargs if atari is not None else {**self.kwargs, **scheduled}
+        attributes, arguments = curriculum.attributes(values), curriculum.constructor_arguments
+        return replace(self, kwargs=kwargs, atari=atari, attributes=attributes, arguments=arguments)
 
     def __call__(self) -> gym.Env[Any, Any]:
         self.restore_folder()
@@ -139,7 +140,7 @@ class SingleEnvConstructor:
             quiet_mujoco()
         register_envs(self.id)
         with quiet_gymnasium():
-            env = self._make_plain_env() if self.atari is None else self._atari(self.atari)
+            env = self._make_plain_env() if self.atari is None else self._make_atari_env(self.atari)
         for wrap in self.wraps:
             env = wrap(env)
         mark_stack(env)
@@ -152,7 +153,7 @@ class SingleEnvConstructor:
         except gym.error.UnregisteredEnv as error:  # the id is registered only in the main process
             plain = self.id.rpartition(":")[2]
             raise RuntimeError(
-                f"{plain} is not registered in this process: a registration in a script (__main__) exists in that script's process only; "
+                f"{plain} is not registered in this process: a registration in a script (__main__) exists only in that script's process; "
                 f'move it to a module and name the env "package.module:{plain}"'
             ) from error
 
@@ -161,7 +162,7 @@ class SingleEnvConstructor:
         if self.folder is not None:
             os.chdir(self.folder)
 
-    def _atari(self, settings: AtariSettings) -> gym.Env[Any, Any]:
+    def _make_atari_env(self, settings: AtariSettings) -> gym.Env[Any, Any]:
         env = gym.make(
             self.id,
             disable_env_checker=True,

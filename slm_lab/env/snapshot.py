@@ -3,9 +3,8 @@ episode.
 
 A layer is the env or one of its wrappers. The state of a layer consists of its attributes: numbers, strings, arrays, random generators
 (including the generators of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. If two attributes
-refer to the same object, they also refer to the same object after loading. If an env or wrapper has methods `state_dict()` and
-`load_state_dict(state)`, these methods are used instead of its attributes. An env with attributes of other types, such as a C++ object or
-an open file, cannot be saved.
+refer to the same object, they also do so after loading. If an env or wrapper has methods `state_dict()` and `load_state_dict(state)`, these
+methods are used instead of the attributes. An env with attributes of other types, such as a C++ object or an open file, cannot be saved.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
     envs do not share the space's random stream.
     """
     spaces: dict[int, gym.Space[Any]] = {}
-    found: list[Any] = []
+    seen: list[Any] = []
     waiting = [env]
     while waiting:
         for layer in _layers(waiting.pop()):
-            if any(layer is one for one in found):
+            if any(layer is other for other in seen):
                 continue
-            found.append(layer)
+            seen.append(layer)
             _copy_class_spaces(layer)
             values = [*vars(layer).values()]
             spaces |= {id(value): value for value in values if isinstance(value, gym.Space)}
@@ -113,9 +112,9 @@ class _Encoder:
     attributes can refer, and is −1 for values such as numbers and strings."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[int, Any]] = {}
-        """Maps the id() of each encoded value to the number of the value and to the value itself. As long as the value is stored, Python
-        does not use the id for another object."""
+        self.numbered: dict[int, tuple[int, Any]] = {}
+        """Maps the id() of each encoded value to the pair (number of the value, value). As long as the value is stored, Python does not use
+        its id for another object."""
         self.owners: dict[int, int] = {}
         """Maps the id() of the object that owns an array's memory to the id() of the array."""
 
@@ -135,31 +134,31 @@ class _Encoder:
         """
         layers = _layers(env)
         self.saved += layers
-        return [self._layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]
+        return [self._encode_layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]
 
-    def _layer(self, layer: Any, left_out: Sequence[str]) -> dict[str, Any]:
-        own = type(layer)
+    def _encode_layer(self, layer: Any, left_out: Sequence[str]) -> dict[str, Any]:
+        layer_type = type(layer)
         if not _is_pure_python(layer):
-            raise NotSavable(f"{own.__name__} is not written in Python alone")
-        if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
+            raise NotSavable(f"{layer_type.__name__} is not written in Python alone")
+        if callable(getattr(layer_type, "state_dict", None)) and callable(getattr(layer_type, "load_state_dict", None)):
             return {"class": _class_name(layer), "own": layer.state_dict()}
-        return {"class": _class_name(layer), "attributes": self._attributes(layer, left_out)}
+        return {"class": _class_name(layer), "attributes": self._encode_attributes(layer, left_out)}
 
-    def _attributes(self, one: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
+    def _encode_attributes(self, owner: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
         saved = {}
-        if type(one).__module__.startswith(_TABLES[0]):
+        if type(owner).__module__.startswith(_TABLES[0]):
             left_out = (*left_out, _TABLES[1])
-        for name, value in vars(one).items():
+        for name, value in vars(owner).items():
             if name not in left_out and not self._is_stateless(value):
                 try:
                     saved[name] = self._encode(value, attribute=True)
                 except NotSavable as error:
-                    raise NotSavable(f"{type(one).__name__}.{name}: {error}") from None
+                    raise NotSavable(f"{type(owner).__name__}.{name}: {error}") from None
         return saved
 
     def _is_stateless(self, value: Any) -> bool:
         if isinstance(value, gym.Space):
-            return all(one._np_random is None for one in _spaces(value))
+            return all(space._np_random is None for space in _spaces(value))
         return isinstance(value, _STATELESS) or type(value).__name__ in self.stateless or any(value is layer for layer in self.saved)
 
     def _encode(self, value: Any, *, attribute: bool = False) -> tuple[str, int, Any]:
@@ -172,10 +171,10 @@ class _Encoder:
                 return "bytes", -1, value.decode("latin-1")
         if type(value) is tuple:
             return "tuple", -1, [self._encode(item) for item in value]
-        if id(value) in self.known:
-            return "same", self.known[id(value)][0], None
-        number = len(self.known)
-        self.known[id(value)] = number, value
+        if id(value) in self.numbered:
+            return "same", self.numbered[id(value)][0], None
+        number = len(self.numbered)
+        self.numbered[id(value)] = number, value
         kind, content = self._encode_content(value)
         if kind in _IN_PLACE and not attribute:
             raise NotSavable(f"a {type(value).__name__} in a container")
@@ -184,7 +183,8 @@ class _Encoder:
     def _encode_content(self, value: Any) -> tuple[str, Any]:
         match value:
             case gym.Space():
-                return "space", [None if one._np_random is None else generator_state(one._np_random) for one in _spaces(value)]
+                rngs = [space._np_random for space in _spaces(value)]
+                return "space", [None if rng is None else generator_state(rng) for rng in rngs]
             case gym.Env():
                 return "env", self._encode_env(value, ())
             case np.ndarray() if type(value) is np.ndarray and value.dtype.kind in "biufcSU":
@@ -205,34 +205,34 @@ class _Encoder:
                 return "dict", [(self._encode(key), self._encode(item)) for key, item in value.items()]
         if type(value).__name__ in ("MjData", "MjModel"):
             arrays = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
-            saved = {name: _array(one) for name, one in arrays.items() if isinstance(one, np.ndarray)}
+            saved = {name: _array(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
             return "mujoco", (getattr(value, "time", None), saved)
         if _is_pure_python(value) and not isinstance(value, Enum | BaseException):
-            return "object", (_class_name(value), self._attributes(value))
+            return "object", (_class_name(value), self._encode_attributes(value))
         raise NotSavable(f"a {type(value).__name__}")
 
 
 class _Decoder:
     def __init__(self) -> None:
-        self.known: dict[int, Any] = {}
+        self.decoded: dict[int, Any] = {}
 
     def restore_layers(self, env: gym.Env[Any, Any], state: list[Any]) -> None:
         layers = _layers(env)
         if len(layers) != len(state):
             raise NotSavable(f"{len(state)} layers were saved; the env has {len(layers)}")
-        for layer, one in zip(layers, state, strict=True):
-            if _class_name(layer) != one.get("class", _class_name(layer)):
-                raise NotSavable(f"a {one['class']} was saved; the env has a {_class_name(layer)}")
-            if "own" in one:
-                layer.load_state_dict(one["own"])
+        for layer, saved in zip(layers, state, strict=True):
+            if _class_name(layer) != saved.get("class", _class_name(layer)):
+                raise NotSavable(f"a {saved['class']} was saved; the env has a {_class_name(layer)}")
+            if "own" in saved:
+                layer.load_state_dict(saved["own"])
             else:
-                self.load(layer, one["attributes"])
+                self._load_attributes(layer, saved["attributes"])
 
-    def load(self, one: Any, attributes: dict[str, Any]) -> None:
-        """Load attributes that `_Encoder` has encoded into the object `one`."""
+    def _load_attributes(self, owner: Any, attributes: dict[str, Any]) -> None:
+        """Set the attributes of `owner` to the values that `_Encoder` encoded."""
         for name, (kind, number, content) in attributes.items():
             if kind in _IN_PLACE:
-                present = self.known[number] = getattr(one, name, None)
+                present = self.decoded[number] = getattr(owner, name, None)
                 if kind == "mujoco":
                     _load_mujoco(present, *content)
                 elif kind == "space":
@@ -240,11 +240,11 @@ class _Decoder:
                 elif kind == "env":
                     self.restore_layers(cast("gym.Env[Any, Any]", present), content)
                 elif _class_name(present) == content[0]:
-                    self.load(present, content[1])
+                    self._load_attributes(present, content[1])
                 else:
-                    raise NotSavable(f"{type(one).__name__}.{name} is a {_class_name(present)}; a {content[0]} was saved")
+                    raise NotSavable(f"{type(owner).__name__}.{name} is a {_class_name(present)}; a {content[0]} was saved")
             else:
-                vars(one)[name] = self._decode((kind, number, content))
+                vars(owner)[name] = self._decode((kind, number, content))
 
     def _decode(self, encoded: Any) -> Any:
         kind, number, content = encoded
@@ -258,8 +258,8 @@ class _Decoder:
             case "tuple":
                 return tuple(map(self._decode, content))
             case "same":
-                return self.known[number]
-        self.known[number] = value = self._decode_object(kind, content)
+                return self.decoded[number]
+        self.decoded[number] = value = self._decode_object(kind, content)
         return value
 
     def _decode_object(self, kind: str, content: Any) -> Any:
@@ -286,10 +286,10 @@ def _load_space(space: Any, states: list[Any]) -> None:
     spaces = _spaces(space) if isinstance(space, gym.Space) else []
     if len(spaces) != len(states):
         raise NotSavable(f"a space of {len(states)} parts was saved; the env has {len(spaces)}")
-    for one, state in zip(spaces, states, strict=True):
+    for part, state in zip(spaces, states, strict=True):
         if state is not None:
-            one._np_random = np.random.default_rng()
-            set_generator_state(one._np_random, state)
+            part._np_random = np.random.default_rng()
+            set_generator_state(part._np_random, state)
 
 
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
@@ -300,9 +300,9 @@ def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
     if time is not None:
         data.time = time
     for name, saved in arrays.items():
-        own, array = getattr(data, name), _decode_array(saved)
-        if own.shape == array.shape and own.flags.writeable:  # contact arrays differ in size and are recomputed in each step
-            own[...] = array
+        present, array = getattr(data, name), _decode_array(saved)
+        if present.shape == array.shape and present.flags.writeable:  # contact arrays differ in size and are recomputed in each step
+            present[...] = array
 
 
 def _array(array: np.ndarray) -> tuple[str, tuple[int, ...], str]:

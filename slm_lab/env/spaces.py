@@ -32,7 +32,7 @@ def observation_codec(
     fresh: bool = False,
     uses: Mapping[str, Use] = MappingProxyType({}),
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the agent's observation space, and the codec, a function that converts a batch of the env's observations to one array.
+    """Return the agent's observation space, and a codec: a function that converts a batch of the env's observations to one array.
 
     An element of a Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector (see the module `layout`). Elements
     of Discrete and MultiDiscrete become one-hot vectors. An element of MultiBinary becomes a vector of 0.0 and 1.0, or an image if the
@@ -57,17 +57,17 @@ def observation_codec(
         parts = {key: _flat_codec(sub, f"observation[{key!r}]") for key, sub in _entries(space)}
         size, codec = _concatenation_codec(parts, type(space).__name__, {key for key in uses if uses[key] == "critic"})
         text = f"{type(space).__name__} of {len(entries)} entries, concatenated: {size} numbers{_uses_text(uses)}"
-        ambiguities = tuple(one for _, _, layout in entries if layout is not None for one in layout.ambiguities)
+        ambiguities = tuple(each for _, _, layout in entries if layout is not None for each in layout.ambiguities)
         end = {use: sum(parts[key][0] for key in parts if USES.index(uses.get(key, "all")) <= index) for index, use in enumerate(USES)}
         critic_begin = end["all"] if "critic" in uses.values() else None
         mask = (end["critic"], end["mask"]) if "mask" in uses.values() else None
-        goals = _goals(space, {key: part[0] for key, part in parts.items()})
+        goals = _goal_columns(space, {key: part[0] for key, part in parts.items()})
         return ObservationSpace((size,), critic_begin=critic_begin, mask=mask, goals=goals, ambiguities=ambiguities, text=text), codec
     size, codec = _flat_codec(space, "observation")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
 
-def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def _goal_columns(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return the columns of achieved_goal and desired_goal in the agent's observations, as two pairs (first column, last column + 1).
     Return None if observations lack one of these entries, or if the codec changes the numbers of the goals."""
     begin = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
@@ -101,11 +101,11 @@ def _uses_text(uses: Mapping[str, Use]) -> str:
 
 
 def _box_space_and_codec(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
-    known = ObservationSpace(layout.shape, layout.dtype, high=layout.high, ambiguities=layout.ambiguities, text=layout.text)
+    agent_space = ObservationSpace(layout.shape, layout.dtype, high=layout.high, ambiguities=layout.ambiguities, text=layout.text)
     if layout.is_image:
-        return known, _image_codec(space, layout, fresh)
+        return agent_space, _image_codec(space, layout, fresh)
     as_is = fresh and space.dtype == np.float32 and len(space.shape) == 1 and layout.scale is None
-    return known, _identity_codec if as_is else _vector_codec(space, layout.scale)
+    return agent_space, _identity_codec if as_is else _vector_codec(space, layout.scale)
 
 
 def batch_of_one(observation: Any) -> Any:
@@ -181,29 +181,29 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
 def entry_layouts(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
-    """Return a list of (path of keys, space, layout) for the leaves of a space. A space that is no Dict and no Tuple is its own only leaf.
-    The layout is None for spaces that are not a Box.
+    """Return a list of (path of keys, space, layout) for the leaves of a space. A space that is neither a Dict nor a Tuple is a single
+    leaf. The layout is None for spaces that are not a Box.
 
-    In a Dict or Tuple, `input="image"` has an effect only if no leaf is recognised as an image, in which case all Boxes with three axes
+    In a Dict or Tuple, `input="image"` has an effect only if no leaf is recognised as an image. In this case, all Boxes with three axes
     become images.
     """
-    found = [(path, _bits_as_image(leaf, input)) for path, leaf in leaves(space)]
-    if len(found) == 1 and not found[0][0]:
-        space = found[0][1]
+    path_leaves = [(path, _bits_as_image(leaf, input)) for path, leaf in leaves(space)]
+    if len(path_leaves) == 1 and not path_leaves[0][0]:
+        space = path_leaves[0][1]
         return [((), space, box_layout(space, input, channels) if isinstance(space, spaces.Box) else None)]
-    names = ["/".join(map(str, path)) for path, _ in found]
-    own = [
+    names = ["/".join(map(str, path)) for path, _ in path_leaves]
+    layouts = [
         box_layout(leaf, "vector" if input == "vector" else None, channels, name) if isinstance(leaf, spaces.Box) else None
-        for name, (_, leaf) in zip(names, found, strict=True)
+        for name, (_, leaf) in zip(names, path_leaves, strict=True)
     ]
-    if input == "image" and not any(layout is not None and layout.is_image for layout in own):
-        own = [
+    if input == "image" and not any(layout is not None and layout.is_image for layout in layouts):
+        layouts = [
             box_layout(leaf, "image", channels, name)
             if isinstance(leaf, spaces.Box) and len(leaf.shape) - is_stacked(leaf) == 3
             else layout
-            for name, (_, leaf), layout in zip(names, found, own, strict=True)
+            for name, (_, leaf), layout in zip(names, path_leaves, layouts, strict=True)
         ]
-    return [(path, leaf, layout) for (path, leaf), layout in zip(found, own, strict=True)]
+    return [(path, leaf, layout) for (path, leaf), layout in zip(path_leaves, layouts, strict=True)]
 
 
 def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.Space[Any]]]:
@@ -213,34 +213,34 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
 def _packed_codec(
     entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]], uses: Mapping[str, Use]
 ) -> tuple[ObservationSpace, Codec]:
-    """Return the packed observation space (see ObservationSpace) for a Dict or Tuple, and the codec that packs observations into one byte
-    vector each.
+    """Return the packed observation space (see ObservationSpace) for a Dict or Tuple, and the codec that packs each observation into one
+    byte vector.
 
     In a packed observation, float32 entries precede uint8 entries, and the number of bytes is padded to a multiple of 4, so that each entry
     can be read as a view of the batch.
     """
     names = ["/".join(map(str, path)) for path, _, _ in entries]
     use_of = [uses.get(path[0], "all") for path, _, _ in entries]
-    known = [
+    spaces_and_codecs = [
         _mask_space_and_codec(leaf)
         if use == "mask"
-        else _vector(leaf, name)
+        else _vector_space_and_codec(leaf, name)
         if layout is None
         else _box_space_and_codec(cast("spaces.Box", leaf), layout, False)
         for name, use, (_, leaf, layout) in zip(names, use_of, entries, strict=True)
     ]
-    texts = [one.text + " for the critic only" * (use == "critic") for (one, _), use in zip(known, use_of, strict=True)]
+    texts = [part.text + " for the critic only" * (use == "critic") for (part, _), use in zip(spaces_and_codecs, use_of, strict=True)]
     parts, begin = {}, 0
-    for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
-        entry = known[index][0]
+    for index in sorted(range(len(spaces_and_codecs)), key=lambda index: spaces_and_codecs[index][0].dtype == "uint8"):
+        entry = spaces_and_codecs[index][0]
         end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
         parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high, texts[index], use_of[index])
         begin = end
     size = -(-begin // 4) * 4
-    copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
-    ambiguities = tuple(one for space, _ in known for one in space.ambiguities)
-    text = "; ".join(f"{name}: {one}" for name, one in zip(names, texts, strict=True))
-    every = tuple(parts[index] for index in range(len(known)))
+    copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(spaces_and_codecs)]
+    ambiguities = tuple(each for space, _ in spaces_and_codecs for each in space.ambiguities)
+    text = "; ".join(f"{name}: {part_text}" for name, part_text in zip(names, texts, strict=True))
+    every = tuple(parts[index] for index in range(len(spaces_and_codecs)))
     mask = next(((part.begin, part.end) for part in every if part.use == "mask"), None)
     space = ObservationSpace((size,), "uint8", parts=every, mask=mask, ambiguities=ambiguities, text=text)
     return space, _packing_codec(copies, size, {key for key in uses if uses[key] == "critic"})
@@ -275,12 +275,12 @@ def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], si
 def _mask_space_and_codec(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
     """Return the space of an action mask, and the codec that converts the mask for a packed observation, in which the mask has one byte per
     action."""
-    size, codec = _bits(math.prod(space.shape or ()))
-    known = ObservationSpace((size,), "uint8", text=f"action mask of {size} numbers")
-    return known, lambda batch: codec(batch).astype(np.uint8)
+    size, codec = _bits_codec(math.prod(space.shape or ()))
+    mask_space = ObservationSpace((size,), "uint8", text=f"action mask of {size} numbers")
+    return mask_space, lambda batch: codec(batch).astype(np.uint8)
 
 
-def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
+def _vector_space_and_codec(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
     size, codec = _flat_codec(space, f"observation[{name!r}]")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
@@ -292,11 +292,11 @@ def _flat_codec(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
         case spaces.Box():
             return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
         case spaces.MultiBinary():
-            return _bits(int(np.prod(space.shape)))
+            return _bits_codec(int(np.prod(space.shape)))
         case spaces.Discrete():
-            return _one_hot(np.array([space.n]), np.array([space.start]))
+            return _one_hot_codec(np.array([space.n]), np.array([space.start]))
         case spaces.MultiDiscrete():
-            return _one_hot(space.nvec.ravel(), space.start.ravel())
+            return _one_hot_codec(space.nvec.ravel(), space.start.ravel())
         case spaces.Dict() | spaces.Tuple():
             return _concatenation_codec({key: _flat_codec(sub, f"{where}[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
     kind = type(space).__name__
@@ -305,7 +305,7 @@ def _flat_codec(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
     )
 
 
-def _bits(size: int) -> tuple[int, Codec]:
+def _bits_codec(size: int) -> tuple[int, Codec]:
     def encode(batch: Any) -> np.ndarray:
         encoded = np.array(batch, np.float32).reshape(-1, size)
         if (encoded * encoded != encoded).any():
@@ -315,7 +315,7 @@ def _bits(size: int) -> tuple[int, Codec]:
     return size, encode
 
 
-def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
+def _one_hot_codec(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
     size, count = int(nvec.sum()), nvec.astype(np.uint64)
     offset = np.concatenate([[0], np.cumsum(nvec)[:-1]])
     shifted, several = bool(start.any()), len(nvec) > 1
@@ -335,7 +335,7 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
 def _concatenation_codec(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
     """Return the total size of the flattened entries of a Dict or Tuple, and a codec that concatenates these entries.
 
-    Args: optional: keys that a batch may lack, in which case the entry's numbers are 0.
+    Args: optional: keys of entries that a batch may lack. The numbers of a missing entry are 0.
     """
     if not parts:
         raise UnsupportedSpace(f"observation space {kind} is empty")
@@ -343,8 +343,8 @@ def _concatenation_codec(parts: dict[Any, tuple[int, Codec]], kind: str, optiona
     def encode(batch: Any) -> np.ndarray:
         if optional and not batch.keys() >= parts.keys():
             count = len(batch[next(key for key in parts if key not in optional)])
-            found = [codec(batch[key]) if key in batch else np.zeros((count, size), np.float32) for key, (size, codec) in parts.items()]
-            return np.concatenate(found, axis=1)
+            flat = [codec(batch[key]) if key in batch else np.zeros((count, size), np.float32) for key, (size, codec) in parts.items()]
+            return np.concatenate(flat, axis=1)
         return np.concatenate([codec(batch[key]) for key, (_, codec) in parts.items()], axis=1)
 
     return sum(size for size, _ in parts.values()), encode
@@ -359,7 +359,7 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
     if joint and isinstance(space, spaces.MultiDiscrete):
-        return _combinations(space)
+        return _combination_codec(space)
     match space:
         case spaces.Discrete():
             start = int(space.start)
@@ -368,8 +368,8 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
             )
         case spaces.MultiDiscrete():
             nvec, first, shape, dtype = space.nvec.ravel(), space.start.ravel(), space.shape, space.dtype
-            known = ActionSpace("multi_discrete", tuple(int(n) for n in nvec), len(nvec))
-            return known, lambda a: (np.asarray(a) + first).reshape(-1, *shape).astype(dtype)
+            agent_space = ActionSpace("multi_discrete", tuple(int(n) for n in nvec), len(nvec))
+            return agent_space, lambda a: (np.asarray(a) + first).reshape(-1, *shape).astype(dtype)
         case spaces.MultiBinary():
             bits = space.shape
             return ActionSpace("multi_binary", dim=int(np.prod(bits))), lambda a: np.asarray(a, np.int8).reshape(-1, *bits)
@@ -383,18 +383,17 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
 
 
 def action_columns(space: spaces.Space[Any]) -> list[slice]:
-    """Return, for each leaf space of a Dict or Tuple action space, the slice of the agent's action components that belongs to the leaf
-    space."""
+    """Return one slice for each leaf space of a Dict or Tuple action space: the columns of the leaf space in the agent's actions."""
     return leaf_columns([action_codec(leaf)[0] for leaf in action_leaves(space)])
 
 
 def number_of_choices(space: spaces.Space[Any]) -> int:
-    """Return the sum of the numbers of choices of an action's discrete components, which is the size of an action mask."""
+    """Return the total number of choices of all discrete components of an action. This number is the size of an action mask."""
     leaves = [leaf for leaf in action_leaves(space) if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)]
     return sum(int(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.sum()) for leaf in leaves)
 
 
-def _combinations(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:
+def _combination_codec(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:
     nvec, first, shape, dtype = space.nvec.ravel(), space.start.ravel(), space.shape, space.dtype
 
     def decode(action: Any) -> np.ndarray:
@@ -442,9 +441,9 @@ def _continuous_action_codec(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 
 
 def is_compatible_space(
-    one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
+    trained: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> bool:
-    """Return whether an agent that was trained with the observation space `one` can use observations of the space `other`.
+    """Return whether an agent that was trained with the observation space `trained` can use observations of the space `other`.
 
     The structure, sizes, keys and encoding of the two spaces must be equal. The bounds of the two spaces may differ, unless observations
     are divided by the bounds.
@@ -453,7 +452,7 @@ def is_compatible_space(
     """
     forms = [
         (_space_structure(space), [_comparable_layout(layout) for _, _, layout in entry_layouts(space, input, channels)])
-        for space in (one, other)
+        for space in (trained, other)
     ]
     return bool(forms[0] == forms[1])
 
@@ -478,8 +477,8 @@ def _space_structure(space: spaces.Space[Any]) -> Any:
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Return a description of a space that consists of numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can
-    read.
+    """Return a dict that describes a space. The dict contains only numbers, strings, lists and dicts, so that JSON and
+    torch.load(weights_only=True) can read it.
 
     Raises: UnsupportedSpace for spaces that agents do not support.
     """
@@ -503,7 +502,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def _bound(bound: np.ndarray) -> Any:
-    """Return the array of lower or upper bounds of a Box as one number if all bounds are equal, else as nested lists."""
+    """Return the lower or upper bounds of a Box, given as an array: one number if all bounds are equal, else nested lists."""
     first = bound.flat[0].item() if bound.size else 0
     return first if (bound == first).all() else bound.tolist()
 
@@ -522,7 +521,7 @@ def space_from_dict(described: dict[str, Any]) -> spaces.Space[Any]:
             box = spaces.Box(bounds[0], bounds[1], dtype=np.dtype(dtype).type)
             return set_stacked(box) if described.get("stacked") else box
         case {"type": "Dict", "spaces": inner}:
-            return spaces.Dict(OrderedDict((key, space_from_dict(one)) for key, one in inner))
+            return spaces.Dict(OrderedDict((key, space_from_dict(part)) for key, part in inner))
         case {"type": "Tuple", "spaces": inner}:
-            return spaces.Tuple([space_from_dict(one) for one in inner])
+            return spaces.Tuple([space_from_dict(part) for part in inner])
     raise ValueError(f"invalid space description: {described!r}")

@@ -78,7 +78,7 @@ class Env:
         self._steps, self._begin_N = 0, np.zeros(count, np.int64)
         """Number of steps of the vector env so far, and the value of this number at the start of each env's episode."""
         self._pending_N: np.ndarray | None = None
-        """Whether each row of the next step is not a transition, bool [N], or None if all rows of the next step will be transitions."""
+        """bool [N]: the rows of the next step that are not transitions, or None if all rows of the next step will be transitions."""
         self._lives_N: np.ndarray | None = None
         self._mask = None if info.observation.mask is None else slice(*info.observation.mask)
         """Columns of the observations that contain the action mask."""
@@ -126,7 +126,7 @@ class Env:
         return env_seeds(self._seed, self.info.frames, self._resumes)
 
     def reseed(self, seed: int) -> None:
-        """Seed new random streams of the envs with `seed`, which the envs use from the next reset on."""
+        """Set the seed of new random streams of the envs and of `sample`. The envs use the new streams from the next reset on."""
         self._seed, self._fresh_streams = seed, True
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
@@ -148,8 +148,8 @@ class Env:
             raise_located_outcome(error, self.name, "step", self._steps)
 
     def _step_single_env(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
-        """Step a single env without arrays of size 1, because handling such arrays takes as long as a step of CartPole. For a step that
-        ends an episode, this method calls the code for several envs."""
+        """Step a single env without arrays of size 1, because handling such arrays takes as long as a step of CartPole. If the step ends an
+        episode or returns values of unusual types, this method calls the code for several envs."""
         outcome = lone.env.step(self._decode(action_N)[0])
         try:
             obs, reward, terminated, truncated, info = outcome
@@ -215,10 +215,10 @@ class Env:
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
         for row in np.flatnonzero(invalid_N)[:1]:
-            env, agent = self._agent_of(int(row))
+            env, agent = self._env_and_agent_text(int(row))
             raise_invalid_outcome(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
 
-    def _agent_of(self, row: int) -> tuple[int, str]:
+    def _env_and_agent_text(self, row: int) -> tuple[int, str]:
         """Return the index of the env to which a row belongs, and the text " for AGENT" for a message, or "" if each env has one agent."""
         agents = self.info.agents
         return (row // len(agents), f" for {agents[row % len(agents)]}") if agents else (row, "")
@@ -266,12 +266,12 @@ class Env:
         self._valid_NA = obs[:, self._mask] != 0
         found_N = has_valid_action(self._valid_NA, self.info.action.nvec)
         if 0 in found_N.tobytes():
-            env, agent = self._agent_of(int(found_N.argmin()))
+            env, agent = self._env_and_agent_text(int(found_N.argmin()))
             message = f"the action mask{agent} has no valid action; at least one must be 1 until the episode ends"
             raise_invalid_outcome(InvalidOutcome(message), env)
 
     def _fill_empty_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Return observations in which empty action masks of the rows `rows_N` are replaced by masks of ones. The episodes of these rows
+        """Return the observations after replacing each empty action mask in the rows `rows_N` by a mask of ones. The episodes of these rows
         have ended, so that no action follows.
 
         Action masks with a valid action are kept, because the value of the last observation is bootstrapped after a truncation.
@@ -286,11 +286,11 @@ class Env:
         return obs
 
     def _replace_nonfinite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Return observations in which, in the rows `rows_N`, numbers that are not finite are replaced by 0.
+        """Return the observations after replacing each number that is not finite in the rows `rows_N` by 0.
 
-        An env may end an episode because its simulation diverged. The agent multiplies the value of an observation after a termination, and
-        the value of a row that is not a transition, by 0. If such an observation contained NaN, the product would be NaN and would spread
-        to other results.
+        An env may end an episode because its simulation diverged. The agent multiplies by 0 the value of an observation after a termination
+        and the value of a row that is not a transition. If such an observation contained NaN, the product would be NaN and would spread to
+        other results.
         """
         floats = self._floats(obs)
         if floats is None or np.isfinite(floats[rows_N]).all():
@@ -309,7 +309,8 @@ class Env:
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
     def _ended_episodes(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
-        """Return a list of the episodes that end in this step. In Atari, an episode is a complete game."""
+        """Return a list of the episodes that end in this step, and reset the returns and lengths of their rows. In Atari, an episode is a
+        complete game."""
         rows = np.flatnonzero(over_N)
         lengths = (self._steps - self._begin_N[rows]).tolist()
         episodes = [
@@ -339,8 +340,8 @@ class Env:
         return last_obs, reset_N
 
     def _find_lost_lives(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
-        """Return whether each of the envs in `going_N` lost a life and has at least one life left, bool [N]. An env without lives left is
-        not included, because the env's game ends."""
+        """Return whether each env lost a life in this step and has at least one life left, bool [N]. The result is false for envs that are
+        not in `going_N`. An env without lives left does not count, because its game ends."""
         before_N, self._lives_N = self._lives_N, lives_N
         if before_N is None or lives_N is None:
             return self._none_N
@@ -348,7 +349,7 @@ class Env:
 
     def _normalize(self, last_obs: np.ndarray, obs: np.ndarray, raw: RawStep) -> tuple[np.ndarray, np.ndarray]:
         """Return the normalised last observations of transitions and the normalised observations for the next step. Each observation is
-        added to the statistics exactly once, whether the backend resets envs in this step or in the next step."""
+        added to the statistics exactly once, regardless of whether the backend resets envs in this step or in the next step."""
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
@@ -423,8 +424,8 @@ class Env:
             self.curriculum.finish_restoration(curriculum)
 
     def resume(self) -> bool:
-        """Continue the episodes that `load_state_dict` loaded. Returns False if the backend cannot continue episodes, in which case the
-        caller must call `reset`."""
+        """Continue the episodes that `load_state_dict` loaded. Returns False if the backend cannot continue episodes. The caller must then
+        call `reset`."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
             return False

@@ -39,13 +39,13 @@ class ConfiguredWrapper:
         except Exception as error:
             key, name = unexpected_argument(error), self.wrapper.__name__
             if key in self.kwargs:
-                raise WrapperError(f"{self.key}.{key}", unknown_key_message(str(key), _arguments(self.wrapper)[0], name)) from error
+                raise WrapperError(f"{self.key}.{key}", unknown_key_message(str(key), _wrapper_arguments(self.wrapper)[0], name)) from error
             raise WrapperError(self.key, f"{name} cannot wrap {env}: {type(error).__name__}: {error}") from error
 
 
 class EntrySelector:
-    """Function object that selects some entries of a Dict or Tuple observation (see `space_parts`), always including the action mask. If
-    only one entry is selected, the result is this entry instead of a dict."""
+    """Function object that selects some entries of a Dict or Tuple observation (see `space_parts`), and always the action mask. If only one
+    entry is selected, the result is this entry instead of a dict."""
 
     def __init__(
         self, space: spaces.Space[Any], action: spaces.Space[Any], keys: list[str], action_mask: str | Literal[False] | None
@@ -88,8 +88,8 @@ class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
 
 
 def space_parts(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """Return a dict of the spaces of a Dict space's entries, or of a Tuple space's entries with the keys "0", "1", …, or None for other
-    spaces."""
+    """Return a dict from the key to the space of each entry of a Dict or Tuple space, or None for other spaces. The entries of a Tuple have
+    the keys "0", "1", …."""
     if isinstance(space, spaces.Tuple):
         return {str(index): part for index, part in enumerate(space.spaces)}
     return dict(space.spaces) if isinstance(space, spaces.Dict) else None
@@ -102,14 +102,14 @@ def find_wraps(spec: EnvSpec) -> tuple[ConfiguredWrapper, ...]:
     for index, entry in enumerate(spec.wrappers):
         key = f"wrappers[{index}]"
         try:
-            wrapper = _find(entry.name)
+            wrapper = _wrapper_class(entry.name)
         except (ExtensionError, ImportError, gym.error.Error) as error:
             problems.append(Problem(f"env.{key}", str(error)))
             continue
         if spec.name.startswith("ALE/") and wrapper is gym.wrappers.AtariPreprocessing:
             problems.append(Problem(f"env.{key}", "ALE envs are preprocessed already (env.grayscale, img_height, frameskip, …); remove it"))
             continue
-        known, open_ended, required = _arguments(wrapper)
+        known, open_ended, required = _wrapper_arguments(wrapper)
         kwargs = entry.kwargs
         if wrapper.__module__.startswith("gymnasium."):
             kwargs = _convert_arguments(entry.name, kwargs)
@@ -130,7 +130,7 @@ def find_wraps(spec: EnvSpec) -> tuple[ConfiguredWrapper, ...]:
     return tuple(wraps)
 
 
-def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
+def _wrapper_class(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
     """Return the wrapper class with the name `name`. Raises ExtensionError for an unknown name, or the error that the import of a user's
     module raises."""
     if is_extension(name):
@@ -150,10 +150,10 @@ def _convert_arguments(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: convert(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
-def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
+def _wrapper_arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
     """Return the names of a wrapper's arguments except the env, whether the wrapper accepts other arguments (**kwargs), and the names of
     the wrapper's required arguments."""
-    own = list(inspect.signature(wrapper).parameters.values())
-    known, open_ended = accepted_arguments(wrapper)
-    required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return [name for name in known if name not in [p.name for p in own[:1]]], open_ended, required
+    parameters = list(inspect.signature(wrapper).parameters.values())
+    names, open_ended = accepted_arguments(wrapper)
+    required = [p.name for p in parameters[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [name for name in names if name not in [p.name for p in parameters[:1]]], open_ended, required

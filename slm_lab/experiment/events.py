@@ -19,7 +19,7 @@ Status = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Row:
-    """A new row for a table (CSV file) with the training values or the evaluation values of one policy.
+    """A new row for the table (CSV file) of one policy, with training values (mode "train") or evaluation values (mode "eval").
 
     If each Session has P policies, the table with index s · P + p belongs to policy p of Session s.
     """
@@ -47,14 +47,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Notice:
-    """A one-line notice for the user that is not an error."""
+    """A one-line message for the user. A Notice does not report an error."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """Event that reports that a checkpoint of one policy of a Session was written."""
+    """Event after a checkpoint of one policy of a Session was written."""
 
     table: int
     frame: int
@@ -62,7 +62,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class SessionEnded:
-    """Event that reports that a Session has ended."""
+    """Event after a Session has ended."""
 
     session: int
     status: Status

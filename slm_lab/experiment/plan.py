@@ -20,7 +20,7 @@ class UserError(Exception):
 def check_spec(spec: object) -> None:
     """Raise TypeError if `spec` is not a Spec."""
     if not isinstance(spec, Spec):
-        raise TypeError(f"expected a Spec, not a {type(spec).__name__}; slm_lab.load_spec makes one of a dict or a file")
+        raise TypeError(f"expected a Spec, not a {type(spec).__name__}; create one with slm_lab.load_spec from a dict or a file")
 
 
 class TrialFailed(Exception):
@@ -44,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A stop request, which a signal or the parent process sets.
+    """Flag with which a signal or the parent process requests that the run stops.
 
     The training loop checks `requested` between steps, and ends early if `requested` is True.
     """
@@ -67,7 +67,7 @@ class Plan:
     device: str | None = None
     """Torch device ("cpu", "cuda" or "cuda:N"), or None if agent.net.gpu determines the device."""
     first_gpu: int = 0
-    """Session s uses GPU first_gpu + s, modulo the number of GPUs, if neither `device` nor agent.net.cuda_id selects a GPU."""
+    """If neither `device` nor agent.net.cuda_id selects a GPU, Session s uses the GPU (first_gpu + s) modulo the number of GPUs."""
     jobs: int | None = None
     """Maximum number of concurrent Sessions, or None to let the number of cores limit the number of Sessions."""
     engine: str | None = None

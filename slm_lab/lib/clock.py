@@ -92,7 +92,7 @@ class Clock:
     def advance_wall_time_to(self, wall_t: float) -> None:
         """Increase the wall time to at least `wall_t` seconds.
 
-        A run may have written metrics after it saved the state from which it is restarted. This method prevents that later metrics have a
+        A run may have written metrics after it saved the state from which it is restarted. With this method, later metrics never have a
         smaller wall time than the metrics that the run wrote before the restart.
         """
         missing = max(0.0, wall_t - self.wall_t)
@@ -119,7 +119,7 @@ class Clock:
     def is_multiple_crossed(self, every: int, ahead: int = 0) -> bool:
         """Return whether the frame count reached or passed a multiple of `every` in the last vector step.
 
-        Args: ahead: number of frames by which the result becomes True before the multiple of `every` is reached.
+        Args: ahead: number of frames before each multiple of `every` at which the result already becomes True.
         """
         return (self.frame + ahead) // every > (self.prev_frame + ahead) // every
 

@@ -63,8 +63,8 @@ class Demonstrations:
         next_obs[ended_E - begin] = self.last_obs_E[np.searchsorted(self.end_E, ended_E)]
         unknown_K = np.full(end - begin, np.nan, np.float32)
         valid_K = np.ones(end - begin, np.bool_)
-        first_K = self.terminated_K[rows] | self.truncated_K[rows]
-        step = VecStep(self.reward_K[rows], self.terminated_K[rows], self.truncated_K[rows], next_obs, next_obs, first_K, valid_K, [])
+        next_first_K = self.terminated_K[rows] | self.truncated_K[rows]
+        step = VecStep(self.reward_K[rows], self.terminated_K[rows], self.truncated_K[rows], next_obs, next_obs, next_first_K, valid_K, [])
         return self.obs_K[rows], self.first_K[rows], None, ActOut(self.action_K[rows], unknown_K), step
 
 

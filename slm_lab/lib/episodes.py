@@ -127,8 +127,7 @@ class EpisodeWindow:
         if not len(entries):
             return None
         frames = entries[:, _FRAME]
-        # include all episodes that ended at the frame of the oldest episode, because some of these episodes would not be a random sample of
-        # the envs
+        # include all episodes that ended at the frame of the oldest episode; some of them would not be a random sample of the envs
         begin = min((1.0 - RECENT_SHARE) * frame, frames[-MIN_EPISODES:][0] - 1)
         return CurrentReturn.from_training_returns(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
 

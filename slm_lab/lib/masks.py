@@ -1,5 +1,5 @@
-"""Action masks in numpy. A mask is an array bool [N, A], whose row for an env concatenates the masks of all action components. A mask is
-true for valid choices."""
+"""Action masks in numpy. A mask is an array, bool [N, A], that is true for valid choices. The row of an env concatenates the masks of all
+action components."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def draw_valid_actions(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw uniformly random valid actions, int64 [N, D]. An action has D components, of which component i has nvec[i] choices."""
+    """Draw uniformly random valid actions, int64 [N, D]. An action has D components. Component i has nvec[i] choices."""
     key_NA = np.where(valid_NA, rng.random(valid_NA.shape), -1.0)
     action_ND: np.ndarray = np.stack([part.argmax(axis=1) for part in _components(key_NA, nvec)], axis=1)
     return action_ND

@@ -1,9 +1,10 @@
-"""Functions for processes: environment variables, start method, process groups, garbage collection, signals, and state for child processes.
+"""Functions for processes: environment variables, start method, process groups, garbage collection, signals, and the state that child
+processes inherit.
 
 A child process must not end on a Ctrl-C that the parent process handles. If the child blocked or ignored STOP_SIGNALS, the programs that
 the child runs would also block or ignore these signals, and would not react to terminate(). The system call exec resets signal handlers,
 but resets neither signal masks nor SIG_IGN. The parent starts the child with STOP_SIGNALS blocked (`stop_signals_blocked`), and the child
-installs handlers that do nothing before the child unblocks the signals (`discard_stop_signals`).
+first installs handlers that do nothing and then unblocks the signals (`discard_stop_signals`).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def hide_main_module() -> Iterator[None]:
 
 Method = Literal["forkserver", "spawn"]
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that set the number of threads of the libraries of numpy and torch, which read the variables when they are loaded.
-This package sets these environment variables to 1 for child processes."""
+"""Environment variables that set the number of threads of the libraries that numpy and torch use. The libraries read these variables when
+they are loaded. This package sets these variables to 1 for child processes."""
 
 
 @dataclass
@@ -135,12 +136,12 @@ def kill_group(leader: int) -> None:
 
 
 @dataclass(frozen=True)
-class ProcessState:
-    """Environment variables, umask, CPU cores and priority of a process that starts a child process.
+class InheritedState:
+    """Environment variables, umask, CPU cores and priority that a child process inherits from the process that starts it.
 
-    A child process that the fork server creates has the state of the fork server, which was started earlier. Unpickling a ProcessState in
-    the child process restores the state of the process that started it. If the ProcessState is the first argument of the child process, the
-    state is restored before other arguments are unpickled, which may import modules.
+    A child process that the fork server creates has the state of the fork server, which was started earlier. Unpickling an InheritedState
+    in the child process applies the state of the starting process. If the InheritedState is the first argument of the child process, the
+    state is applied before other arguments are unpickled. Unpickling other arguments may import modules.
     """
 
     environ: dict[str, str]
@@ -150,7 +151,7 @@ class ProcessState:
     priority: int
 
     @classmethod
-    def of_this_process(cls) -> ProcessState:
+    def of_this_process(cls) -> InheritedState:
         umask = os.umask(0o022)
         os.umask(umask)
         cores = frozenset(os.sched_getaffinity(0)) if has_feature("affinity") else None
@@ -158,9 +159,9 @@ class ProcessState:
         return cls(dict(os.environ), umask, cores, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle_and_restore, (self.environ, self.umask, self.cores, self.priority)
+        return _unpickle_and_apply, (self.environ, self.umask, self.cores, self.priority)
 
-    def restore(self) -> None:
+    def apply(self) -> None:
         """Apply the environment variables, umask, CPU cores and priority to the current process."""
         os.environ.clear()
         os.environ.update(self.environ)
@@ -172,9 +173,9 @@ class ProcessState:
                 os.setpriority(os.PRIO_PROCESS, 0, self.priority)
 
 
-def _unpickle_and_restore(*fields: Any) -> ProcessState:
-    state = ProcessState(*fields)
-    state.restore()
+def _unpickle_and_apply(*fields: Any) -> InheritedState:
+    state = InheritedState(*fields)
+    state.apply()
     return state
 
 
@@ -184,9 +185,9 @@ objects that stay alive.)"""
 
 
 def delay_garbage_collection() -> None:
-    """Make garbage collection less frequent until `freeze_objects` is called, while imports create many objects.
+    """Make garbage collection less frequent until `freeze_objects` is called. Call this function before imports that create many objects.
 
-    Most objects that an import creates stay alive. Scanning these objects repeatedly for garbage takes a tenth of the time of `import
+    Most objects that an import creates stay alive. Repeatedly scanning these objects for garbage takes a tenth of the time of `import
     torch`.
     """
     if THIS_PROCESS.gc_thresholds is None and gc.isenabled():

@@ -108,8 +108,8 @@ class ObservationSpace:
 
     Discrete and MultiDiscrete observations of the env are one-hot encoded. A Dict or Tuple observation without images becomes the
     concatenation of its flattened entries. A Dict or Tuple observation with an image becomes a packed observation: one uint8 vector that
-    contains the bytes of all entries, whose positions `parts` describes. In concatenated observations, entries that only the critic reads
-    follow the entries that actor and critic read, and an action mask comes last.
+    contains the bytes of all entries. `parts` describes the positions of the entries. In concatenated observations, entries that only the
+    critic reads follow the entries that actor and critic read, and an action mask comes last.
     """
 
     shape: tuple[int, ...]
@@ -262,7 +262,7 @@ class VecStep(NamedTuple):
     """bool [N]: whether the observation in `obs_N` is the first observation of an episode, so that the policy's hidden state must be
     reset."""
     valid_N: np.ndarray
-    """bool [N]: whether the step is a transition of each env. For example, the step in which Gymnasium's autoreset mode NEXT_STEP resets an
+    """bool [N]: whether the step of each env is a transition. For example, the step in which Gymnasium's autoreset mode NEXT_STEP resets an
     env is not a transition."""
     episodes: list[Episode]
     """Episodes that ended in this step. If an env has several agents, the list contains one Episode for each agent whose episode ended."""

@@ -167,7 +167,7 @@ class Store(Protocol):
     def attach(self, parts: Mapping[str, Shareable]) -> None:
         """Allocate the shared arrays of parts of a Session, and attach each part to its arrays.
 
-        Args: parts: parts by the prefix of their arrays' names.
+        Args: parts: dict from the prefix of the array names of each part to the part.
 
         Raises MemoryError if memory is insufficient.
         """
@@ -362,7 +362,7 @@ class SharedArrays:
     def snapshot(self) -> dict[str, np.ndarray]:
         """Return a dict of copies of all shared arrays. While the arrays are copied, other processes wait only if they want to change an
         array."""
-        if not self._copies:  # writes to the new memory, whose first access takes twice as long as the copy
+        if not self._copies:  # `ones_like` accesses the new memory; the first access takes twice as long as a copy
             self._copies = {name: np.ones_like(array) for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         with self._record_lock("gate"), self._record_lock("snapshot"):
             for name, copy in self._copies.items():
@@ -372,7 +372,7 @@ class SharedArrays:
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
         own = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         if {name: array.shape for name, array in own.items()} != {name: array.shape for name, array in saved.items()}:
-            raise ValueError("the shared arrays have other names or shapes than those saved")
+            raise ValueError("the shared arrays have other names or shapes than the saved arrays")
         for name, array in own.items():
             np.copyto(array, saved[name])
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 WIDTH = 80
 """Maximum width of tables and paragraphs, in characters."""
-_NAME = 32
+_MAX_KEY_LETTERS = 32
 """Maximum number of characters of a cell in the key columns (the first columns) of a table that is wider than `width`."""
-_LEAST = 8
+_MIN_KEY_LETTERS = 8
 """Minimum number of characters to which cells in the key columns of a table are shortened. If a table is too wide even with key columns of
 this width, cells in other columns are also shortened."""
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return a text of at most `letters` characters, in which "…" replaces the middle of a longer text. The end of the text is kept,
-    because the names of runs often differ at their ends."""
+    """Shorten a text to at most `letters` characters: "…" replaces the middle of a longer text. The end of the text is kept, because the
+    names of runs often differ at their ends."""
     if len(text) <= letters:
         return text
     end = (letters - 1) // 2
@@ -24,19 +24,19 @@ def shorten(text: str, letters: int) -> str:
 
 
 def nonblank_lines(text: str) -> list[str]:
-    """Return the lines of a text that are not blank, without leading and trailing whitespace."""
+    """Return the nonblank lines of a text, each without leading and trailing whitespace."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text that is not blank, stripped of whitespace, or "" if all lines are blank."""
+    """Return the first nonblank line of a text, without leading and trailing whitespace, or "" if all lines are blank."""
     return next(iter(nonblank_lines(text)), "")
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text that is not blank, stripped of whitespace, or "" if all lines are blank.
+    """Return the last nonblank line of a text, without leading and trailing whitespace, or "" if all lines are blank.
 
-    In a traceback, the last line that is not blank contains the error.
+    In a traceback, the last nonblank line contains the error.
     """
     return next(reversed(nonblank_lines(text)), "")
 
@@ -58,7 +58,7 @@ def format_table(rows: Sequence[Sequence[str]], width: int = WIDTH, key_columns:
     if sum(_width(column) + 2 for column in columns) - 2 <= width:
         return _rows(columns)
     widest = max(map(_width, columns[key_columns:]), default=0)
-    letters = max(_LEAST, min(_NAME // key_columns, (width - widest) // key_columns - 2))
+    letters = max(_MIN_KEY_LETTERS, min(_MAX_KEY_LETTERS // key_columns, (width - widest) // key_columns - 2))
     first = [_shorten_column(column, letters) for column in columns[:key_columns]]
     left = width - sum(_width(column) + 2 for column in first)
     blocks = [[*first]]

@@ -68,8 +68,8 @@ def flatten_leaves(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the entries in which two dicts differ, as {key: (value before, value after)}. The dict contains None as value of a key that is
-    absent in one of the two dicts.
+    """Return the entries in which two dicts differ, as {key: (value before, value after)}. For a key that is absent in one of the two
+    dicts, the value in this dict counts as None.
 
     In the returned dict, keys of `before` precede keys that only `after` contains.
     """
@@ -84,17 +84,16 @@ def format_json(value: Any) -> str:
 
 
 def nearest_hint(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a hint such as "did you mean 'x'?", preceded by a semicolon, with the word of `words` that is most similar to `word`, or "" if
-    no word is similar."""
-    known = closest_word(word, words, cutoff)
-    return "" if known is None else f"; did you mean '{known}'?"
+    """Return the hint "; did you mean 'x'?", where x is the word of `words` that is most similar to `word`, or "" if no word is similar."""
+    match = closest_word(word, words, cutoff)
+    return "" if match is None else f"; did you mean '{match}'?"
 
 
 def closest_word(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the word of `words` that is most similar to `word`, or None if no word is similar. Upper and lower case are equivalent."""
-    lower = {known.lower(): known for known in sorted(words)}
-    match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
-    return lower[match[0]] if match else None
+    by_lower = {candidate.lower(): candidate for candidate in sorted(words)}
+    matches = difflib.get_close_matches(word.lower()[:80], by_lower, n=1, cutoff=cutoff)
+    return by_lower[matches[0]] if matches else None
 
 
 ProblemCode = Literal["unknown", "missing", "invalid"]
@@ -169,7 +168,7 @@ class Report:
         child._origin, child._set, child.for_slm_lab = self._origin, self._set, self.for_slm_lab
         return child
 
-    def merge(self, found: Report) -> None:
+    def merge(self, other: Report) -> None:
         """Add the problems, notes and differences of another report to this report.
 
         A problem of the other report is omitted if this report already contains a problem at the same path, or at a path above or below
@@ -177,10 +176,10 @@ class Report:
         """
         known = [problem.path for problem in self.problems]
         self.problems += [
-            p for p in found.problems if p not in self.problems and not any(is_same_or_nested(p.path, path) for path in known)
+            p for p in other.problems if p not in self.problems and not any(is_same_or_nested(p.path, path) for path in known)
         ]
-        self.notes += [note for note in found.notes if note not in self.notes]
-        self.differences += [topic for topic in found.differences if topic not in self.differences]
+        self.notes += [note for note in other.notes if note not in self.notes]
+        self.differences += [topic for topic in other.differences if topic not in self.differences]
 
     def add_problem(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem with the key at `path`, unless the report already contains the same problem."""
@@ -222,8 +221,10 @@ class Report:
 
 
 def append_set_marker(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
-    """Return `message`. If the path `location` is at or below one of the paths `sets` of --set arguments, "(from --set)" is appended to the
-    message."""
+    """Return `message`, with "(from --set)" appended if a --set argument gave the value at the path `location`.
+
+    Args: sets: paths of the keys that --set arguments give.
+    """
     is_set = any(_at_or_below(location, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
@@ -237,8 +238,9 @@ def indices_to_text(path: KeyPath) -> KeyPath:
     return tuple(map(str, path))
 
 
-def is_same_or_nested(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
+def is_same_or_nested(first: str, second: str) -> bool:
+    """Return whether two dotted paths are equal, or whether one of them is inside the other."""
+    short, long = sorted((first, second), key=len)
     return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
 
 

@@ -33,7 +33,7 @@ class FakeTask(Task):
         return True
 
     def stop(self, grace: float) -> None:
-        """Request that the task stops. If the task has not ended within `grace` seconds, the task counts as killed."""
+        """Ask the task to stop. If the task has not ended within `grace` seconds, it counts as killed."""
         self.context.request_stop()
         self.limit_deadline(grace)
 

@@ -66,9 +66,9 @@ class SpecContract:
         assert not missing
 
     def test_equal_seeds_give_equal_rows_and_weights(self, tmp_path: Path, tmp_path_factory: Any) -> None:
-        one, other = self._trained_result(tmp_path_factory).paths, slm_lab.Trial(self.spec(), tmp_path).run().paths
-        assert _training_rows(one.root) == _training_rows(other.root)
-        weights = [load_bundle(paths.checkpoint(0, "last"))["policies"][0]["weights"] for paths in (one, other)]
+        straight, other = self._trained_result(tmp_path_factory).paths, slm_lab.Trial(self.spec(), tmp_path).run().paths
+        assert _training_rows(straight.root) == _training_rows(other.root)
+        weights = [load_bundle(paths.checkpoint(0, "last"))["policies"][0]["weights"] for paths in (straight, other)]
         assert weights[0].keys() == weights[1].keys()
         assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 

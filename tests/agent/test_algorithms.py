@@ -211,7 +211,7 @@ def test_evaluation_explores_as_the_schedule_ends(name: str, fixed: bool) -> Non
 
 def test_a_rollout_that_does_not_fit_is_a_spec_error() -> None:
     with pytest.raises(
-        SpecError, match=r"agent.algorithm.time_horizon: rollouts of 2000000000 steps of 3 envs need .* GiB, this machine has"
+        SpecError, match=r"agent.algorithm.time_horizon: rollouts of 2000000000 steps of 3 envs need .* GiB; this machine has"
     ):
         agent_of(spec({**PPO, "time_horizon": 2_000_000_000}), info(3))
     with pytest.raises(SpecError, match=r"env.num_envs: rollouts of 32 steps"):  # by default: no key to blame

@@ -362,7 +362,7 @@ def test_what_needs_a_cuda_device_is_an_error_without_one(monkeypatch: pytest.Mo
     monkeypatch.setattr(devices, "memory_bytes", lambda device: 2**20)
     check_replay_memory(100, 2**19, device="cuda:1")
     with pytest.raises(
-        SpecError, match=r"agent\.memory\.max_size: 100 transitions take 0\.0 GiB, this device \(cuda:1\) has .* at most 45"
+        SpecError, match=r"agent\.memory\.max_size: 100 transitions take 0\.0 GiB; this device \(cuda:1\) has .* at most 45"
     ):
         check_replay_memory(100, 2**21, device="cuda:1")
     with pytest.raises(SpecError, match=r"agent\.algorithm\.time_horizon: rollouts of 10000 steps .* this device \(cuda:0\)"):

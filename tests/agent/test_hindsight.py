@@ -238,7 +238,7 @@ def replayed(threshold: float | None, **env: Any) -> tuple[set[float], set[float
 def test_all_rewards_of_a_batch_have_one_scale(caplog: pytest.LogCaptureFixture) -> None:
     """The env returns −10 where no goal is reached; with a threshold the agent learns from −1, for the real goal too."""
     assert replayed(0.5, unit=10.0) == ({-1.0}, {-1.0, 0.0})
-    start = "agent.memory.goal_threshold: the agent learns from these rewards (-1 in the first step), not from those of "
+    start = "agent.memory.goal_threshold: the agent learns from rewards for this threshold (-1 in the first step), not from those of "
     assert [text for text in caplog.messages if "goal" in text] == [start + "tests.env.toys:Goal-v0 (-10)"]
     caplog.clear()
     assert replayed(0.5, reward_scale=0.25) == replayed(None, reward_scale=0.25) == ({-0.25}, {-0.25, 0.0})

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import DeepQLearning
 from slm_lab.agent.net.distributional import build_q_net
-from slm_lab.agent.net.noisy import FEW_ROWS, NoiseSource, NoisyLinear
+from slm_lab.agent.net.noisy import ONE_PRODUCT_ROWS, NoiseSource, NoisyLinear
 from slm_lab.agent.net.passes.validity import FastPass
 from slm_lab.agent.ops.arrays import as_array
 from slm_lab.agent.ops.autograd import GraphPass
@@ -61,7 +61,7 @@ def test_layer_by_hand() -> None:
     weight = layer.weight + layer.weight_sigma * torch.outer(f[3:], f[:3])
     bias = layer.bias + layer.bias_sigma * f[3:]
     assert torch.allclose(layer(x_BI), x_BI @ weight.T + bias, atol=1e-6)
-    many_BI = x_BI.repeat(FEW_ROWS, 1)  # one product with the sum of the weights
+    many_BI = x_BI.repeat(ONE_PRODUCT_ROWS, 1)  # one product with the sum of the weights
     assert torch.allclose(layer(many_BI), many_BI @ weight.T + bias, atol=1e-6)
     source.remove()
     assert torch.equal(layer(x_BI), without)

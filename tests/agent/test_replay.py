@@ -306,7 +306,7 @@ def test_a_memory_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPa
     (problem,) = caught.value.problems
     assert problem.path == "agent.memory.max_size"
     fitting = int(problem.message.split("at most ")[1].split(" ")[0].replace(",", ""))
-    assert problem.message == f"1,000,000 transitions take 6.7 GiB, this machine has 2.0 GiB; at most {fitting:,} would fit"
+    assert problem.message == f"1,000,000 transitions take 6.7 GiB; this machine has 2.0 GiB; at most {fitting:,} would fit"
     assert 0.8 * 2**31 < replay_bytes(fitting, atari) < 2**31
     with pytest.raises(SpecError, match=r"2 at once of 6\.7 GiB each"):
         check_replay_memory(1_000_000, replay_bytes(1_000_000, atari), memories=2)

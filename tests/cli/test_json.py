@@ -148,9 +148,9 @@ def test_help_of_a_command_names_no_other_command() -> None:
     """Of an option that several commands accept, only the meaning for this one is shown; in the help of all, each with its commands."""
     text = " ".join(make_parser("export").format_help().split())
     assert "--out PATH file (default: in the run folder)" in text
-    assert "--session N session of the checkpoint (default: the best one) --" in text
+    assert "--session N session of the checkpoint (default: the best session) --" in text
     assert "--cluster" not in make_parser("enjoy").format_help(), "it is accepted, to say what it is for"
-    assert "--session N enjoy, export: session of the checkpoint (default: the best one); verify: session to" in " ".join(
+    assert "--session N enjoy, export: session of the checkpoint (default: the best session); verify: session to" in " ".join(
         make_parser().format_help().split()
     )
 

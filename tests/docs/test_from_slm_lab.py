@@ -17,7 +17,7 @@ from slm_lab.spec.rules import resolve
 from tests.docs.blocks import ROOT, blocks
 from tools import from_slm_lab
 from tools.from_slm_lab import MODELS, table
-from tools.slm_lab_keys import KEYS, NEEDED, NOTES, Said
+from tools.slm_lab_keys import KEYS, NEEDED, NOTES, DefaultText
 
 FILE = ROOT / "docs" / "from_slm_lab.md"
 PAGE = FILE.read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_every_key_exists_here(section: str, name: str) -> None:
         if there == NEEDED:
             assert "equired" in row
             assert not fields[key].is_required() or "efault `" not in row
-        elif not isinstance(there, Said):
+        elif not isinstance(there, DefaultText):
             assert fields[key].default == there or "efault `" in row
 
 

@@ -132,14 +132,14 @@ def test_rules() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "must be a list of one or more [frame, value], not []"),
-        ([[0, 1], [5]], "must be a list of [frame, value] with numbers as frames; item 1 is [5]"),
+        ([], "must be a list of one or more pairs [frame, value], not []"),
+        ([[0, 1], [5]], "must be a list of pairs [frame, value] with numbers as frames; item 1 is [5]"),
         ([[5, 1]], "the first frame must be 0, not 5"),
         ([[0, 1], [5, 2], [5, 3]], "the frames must increase"),
         ({"by": "reward", "start": 0}, '"by" must be "return"'),
         ({"by": "return", "steps": [[1, 2]]}, '"start" is missing; keys: by, start, steps, episodes'),
-        ({"by": "return", "start": 1, "steps": []}, '"steps" must be a list of one or more [return, value], not []'),
-        ({"by": "return", "start": 1, "steps": [[1, 2], [True, 3]]}, '"steps" must be a list of [return, value] with numbers as returns; '),
+        ({"by": "return", "start": 1, "steps": []}, '"steps" must be a list of one or more pairs [return, value], not []'),
+        ({"by": "return", "start": 1, "steps": [[1, 2], [True, 3]]}, '"steps" must be a list of pairs [return, value] with numbers as returns; '),
         ({"by": "return", "start": 1, "steps": [[1, 2]], "window": 3}, 'unknown key "window"'),
         ({"by": "return", "start": 1, "steps": [[1, 2]], "episodes": 0}, '"episodes" must be a whole number'),
         ({"name": "linear", "start_val": 1}, "must be [[frame, value], …], a schedule such as"),

@@ -104,12 +104,12 @@ def learned(body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_groups_of_agents_with_equal_spaces_learn_as_usual(algorithm: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """To the digit, with evaluation: agents that are treated as if their spaces differed, against the usual path."""
     body = unequal(algorithm, alike=True, **keys)
-    usual, kinds = learned(body), pettingzoo_backend._kinds
+    usual, kinds = learned(body), pettingzoo_backend._agent_kinds
 
     def split(env: Any, names: Any, target: Any) -> Any:
         return [one for part in (("a", "c"), ("b",)) for one in kinds(env, part, target)]
 
-    monkeypatch.setattr(pettingzoo_backend, "_kinds", split)
+    monkeypatch.setattr(pettingzoo_backend, "_agent_kinds", split)
     assert built(body).parts.env_info.groups
     assert learned(body) == usual
 

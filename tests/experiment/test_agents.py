@@ -277,7 +277,7 @@ def test_an_agent_has_one_policy() -> None:
     assert [problem.path for problem in error.value.problems] == ["agent.policies.second[1]"]
 
 
-@pytest.mark.parametrize(("goal", "words"), [(10**9, "did not end within 50 steps"), (5, "ended for left alone")])
+@pytest.mark.parametrize(("goal", "words"), [(10**9, "did not end within 50 steps"), (5, "ended only for left")])
 def test_self_play_needs_games_that_end_for_all_agents(goal: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slm_lab.experiment.training.self_play.MAX_STEPS", 50)
     body = duel()
@@ -302,11 +302,11 @@ def test_a_stop_during_rated_games_takes_no_snapshot() -> None:
     session = Session(load_spec({"run": duel()}, "run")).build()
     self_play = session.parts.self_play
     assert self_play is not None
-    before = self_play.state_dict(episodes=False)
+    before = self_play.state_dict(running_games=False)
     self_play.beat = lambda phase: setattr(self_play.stop, "requested", True)
     session.run()
     assert (self_play.taken, self_play.pool) == (0, [])
-    assert self_play.state_dict(episodes=False)["rng"] == before["rng"]
+    assert self_play.state_dict(running_games=False)["rng"] == before["rng"]
 
 
 def test_prioritized_opponents_are_those_that_the_policy_loses_against() -> None:

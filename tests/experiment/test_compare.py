@@ -91,7 +91,7 @@ def test_policies_of_a_session_are_one_seed(tmp_path: Path) -> None:
     body = {"meta": {"sampler": {"num_policies": 2}}}
     setting = only(make_run(tmp_path / "a", [[10, 50], [20, 30], [30, 90], [50, 50]], spec=body))
     summary = summarize(setting, 90)
-    assert (summary.seeds, summary.sessions, summary.solved, setting.count_text()) == (2, 2, 1, "2 seeds of 2 policies")
+    assert (summary.seeds, summary.sessions, summary.solved, setting.count_text()) == (2, 2, 1, "2 seeds with 2 policies each")
     assert summary.final_return is not None
     assert summary.final_return.value == (40 + 70) / 2
     assert summary.opt_steps_per_second == 10  # 5 of each policy
@@ -157,7 +157,7 @@ def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.Capt
     assert summarize(only(run), 58).steps_to_threshold == Median(250, None, None, at_most=True)
     old = make_run(tmp_path / "old", [[10]])
     assert cli.main(["compare", str(run), str(old), "--metric", "return_new"]) == 2
-    assert f"{old}: SLM Lab wrote this run, without return_new; compare total_reward" in capsys.readouterr().err
+    assert f"{old}: SLM Lab wrote this run, whose tables have no column return_new; compare total_reward instead" in capsys.readouterr().err
 
 
 def test_of_rows_at_one_place_the_last_counts(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
     other = make_run(tmp_path / "o", [[1, 2], [3, 4], [5, 6]])
     settings = read_settings([*map(str, runs), str(other)])
     assert [(one.name, len(one.seeds), one.sessions, one.count_text()) for one in settings] == [
-        ("a3c", 2, 4, "2 seeds of 2 sessions"),
+        ("a3c", 2, 4, "2 seeds with 2 sessions each"),
         ("a2c", 3, 3, "3 seeds"),
     ]
     aligned = settings[0].aligned_curves("total_reward", "frame")
@@ -293,7 +293,7 @@ def test_lines_of_the_graphs(tmp_path: Path) -> None:
     assert (one.name, one.curve.value.tolist()) == ("a2c (2 seeds)", [2, 15])
     assert one.band is not None
     assert [edge.tolist() for edge in one.band] == [[0, 10], [4, 20]]
-    assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed of 2 sessions)", [1, 3, 1, 3], None)
+    assert (other.name, other.curve.value.tolist(), other.band) == ("a3c (1 seed with 2 sessions)", [1, 3, 1, 3], None)
     assert one.colour != other.colour
     assert graphs["grad_norm"].first_panel.lines[0].curve.value.tolist() == [2, 2]
     (variance,) = graphs["return_variance"].first_panel.lines  # of one seed there is none

@@ -141,7 +141,7 @@ def test_other_seeds_are_no_pairs(tmp_path: Path) -> None:
     assert (result.returns.paired, result.returns.difference_shown) == (False, False)
     text = difference_sentence(result.returns)
     assert text.startswith("No difference shown with 3 seeds: A − B = −3 (95 %:")
-    assert text.endswith("more than 1,000 seeds would be needed to show one of this size")
+    assert text.endswith("more than 1,000 seeds would be needed to show a difference of this size")
 
 
 def test_intervals_stay_within_the_range_of_returns(tmp_path: Path) -> None:

@@ -251,7 +251,7 @@ def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
         text = capsys.readouterr().err
         assert all(part in text for part in named)
     assert main(["enjoy@latest", "--data-dir", str(tmp_path / "none")]) == 2
-    assert "no run of train in" in capsys.readouterr().err
+    assert "no run of mode train in" in capsys.readouterr().err
     assert find_run("latest", None, data) == RunPaths(new, "ant")
 
     newest = copied("fox", "2026_01_06_000000") / "fox_spec.json"

@@ -286,7 +286,7 @@ def test_a_confirmed_trial_comes_before_a_better_one_that_was_not(tmp_path: Path
     assert units(load_agent(paths.confirmation, trial=1)) == 2
     alone = searched(tmp_path / "alone", [1.0, 2.0], confirmed=[5.0])
     assert units(load_agent(alone.root)) == 1, "its own values, not those of the search's spec"
-    assert units(load_agent(alone.confirmation)) == 1, "the folder of a single confirmation is not a run of train"
+    assert units(load_agent(alone.confirmation)) == 1, "the folder of a single confirmation is not a run of mode train"
     second = searched(tmp_path / "second", [1.0, 2.0], confirmed=[None, 5.0])
     assert units(load_agent(second.confirmation)) == 2, "nor if its number is not 0"
 

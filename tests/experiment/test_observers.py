@@ -348,7 +348,9 @@ def test_dev_watches_the_target_net() -> None:
     checks.on_update(Metrics(1.0, 1.0))
     checks.on_end()
     target[1] = 0.5
-    with pytest.raises(DevCheckError, match=r"changed in update 4 although no update was due \(agent\.net\.update_frequency\)"):
+    with pytest.raises(
+        DevCheckError, match=r"changed in update 4, although no update of the target net was due \(agent\.net\.update_frequency\)"
+    ):
         checks.on_update(Metrics(1.0, 1.0))
 
 

@@ -87,7 +87,7 @@ def test_the_global_curve_does_not_depend_on_the_number_of_workers(workers: int,
         after = np.flatnonzero(table["global_frame"] > JUMP)[0]
         assert int(table["return_new"][after]) == 500
         assert np.all(table["return_new"][:after] < 21)
-    solved = SeedResult([one], rows=list(tables.values())).first_reached(250, "global_frame")
+    solved = SeedResult([one], worker_tables=list(tables.values())).first_reached(250, "global_frame")
     assert solved is not None
     assert JUMP < solved.point <= JUMP + ROWS
 

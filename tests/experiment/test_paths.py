@@ -95,7 +95,7 @@ def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
         assert find_run(paths.root.name, name, tmp_path) == paths
     with pytest.raises(UserError, match=r"no run of 'a\+b' in the folder"):
         find_run(str(made["a_b"].root), "a+b", tmp_path)
-    with pytest.raises(UserError, match="no run of train of 'a=b'"):
+    with pytest.raises(UserError, match="no run of mode train of 'a=b'"):
         find_run("latest", "a=b", tmp_path)
     made["a b"].spec.write_text("{half")
     assert runs_of_spec(tmp_path, "a b") == [made["a b"].root], "whoever loads it says what is wrong"

@@ -81,7 +81,7 @@ def test_first_lines_say_which_seed_was_worse_and_what_differed(paths: RunPaths)
     assert [row["cells"][0] for row in data["ranking"]["rows"]] == ["session 0", "session 1"]
     (text,) = data["sentences"]
     assert text.startswith("Session 1 ended worse than session 0: 50.0 ± 2.0 against 300.0 ± 2.0, more than two standard errors apart.")
-    assert "by 98.3 on average; it never reached 272, session 0 did at frame 6,000." in text  # 90 % of the way from 20 to 300
+    assert "by 98.3 on average; it never reached 272, but session 0 did at frame 6,000." in text  # 90 % of the way from 20 to 300
     assert "entropy 0.01 against 0.517 (it explored less)" in text
 
 

@@ -109,7 +109,7 @@ def test_memories_of_sessions_that_run_at_once_must_fit(
         check_builds([spec], Plan(jobs=3), "x.json")
     (problem,) = caught.value.problems
     assert problem.path == "agent.memory.max_size"
-    assert problem.message.startswith(f"1,000,000 transitions take 3 at once of {one / 2**30:,.1f} GiB each, this machine has")
+    assert problem.message.startswith(f"1,000,000 transitions take 3 at once of {one / 2**30:,.1f} GiB each; this machine has")
     assert "at most 600,000 would fit; or run fewer sessions at a time (--jobs)" in problem.message
     with pytest.raises(SpecError, match="3 at once"):
         Session(spec, plan=Plan(jobs=3)).build()

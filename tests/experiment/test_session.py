@@ -157,7 +157,7 @@ def test_what_a_check_of_the_build_reports(make_spec: MakeSpec) -> None:
 
 
 def test_the_estimated_time_of_a_limited_and_of_a_short_spec(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slm_lab.experiment.run.build_report._SECONDS", 30.0)  # a machine with much else to do
+    monkeypatch.setattr("slm_lab.experiment.run.build_report._MAX_SECONDS", 30.0)  # a machine with much else to do
     limited = make_spec(env={"max_frame": 10**9}, meta={"max_session": 3, "max_seconds": 60, "rigorous_eval": 1})
     short = load_spec({"agent": {"algorithm": {"name": "DQN"}}, "env": {"name": "tests.experiment.faulty_env:Slow-v0", "max_frame": 10**5}})
     first, second = check_builds([limited, short], Plan(jobs=2), "x.json")
@@ -329,7 +329,7 @@ IMAGES: dict[str, Any] = {
 def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
     monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 2)
-    monkeypatch.setattr("slm_lab.agent.build.MOST_THREADS", 8)
+    monkeypatch.setattr("slm_lab.agent.build.MAX_THREADS", 8)
     weights, numbers = [], set()
     for _ in range(2):
         session = Session(Spec.model_validate(IMAGES)).build()

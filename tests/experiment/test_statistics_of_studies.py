@@ -253,7 +253,7 @@ def test_evaluations_of_workers_are_those_of_their_one_net() -> None:
         {"frame": np.array([10.0, 20.0]), "global_frame": np.array([15.0, 35.0]), "total_reward": np.array([1.0, 5.0])},
         {"frame": np.array([10.0, 20.0]), "global_frame": np.array([25.0, 45.0]), "total_reward": np.array([3.0, 9.0])},
     ]
-    seed = SeedResult([workers[0]], rows=workers, evaluation=workers)
+    seed = SeedResult([workers[0]], worker_tables=workers, evaluation=workers)
     assert seed.final_return("evaluation") == 9.0
     curve = seed.curve("evaluation", "global_frame")
     assert curve.frame.tolist() == [15.0, 25.0, 35.0, 45.0]

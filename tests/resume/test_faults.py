@@ -485,9 +485,9 @@ def done(finished: Path, project: Project) -> Project:
 
 
 def test_latest_in_an_empty_data_folder(project: Project) -> None:
-    refused(project, "train@latest", says=f"no run of train in {project.data}; train it first")
+    refused(project, "train@latest", says=f"no run of mode train in {project.data}; train it first")
     project.write(ppo().body())
-    refused(project, "spec.json", "small", "train@latest", says=f"no run of train of 'small' in {project.data}; train it first")
+    refused(project, "spec.json", "small", "train@latest", says=f"no run of mode train of 'small' in {project.data}; train it first")
 
 
 def test_a_folder_that_is_no_run(done: Project) -> None:
@@ -501,7 +501,7 @@ def test_a_run_without_its_spec(done: Project) -> None:
     for path in root.glob("*_spec.json"):
         path.unlink()
     refused(done, f"train@{root}", says=f"'{root}' is not a run folder: it has no *_spec.json")
-    refused(done, "train@latest", says="no run of train in")
+    refused(done, "train@latest", says="no run of mode train in")
 
 
 def test_a_run_whose_spec_was_not_completely_written(done: Project) -> None:
@@ -597,13 +597,13 @@ def test_another_change(change: str, says: str, done: Project) -> None:
 @pytest.mark.slow
 def test_sessions_cannot_be_taken_away(project: Project) -> None:
     project.train(ppo(400, max_session=2).body())
-    refused(project, "train@latest", "--set", "meta.max_session=1", says="sessions can be added, not taken away")
+    refused(project, "train@latest", "--set", "meta.max_session=1", says="sessions can be added but not removed")
 
 
 def test_a_dev_run(project: Project) -> None:
     project.write(ppo(400).body())
     project.run("spec.json", "small", "dev")
-    refused(project, "train@latest", says="no run of train in")
+    refused(project, "train@latest", says="no run of mode train in")
     (root,) = (project.folder / "data").iterdir()
     refused(project, f"train@{root}", says="is a run of mode dev, which cannot be continued")
 

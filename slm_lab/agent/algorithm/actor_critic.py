@@ -36,10 +36,10 @@ class ActorCritic(PolicyGradient):
 
     def _batch_with_advantages(self, rollout: Rollout) -> RolloutBatch:
         # advantages are computed in evaluation mode; a net with layers that behave differently in training mode needs a second pass
-        found = None if self.trainer.mode_layers else single_pass_outputs(self.net, rollout, graph=self.closed_form is None)
-        if found is None:
-            found = rollout, compute_critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
-        steps, values = found
+        result = None if self.trainer.mode_layers else single_pass_outputs(self.net, rollout, graph=self.closed_form is None)
+        if result is None:
+            result = rollout, compute_critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
+        steps, values = result
         return RolloutBatch(steps, values, *self._advantages_and_targets(steps, values), self.seq_len)
 
     def _advantages_and_targets(self, rollout: Rollout[A], values: RolloutOutputs[A]) -> tuple[A, A]:

@@ -10,6 +10,7 @@ class AdaptiveLearningRate(SharedStatistic):
     """Learning rate of PPO, which is adapted to the Kullback-Leibler divergence of each update, as in rl_games and rsl_rl.
 
     Processes that train the same net share one learning rate.
+
     Args: spec: spec section of the adaptive learning rate. rate: initial learning rate.
     """
 

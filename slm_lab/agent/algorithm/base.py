@@ -38,7 +38,9 @@ def build_agent_memory(
     """Build the memory that the agent's spec names: a rollout storage or a replay buffer.
 
     Returns None for an algorithm that does not learn, and for an offline algorithm, whose memory `use_demonstrations` builds.
+
     Args: state_size: size of the policy's hidden state. device: device of the net.
+
     Raises SpecError if the memory does not fit into the RAM of this machine, or into the memory of the CUDA device.
     """
     algorithm: Any = agent.algorithm
@@ -71,7 +73,7 @@ def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
     if needed > available:
         lengths = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(agent.algorithm, key, None)]
         path = f"agent.algorithm.{lengths[0]}" if lengths else "env.num_envs"
-        sizes = f"need {needed / 2**30:,.1f} GiB, this {where} has {available / 2**30:,.1f}"
+        sizes = f"need {needed / 2**30:,.1f} GiB; this {where} has {available / 2**30:,.1f}"
         message = f"rollouts of {agent.rollout_len} steps of {info.num_envs} envs {sizes}; shorten them, or use fewer envs"
         raise SpecError("agent", [Problem(path, message)])
 
@@ -104,7 +106,7 @@ class TunedHyperparameters(NamedTuple):
 
 
 class TrainablePart(Shareable, Protocol):
-    """Interface of the parts of an algorithm whose state is learned, such as trainers and target networks.
+    """Interface of those parts of an algorithm that have learned state, such as trainers and target networks.
 
     Several processes can train a trainable part together. Checkpoints contain the state of each trainable part.
     """
@@ -120,7 +122,7 @@ class Algorithm:
     """Base class of algorithms, which store the steps of envs in a memory and learn from this memory.
 
     The class Algorithm builds the memory and the trainer. Subclasses build further parts, such as target networks, in the method `build`.
-    The method `parts` returns all parts of the algorithm whose state is learned.
+    The method `parts` returns all parts of the algorithm that have learned state.
     """
 
     diagnostics: tuple[str, ...] = ()
@@ -199,14 +201,14 @@ class Algorithm:
         return {name: policy.flat for name, part in self.parts().items() if part is self.policy_trainer}
 
     def reset(self) -> None:
-        """Replace all weights by newly drawn initial weights, and restart the optimizers, but keep the replay buffer (arXiv:2205.07802)."""
+        """Replace all weights with newly drawn initial weights, restart the optimizers, and keep the replay buffer (arXiv:2205.07802)."""
         parts: dict[str, Any] = dict(self.parts())
         for name, params in self.fresh_params().items():
             parts[name].reset(params)
         self.copy_to_target()
 
     def reset_nets_if_due(self, steps_before: int) -> None:
-        """Call `reset` if the number of gradient steps reached or passed a multiple of the spec key reset_frequency in the last update.
+        """Call `reset` if, in the last update, the number of gradient steps reached or passed a multiple of the spec key reset_frequency.
 
         Args: steps_before: number of gradient steps before the last update.
         """
@@ -252,13 +254,13 @@ class Algorithm:
             self.trainer.begin_update(self.clock.global_frame)
             self.trainer.end_update()
         if self.entropy_schedule is not None:
-            own = self.spec.entropy_coef_spec
-            ends = {end: value * tuning.entropy_coef for end in ("start_val", "end_val") if (value := getattr(own, end)) is not None}
-            self.entropy_schedule = own.model_copy(update=ends)
+            schedule = self.spec.entropy_coef_spec
+            ends = {end: value * tuning.entropy_coef for end in ("start_val", "end_val") if (value := getattr(schedule, end)) is not None}
+            self.entropy_schedule = schedule.model_copy(update=ends)
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
     def parts(self) -> dict[str, TrainablePart]:
-        """Return the parts of the algorithm whose state is learned, keyed by their names in shared arrays and checkpoints."""
+        """Return the parts of the algorithm that have learned state, keyed by their names in shared arrays and checkpoints."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -273,7 +275,7 @@ class Algorithm:
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all trainable parts and random streams, without stored transitions and state that several processes share."""
+        """Return the state of all trainable parts and random streams, without stored transitions and without state that processes share."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})

@@ -58,12 +58,12 @@ class DistributionalQLearning(DeepQLearning):
         atoms_BAZ = self._reshape_per_action(as_tensor(atoms_BX))
         return_B, gamma = self._returns_and_discount(batch)
         rows = (action_atoms(atoms_BAZ, batch.action_B), next_BZ, return_B, gamma * (1.0 - batch.terminated_B))
-        found = self.distribution_loss(*rows, batch.weight_B)
-        outputs.backward(as_type_of(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, found.grad_BZ).flatten(1)))
+        result = self.distribution_loss(*rows, batch.weight_B)
+        outputs.backward(as_type_of(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, result.grad_BZ).flatten(1)))
         if self.memory.prioritized:
-            self.memory.update_priorities(batch.sampled_rows, found.error_B)
-        self.meter.report_loss(found.loss)
-        td_error, q_mean = value_diagnostics(found.mean_B, found.target_mean_B)
+            self.memory.update_priorities(batch.sampled_rows, result.error_B)
+        self.meter.report_loss(result.loss)
+        td_error, q_mean = value_diagnostics(result.mean_B, result.target_mean_B)
         self.meter.report(td_error=td_error, q_mean=q_mean)
         self.meter.step()
 

@@ -88,7 +88,7 @@ class Sarsa(ValueLearning):
 
 
 NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
-"""Function (q, target_q) → V(s') [B], whose arguments are functions without arguments. `q` returns the action values of s' [B, A] computed
+"""Function (q, target_q) → V(s') [B]. Both arguments are functions without arguments. `q` returns the action values of s' [B, A] computed
 by the net, and `target_q` returns the action values of s' computed by the target net. All values are tensors, or numpy arrays for small
 nets."""
 

@@ -19,14 +19,14 @@ from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, Metrics
 from slm_lab.spec.models.algorithm import IQLSpec
 
-MOST_WEIGHT = 100.0
+MAX_WEIGHT = 100.0
 """Maximum of exp(β A), the weight of an action in the loss of the policy (arXiv:2110.06169, appendix B)."""
 
 
 class IQL(OfflineAlgorithm):
     """Implicit Q-learning, with gradient steps on state values V, critics Q and the policy in each update.
 
-    V is learned as an expectile of Q over the recorded actions, Q is learned from rewards and V, and the policy is learned by
+    V is learned as an expectile of Q over the recorded actions. Q is learned from rewards and V. The policy is learned by
     advantage-weighted regression.
     """
 
@@ -97,7 +97,7 @@ class IQL(OfflineAlgorithm):
         """Take a gradient step on the policy that increases E[exp(β A) log π(a|s)] (equation 7)."""
         self.actor_trainer.pull_if_outdated()
         self.actor_trainer.set_train_mode(True)
-        weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MOST_WEIGHT)
+        weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MAX_WEIGHT)
         terms = self.add_imitation_gradient(self.net.forward_pass(batch.obs_B), batch, weight_B)
         self.meter.report(actor_loss=self.actor_trainer.check_finite(terms.loss), entropy=terms.entropy)
         self.actor_trainer.step()

@@ -16,7 +16,7 @@ from slm_lab.lib.records import Metrics
 
 
 class GradientMeter:
-    """Helper of an algorithm that takes gradient steps with a trainer, and averages losses and diagnostics over the steps of an update.
+    """Helper that takes the gradient steps of an algorithm, and averages losses and diagnostics over the steps of an update.
 
     Reported values on a CUDA device are copied to the host together, at the end of the update.
     """
@@ -69,8 +69,8 @@ class GradientMeter:
     ) -> Metrics:
         """Take one gradient step on a complete rollout, and return the metrics of this update.
 
-        Args: prepare: computes advantages and targets of the rollout. add_loss: function (microbatch, weight) that adds `weight` times the
-        gradient of the microbatch's loss to `Parameter.grad`.
+        Args: prepare: function (rollout) that returns the RolloutBatch with advantages and targets. add_loss: function (microbatch, weight)
+        that adds `weight` times the gradient of the microbatch's loss to `Parameter.grad`.
         """
         self.trainer.begin_update(self.clock.global_frame)
         batch = prepare(rollout)  # with the current shared weights, and with layers in evaluation mode

@@ -37,7 +37,7 @@ class OfflineAlgorithm(Algorithm):
     def build(self) -> None:
         normal = self.distribution.gaussian_part
         if isinstance(normal, NormalTanh) and not isinstance(normal, SquashedNormal):
-            message = f"'NormalTanh' learns from samples before tanh, which recorded actions are not; allowed for {self.spec.name}: default"
+            message = f"'NormalTanh' learns from samples before tanh, which recordings lack; allowed for {self.spec.name}: default"
             raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
         self.net.enable_graph_free_pass(self.trainer.flat)
         self.meter = GradientMeter(self.trainer, self.clock)
@@ -62,6 +62,7 @@ class OfflineAlgorithm(Algorithm):
         """Add the gradient of −E[w log π(a|s)] − c H with respect to the actor's parameters to `Parameter.grad`.
 
         The expectation E is the mean over the actions of the batch. Returns the terms of the objective −E[w log π(a|s)] − c H.
+
         Args:
             actor: the actor's forward pass over the observations of the batch.
             weight_B: w, the weight of each action, float32 [B].

@@ -40,8 +40,8 @@ class PolicyGradient(Algorithm):
     """Names of methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one
     of these methods, the override is used, and autograd computes the gradients."""
     deviation: ValueTargetDeviation | None
-    """Running standard deviation of the value targets, by which values and targets are divided in the value loss, or None to use values and
-    targets unchanged."""
+    """Running standard deviation of the value targets, or None to use values and targets unchanged. The value loss divides values and
+    targets by this standard deviation."""
 
     def build(self) -> None:
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
@@ -95,6 +95,7 @@ class PolicyGradient(Algorithm):
         """Compute the objective of a minibatch, add `weight` times its gradient to `Parameter.grad`, and return the terms of the objective.
 
         Call this method inside `ignore_float_errors()`.
+
         Args: objective: function that computes the objective from distribution parameters [B, P] and values [B], used if `closed_form` is
         None. coefs: coefficients of the objective, used if `closed_form` is not None.
         """

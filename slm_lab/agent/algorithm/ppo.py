@@ -186,5 +186,5 @@ class PPO(PolicyGradient):
         return self.value_loss(self.scale_values(value_B), self.scale_values(target_B))
 
     def parts(self) -> dict[str, TrainablePart]:
-        own = {"percentile": self.percentile, "normalizer": self.normalizer, "rate": self.rate}
-        return super().parts() | {name: part for name, part in own.items() if part is not None}
+        parts = {"percentile": self.percentile, "normalizer": self.normalizer, "rate": self.rate}
+        return super().parts() | {name: part for name, part in parts.items() if part is not None}

@@ -17,7 +17,7 @@ from slm_lab.spec.models.algorithm import ReinforceSpec
 
 
 class Reinforce(PolicyGradient):
-    """Monte Carlo policy gradient, whose loss weights the log-probability of each action by the return that followed the action."""
+    """Monte Carlo policy gradient. The loss weights the log-probability of each action by the return that followed the action."""
 
     in_closed_form = ("_objective",)
 

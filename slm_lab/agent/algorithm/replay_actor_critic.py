@@ -131,13 +131,14 @@ class ReplayActorCritic(Algorithm, ABC):
         return q
 
     def actor_forward_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> ForwardPass:
-        """Return the actor's forward pass over the observations of a batch.
+        """Return the actor's forward pass over the observations of a batch, or over the next observations if `learn` is False.
 
         A recurrent actor starts from the stored hidden state of the policy, and processes the burn-in steps, as in R2D2 (see
         replay/sequences.py).
+
         Args:
             net: the net of another actor, such as the target actor, or None for the trained actor.
-            learn: whether gradients are needed. If `learn` is False, the pass uses the next observations, and computes no gradients.
+            learn: whether gradients are needed.
         """
         net = self.net if net is None else net
         if not isinstance(batch, SequenceBatch):
@@ -145,18 +146,20 @@ class ReplayActorCritic(Algorithm, ABC):
         with torch.set_grad_enabled(learn):
             return GraphPass(*map(batch.current_outputs if learn else batch.next_outputs, batch.unroll(net)))
 
-    def critic_inputs(self, critics: QCritics, batch: AnyBatch, after: bool = False, learn: bool = False) -> Tensor:
+    def critic_inputs(self, critics: QCritics, batch: AnyBatch, for_next_obs: bool = False, learn: bool = False) -> Tensor:
         """Return the critics' input for a batch: observations, or features of the history of observations for recurrent critics.
 
         Recurrent critics start from a hidden state of zeros before the burn-in steps, because critics do not run while the agent acts.
-        Args: after: whether to return the input for the next instead of the current observations. learn: whether gradients are needed.
+
+        Args: for_next_obs: whether to return the input for the next instead of the current observations. learn: whether gradients are
+        needed.
         """
         if not isinstance(critics, RecurrentCritics):
-            return batch.next_obs_B if after else batch.obs_B
+            return batch.next_obs_B if for_next_obs else batch.obs_B
         assert isinstance(batch, SequenceBatch)
         with torch.set_grad_enabled(learn):
             features, _ = batch.unroll(critics, batch.state_MS.new_zeros(len(batch.state_MS), critics.state_size))
-        return (batch.next_outputs if after else batch.current_outputs)(features)
+        return (batch.next_outputs if for_next_obs else batch.current_outputs)(features)
 
     @abstractmethod
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
@@ -169,8 +172,8 @@ class ReplayActorCritic(Algorithm, ABC):
     def critic_loss(self, batch: AnyBatch, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
         """Return Q(s, a) [C, B], the loss, and the gradient of the loss with respect to the critics' outputs.
 
-        The loss is the sum of the critics' mean losses, in which transitions have importance weights (arXiv:1511.05952, Algorithm 1, line
-        13).
+        The loss is the sum of the critics' mean losses. The loss of each transition is multiplied by its importance weight
+        (arXiv:1511.05952, Algorithm 1, line 13).
         """
         loss, grad_q = self.value_loss.with_gradient(q, target_B.expand_as(q), len(target_B), batch.weight_B)
         return q, loss, grad_q
@@ -255,7 +258,7 @@ class ReplayActorCritic(Algorithm, ABC):
 
 
 def gradients_per_critic(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
-    """Return a list for each critic, which contains the gradients of the critic's parameters as views of `flat.grad`."""
+    """Return one list for each critic, with the gradients of the critic's parameters as views of `flat.grad`."""
     if isinstance(critics, SeparateCritics):
         return [[flat.grad[flat.param_slice(list(critic.parameters()))]] for critic in critics.critics]
     stacked = [flat.grad[flat.param_slice([parameter])].view_as(parameter) for parameter in critics.parameters()]

@@ -46,7 +46,7 @@ class SelfImitation(PolicyGradient):
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer contains what this process observed
         metrics = super().learn(rollout)
         self.replay.add_finished_episodes()
-        # if both loss coefficients are 0, take no step: a step would still move the parameters, because of the optimizer's momentum
+        # if both loss coefficients are 0, take no step: the optimizer's momentum would still move the parameters
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
             imitation = self._train_by_imitation()
             metrics.extra = {"sil_loss": imitation.loss, **imitation.extra, **metrics.extra}

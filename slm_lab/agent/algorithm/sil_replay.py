@@ -1,4 +1,4 @@
-"""Replay buffer of self-imitation learning, which contains past transitions with their returns."""
+"""Replay buffer of self-imitation learning. The buffer contains past transitions with their returns."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class SILReplay:
     returns computed while V was too high would be imitated forever. On Acrobot, A2C with self-imitation reached a return of −406 after
     40,000 frames if returns were bootstrapped once, and of −137 if returns were bootstrapped whenever they were sampled.
 
-    For a recurrent net the buffer stores sequences, which may span several episodes, with the hidden states of the behaviour policy.
+    For a recurrent net, the buffer stores sequences with the hidden states of the behaviour policy. A sequence may span several episodes.
 
     Args:
         spec: spec of the replay buffer, which is uniform or prioritised.
         gamma: discount factor of the returns.
-        value: function of observations [K, *shape] and the hidden states [K, S] before these observations, which returns V, float32 [K], on
-            the CPU and in reward units.
+        value: function (observations [K, *shape], hidden states [K, S] before these observations) → V, float32 [K], on the CPU and in
+            reward units.
         state_size: size S of the hidden state.
         seq_len: number of transitions of a sequence that contribute to the loss.
 
@@ -175,12 +175,12 @@ class SILReplay:
             return_B[cut_K] += bootstrap_B[cut_K] * self.value(*last).numpy()[which_K]
         return return_B
 
-    def update_priorities(self, drawn: np.ndarray, error_B: Tensor) -> None:
+    def update_priorities(self, sampled_rows: np.ndarray, error_B: Tensor) -> None:
         """Set the priorities of sampled transitions or sequences from the errors [B] of the transitions.
 
-        Args: drawn: value of the attribute `sampled_rows` of the sampled batch.
+        Args: sampled_rows: attribute `sampled_rows` of the sampled batch.
         """
-        self.ring.update_priorities(drawn, error_B)
+        self.ring.update_priorities(sampled_rows, error_B)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the random stream. The stored transitions are returned by `contents` instead."""

@@ -28,8 +28,8 @@ from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.models.net import SHAPED, NetSpec, OptimSpec
 
 LARGEST_GRADIENT = 1e15
-"""A gradient step on log α is skipped if the gradient is greater than this number, whose square could overflow in the optimizer's
-statistics."""
+"""Maximum absolute gradient of log α. Steps with greater gradients are skipped, because the squares of these gradients could overflow in
+the optimizer's statistics."""
 
 
 class Temperature:
@@ -39,8 +39,8 @@ class Temperature:
     section 5). If the net is on a CUDA device, α is computed on this device, so that the host does not wait for the entropies. If several
     processes share α, α is on the CPU.
 
-    Args: actor: parameter group of the actor, whose optimizer and learning rate schedule log α uses. The spec key alpha_lr replaces the
-    initial learning rate of log α.
+    Args: actor: optimizer group of the actor. log α uses the optimizer and the learning rate schedule of this group. The spec key alpha_lr
+    replaces the initial learning rate of log α.
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: OptimizerGroup, device: str = "cpu") -> None:
@@ -48,10 +48,10 @@ class Temperature:
         # Muon and Adafactor support only matrices
         self._optim = actor.optim if actor.optim.name not in SHAPED else OptimSpec(name="Adam", lr=actor.optim.learning_rate)
         self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.learning_rate)
-        own = isinstance(anneal, EntropyAnneal) and anneal.frames
-        self.anneal_frames = own or info.max_frame
+        frames = isinstance(anneal, EntropyAnneal) and anneal.frames
+        self.anneal_frames = frames or info.max_frame
         """Number of global frames until the target entropy reaches its last value. The default is the number of frames of the run."""
-        self._of_run = not own
+        self._anneals_over_run = not frames
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
         self._initial = min(max(math.log(spec.initial_alpha), spec.log_alpha_min), spec.log_alpha_max)
@@ -72,7 +72,7 @@ class Temperature:
 
     def attach(self, store: Store, arrays: Arrays) -> None:
         self._store = store
-        self.anneal_frames *= store.workers if self._of_run else 1
+        self.anneal_frames *= store.workers if self._anneals_over_run else 1
         self._set_log_alpha(torch.from_numpy(arrays["log_alpha"]))
         self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
@@ -82,8 +82,8 @@ class Temperature:
             if self._deferred:
                 return self.log_alpha[0].exp()
             return math.exp(self.log_alpha.item())
-        left = 1.0 - frame / self.spec.alpha_anneal_frames if self.spec.alpha_anneal_frames else 1.0
-        return self.spec.fixed_alpha * max(left, 0.0)
+        remaining = 1.0 - frame / self.spec.alpha_anneal_frames if self.spec.alpha_anneal_frames else 1.0
+        return self.spec.fixed_alpha * max(remaining, 0.0)
 
     def target_entropy(self, frame: int) -> float:
         """Return the target entropy in nats at `frame`, the number of frames of all processes."""
@@ -143,9 +143,9 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
     if isinstance(anneal, EntropyAnneal) and not discrete:  # no effect, see policy.check_soft_actor_critic
         anneal = False
     if isinstance(anneal, EntropyAnneal):
-        most = math.log(action.nvec[0])
+        maximum = math.log(action.nvec[0])
         start = spec.target_entropy_ratio if anneal.start_ratio is None else anneal.start_ratio
-        return start * most, (anneal.end_ratio if anneal.end_ratio is not None and anneal.frames else start) * most
+        return start * maximum, (anneal.end_ratio if anneal.end_ratio is not None and anneal.frames else start) * maximum
     auto = spec.target_entropy_ratio * math.log(action.nvec[0]) if discrete else -float(action.dim)
     begin = auto if spec.target_entropy == "auto" else spec.target_entropy
     if anneal is False:
@@ -156,18 +156,18 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
 class JointCriticPass:
     """Forward pass of the critics over states and next states in one batch. The values of next states have no gradient."""
 
-    def __init__(self, both: CriticPass) -> None:
-        self._both = both
+    def __init__(self, joint: CriticPass) -> None:
+        self._joint = joint
 
     def backward(self, grad: Tensor) -> None:
-        self._both.backward(torch.cat((grad, torch.zeros_like(grad)), dim=1))
+        self._joint.backward(torch.cat((grad, torch.zeros_like(grad)), dim=1))
 
 
 class SoftActorCritic(ReplayActorCritic):
     """Soft actor-critic, which learns a policy that maximises both reward and entropy (arXiv:1812.05905, Algorithm 1).
 
     CrossQ differs from soft actor-critic only in its critics, which process states and next states in one batch, so that the batch
-    statistics cover states and next states. The critics of CrossQ need no target net (arXiv:1902.05605, equation 2).
+    statistics cover both. The critics of CrossQ need no target net (arXiv:1902.05605, equation 2).
     """
 
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
@@ -200,7 +200,7 @@ class SoftActorCritic(ReplayActorCritic):
         if self.target is not None:
             target = self.target.net
             outputs = self.critics.forward_pass(self.critic_inputs(self.critics, batch, learn=True), action_BD)
-            (next_q,) = target.forward_pass(self.critic_inputs(target, batch, after=True), next_action_BD, learn=False).values
+            (next_q,) = target.forward_pass(self.critic_inputs(target, batch, for_next_obs=True), next_action_BD, learn=False).values
             return outputs, outputs.values[0], next_q
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
         outputs = self.critics.forward_pass(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
@@ -260,14 +260,15 @@ class SoftActorCritic(ReplayActorCritic):
         """Add the actor's gradient (arXiv:1910.07207, equation 12) to `Parameter.grad`.
 
         Returns the actor's loss and the entropy of the policy.
+
         Args: q_CBA: action values before the critics' gradient step. (Another pass of the critics, which would compute action values after
         the gradient step, would take a fifth of the time of an update.)
         """
         actor, penalty = self.actor_forward_pass(batch), self.spec.entropy_penalty_coef
-        found = discrete_actor_loss(as_tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
-        self.mean_entropy = found.mean_entropy
-        actor.backward(found.grad_params_BA, None)
-        return found.loss, found.entropy
+        result = discrete_actor_loss(as_tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
+        self.mean_entropy = result.mean_entropy
+        actor.backward(result.grad_params_BA, None)
+        return result.loss, result.entropy
 
     def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
         """Return the maximum entropy with action masks, divided by the maximum entropy without masks.
@@ -287,9 +288,9 @@ class SoftActorCritic(ReplayActorCritic):
         return self.distribution.rsample(params_BP, self.sample_action_noise(len(params_BP), params_BP))
 
     def finish_update_metrics(self, reports: list[ActorReport]) -> Metrics:
-        found = super().finish_update_metrics(reports)
-        found.extra["alpha"] = self.entropy_coef
-        return found
+        metrics = super().finish_update_metrics(reports)
+        metrics.extra["alpha"] = self.entropy_coef
+        return metrics
 
     def reset(self) -> None:
         super().reset()

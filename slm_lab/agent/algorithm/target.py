@@ -65,7 +65,7 @@ class TargetNet(Generic[Net]):
         self.flat.pull()
 
     def pull_if_outdated(self) -> None:
-        """Update this process's copy of the target network's parameters if another process has changed the parameters.
+        """Update this process's copy of the target network's parameters if another process has changed these parameters.
 
         Call this method before using the target network.
         """

@@ -41,7 +41,7 @@ class TD3(ReplayActorCritic):
         next_action_BD = self._target_action(batch)
         outputs = self.critics.forward_pass(self.critic_inputs(self.critics, batch, learn=True), batch.action_B)
         target = self.target.net
-        (next_q_CB,) = target.forward_pass(self.critic_inputs(target, batch, after=True), next_action_BD, learn=False).values
+        (next_q_CB,) = target.forward_pass(self.critic_inputs(target, batch, for_next_obs=True), next_action_BD, learn=False).values
         return outputs, outputs.values[0], self.td_target(batch, next_q_CB.amin(0))  # eq. 10
 
     def _target_action(self, batch: AnyBatch) -> Tensor:

@@ -17,7 +17,7 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 
 
 class SharedStatistic:
-    """Base class of running statistics, which are an array of numbers that several processes update, one process at a time.
+    """Base class of running statistics: an array of numbers that several processes update, one process at a time.
 
     Args: name: key of the array among the shared arrays and in the state dict. size: length of the array.
     """
@@ -50,8 +50,8 @@ class SharedStatistic:
 class ValueTargetMoments(SharedStatistic):
     """Running mean and variance of the value targets, updated in batches (Chan, Golub & LeVeque 1979).
 
-    Batches of targets that contain a value that is not finite are ignored. The array `numbers` contains the number of targets, their mean,
-    and the sum of squared differences from the mean.
+    Batches with a target that is not finite are ignored. The array `numbers` contains the number of targets, their mean, and the sum of
+    squared differences from the mean.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class ValueNormalizer(ValueTargetMoments):
 
 
 class PercentileScale(SharedStatistic):
-    """Function that divides advantages by max(1, S), where S is a moving average of their range from the 5th to the 95th percentile.
+    """Function that divides advantages by max(1, S). S is a moving average of the range from their 5th to their 95th percentile.
 
     The division by a percentile range is adapted from arXiv:2301.04104, equations 11 and 12. The moving average S starts at 0. Percentile
     ranges that are not finite are ignored.

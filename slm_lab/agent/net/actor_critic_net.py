@@ -22,8 +22,8 @@ from slm_lab.spec.models.net import NetSpec
 class ActorHead(nn.Module):
     """Output layer of the actor, which maps features to the parameters of the action distribution.
 
-    Args: features: number of inputs. params: number of outputs. log_std: learned log standard deviations of the action distribution, if
-    these do not depend on the state. tail: hidden layers of the actor after a body that actor and critic share.
+    Args: features: number of inputs. params: number of outputs. log_std: learned, state-independent log standard deviations of the action
+    distribution, or None. tail: hidden layers of the actor after a body that actor and critic share.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ActorHead(nn.Module):
         return [*tail, self.linear, *([self.activation] if self.activation is not None else [])]
 
 
-def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
+def build_actor_sequence(body: Body, head: ActorHead) -> GraphFreeSequence | None:
     """Return the GraphFreeSequence that maps observations to the outputs of `head` without an autograd graph.
 
     Returns None if the body is recurrent, or if GraphFreeSequence does not support one of the modules.
@@ -60,7 +60,7 @@ def build_actor_chain(body: Body, head: ActorHead) -> GraphFreeSequence | None:
 def build_sequences_with_trunk(
     body: Body, head: Sequence[nn.Module], second_head: Sequence[nn.Module], single: bool
 ) -> Sequence[GraphFreeSequence] | None:
-    """Return the GraphFreeSequences of two heads, whose trunk is the body that the heads share.
+    """Return the GraphFreeSequences of two heads that share a body. The body is the trunk of both sequences.
 
     Returns None if the body is recurrent, or if GraphFreeSequence does not support one of the modules.
 
@@ -78,7 +78,9 @@ def build_sequences_with_trunk(
 
 
 class ActorCriticNet(GraphFreeNet):
-    """Actor, which outputs distribution parameters, and critic, which outputs the state value, with separate bodies or a shared body.
+    """Net with an actor, which outputs distribution parameters, and a critic, which outputs the state value.
+
+    Actor and critic have separate bodies or share a body.
 
     Args: params: number of actor outputs. log_std: see ActorHead. critic: whether the net has a critic. Without a critic, all state values
     are 0.
@@ -121,7 +123,7 @@ class ActorCriticNet(GraphFreeNet):
         return self._mask_outputs(self.actor_head(self.actor_body(obs_B)), obs_B)
 
     def _mask_outputs(self, params: Tensor, obs: Tensor) -> Tensor:
-        """Return `params` [..., P], in which the outputs for actions that are invalid for `obs` are replaced by MASKED (−1e30)."""
+        """Return `params` [..., P] with the outputs for actions that are invalid in `obs` replaced by MASKED (−1e30)."""
         return params if self.mask is None else self.mask(params, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ class ActorCriticNet(GraphFreeNet):
         """
         if self.critic_head is not None and self.critic_body is None:
             return build_sequences_with_trunk(self.actor_body, self.actor_head.output_modules(), flatten_sequential(self.critic_head), True)
-        actor = build_actor_chain(self.actor_body, self.actor_head)
+        actor = build_actor_sequence(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None or self.critic_body is None:
             return None if actor is None else [actor]
         modules = [*flatten_sequential(self.critic_body.layers), *flatten_sequential(self.critic_head)]
@@ -149,25 +151,25 @@ class ActorCriticNet(GraphFreeNet):
 
         Args: learn: whether gradients of the parameters are needed.
         """
-        chains = self.direct.get(learn)
-        if chains is None:
+        sequences = self.direct.get(learn)
+        if sequences is None:
             with torch.set_grad_enabled(learn):
                 return GraphPass(*self(as_tensor(obs_B)))
-        passed = GraphFreePass(chains, as_array(obs_B))
+        graph_free = GraphFreePass(sequences, as_array(obs_B))
         if self.critic_head is None:
-            passed.values += (np.zeros(len(obs_B), np.float32),)
-        return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(as_array(obs_B)))
+            graph_free.values += (np.zeros(len(obs_B), np.float32),)
+        return graph_free if self.mask is None else MaskedPass(graph_free, self.mask.valid_choices(as_array(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor:
         """Return state values [B] without gradients. The net must be feed-forward.
 
         Call this method inside `ignore_float_errors()`.
         """
-        chains = None if self.critic_head is None else self.direct.get(learn=False)
-        if chains is None:
+        sequences = None if self.critic_head is None else self.direct.get(learn=False)
+        if sequences is None:
             with torch.no_grad():
                 return self.critic(obs_B)
-        return torch.from_numpy(chains[1].outputs(obs_B.numpy()))
+        return torch.from_numpy(sequences[1].outputs(obs_B.numpy()))
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and state values [B]. The net must be feed-forward."""

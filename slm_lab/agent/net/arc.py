@@ -79,20 +79,20 @@ class ArcGraph(nn.Module):
         path = f"{self.path}.graph"
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
-            raise _spec_error(path, "input and output must each be a single module name, not a list")
+            raise _spec_error(path, "input and output must each be a single name, not a list")
         waiting = {name: [inputs] if isinstance(inputs, str) else list(inputs) for name, inputs in graph["modules"].items()}
         if unused := [name for name in self.nodes if name not in waiting]:
             raise _spec_error(f"{self.path}.modules.{unused[0]}", "unused module; add it to graph.modules or remove it")
-        known, order = {source}, []
+        available, order = {source}, []
         while waiting:
-            ready = [name for name, inputs in waiting.items() if known.issuperset(inputs)]
+            ready = [name for name, inputs in waiting.items() if available.issuperset(inputs)]
             if not ready:
-                missing = sorted({i for inputs in waiting.values() for i in inputs} - known)
+                missing = sorted({i for inputs in waiting.values() for i in inputs} - available)
                 raise _spec_error(f"{path}.modules", f"modules {', '.join(waiting)} lack inputs: no module produces {', '.join(missing)}")
             order += [(name, waiting.pop(name)) for name in ready]
-            known.update(ready)
-        if output not in known:
-            raise _spec_error(f"{path}.output", f"unknown module {output!r}; expected one of {', '.join(sorted(known))}")
+            available.update(ready)
+        if output not in available:
+            raise _spec_error(f"{path}.output", f"unknown module {output!r}; expected one of {', '.join(sorted(available))}")
         return source, output, order
 
     @property

@@ -61,7 +61,7 @@ class Body(nn.Module):
         return self.run_layers(obs_B)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers of the body. The matrix products of linear layers are computed by `matmul_mode`."""
+        """Apply the layers of the body. The matrix products of linear layers are computed as `matmul_mode` specifies."""
         matmul_mode = self.matmul_mode
         if not matmul_mode.bfloat16 and (
             not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
@@ -101,8 +101,8 @@ class RecurrentBody(Body):
         N = state_NS.shape[0]  # not len(), which torch.export treats as a constant
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
-        after = torch.stack(state) if self.is_lstm else state.unsqueeze(0)
-        return out_TN, after.permute(2, 0, 1, 3).reshape(N, -1)
+        new_state = torch.stack(state) if self.is_lstm else state.unsqueeze(0)
+        return out_TN, new_state.permute(2, 0, 1, 3).reshape(N, -1)
 
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
@@ -183,8 +183,8 @@ def _flattening_modules(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
     """Return the modules that convert observations to flat vectors [B, size], and the size of these vectors."""
     if obs.parts:
         return [UnpackObservations(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
-    pixels = _image_scaling_modules(obs, normalize=True)
-    return [*pixels, nn.Flatten()] if len(obs.shape) != 1 else pixels, math.prod(obs.shape)
+    scaling = _image_scaling_modules(obs, normalize=True)
+    return [*scaling, nn.Flatten()] if len(obs.shape) != 1 else scaling, math.prod(obs.shape)
 
 
 def _image_scaling_modules(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
@@ -210,7 +210,7 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
         sizes = [features, *spec.fc_hid_layers]
         return Body(nn.Sequential(UnpackObservations(obs.parts, spec.normalize, encoders), *mlp(spec, sizes)), sizes[-1])
     if len(obs.shape) != 3:
-        message = f"ConvNet needs observations of shape [channels, height, width], this env has {list(obs.shape)}; use MLPNet"
+        message = f"ConvNet needs observations of shape [channels, height, width], but this env has {list(obs.shape)}; use MLPNet"
         raise SpecError("agent", [Problem("agent.net.name", message)])
     layers, features = _build_conv_layers(spec, obs.shape)
     sizes = [features, *spec.fc_hid_layers]
@@ -244,7 +244,7 @@ def _as_tuple(value: int | list[int]) -> int | tuple[int, ...]:
 
 
 def _conv_features(layers: list[nn.Module], shape: tuple[int, ...], index: int) -> int:
-    """Return the number of output features of `layers`, whose last convolution is number `index` in the spec.
+    """Return the number of output features of `layers`. The last convolution of `layers` is number `index` in the spec.
 
     Raises SpecError if images of `shape` are too small for the last convolution.
     """
@@ -272,11 +272,11 @@ def _recurrent_body(spec: RecurrentNetSpec, obs: ObservationSpace, role: str) ->
 
 
 def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
-    own = "critic_arc" if role == "critic" else "actor_arc"
-    key = own if getattr(spec, own) is not None else "arc"
+    role_key = "critic_arc" if role == "critic" else "actor_arc"
+    key = role_key if getattr(spec, role_key) is not None else "arc"
     graph = ArcGraph(getattr(spec, key) or {}, f"agent.net.{key}")
-    pixels = _image_scaling_modules(obs, spec.normalize)
-    layers = nn.Sequential(*([UnpackObservations(obs.parts, spec.normalize)] if obs.parts else pixels), graph)
+    scaling = _image_scaling_modules(obs, spec.normalize)
+    layers = nn.Sequential(*([UnpackObservations(obs.parts, spec.normalize)] if obs.parts else scaling), graph)
     features = graph.initialize_lazy_layers(layers, obs)
     init_layers(layers, spec.init_fn, spec.hid_layers_activation)
     return Body(layers, features)
@@ -298,9 +298,9 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
     """Raise SpecError if observations contradict `spec.input`, or have ambiguities that affect the net, such as an unclear channel axis."""
     if spec.input == "image" and not obs.has_images:
-        raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
+        raise SpecError("agent", [Problem("agent.net.input", f"cannot be 'image': the observation is a {obs.text}; remove the key")])
     if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):
-        raise SpecError("agent", [Problem(one.key, one.message) for one in obs.ambiguities])
+        raise SpecError("agent", [Problem(ambiguity.key, ambiguity.message) for ambiguity in obs.ambiguities])
 
 
 _FLATTENING = (MLPNetSpec, SimbaNetSpec, SimbaV2NetSpec, HydraMLPNetSpec, RecurrentNetSpec)
@@ -320,13 +320,13 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     if role == "shared" and obs.has_critic_only_entries:
         message = "true lets actor and critic read the same inputs; env.critic_keys needs separate nets: set false"
         raise SpecError("agent", [Problem("agent.net.shared", message)])
-    seen = obs.space_for(critic=role == "critic")
+    role_obs = obs.space_for(critic=role == "critic")
     if type(spec) in BODIES:
-        body = BODIES[type(spec)](spec, seen, role)
+        body = BODIES[type(spec)](spec, role_obs, role)
     else:
-        module = type(spec).implementation()(spec, seen, role)  # a user's net
+        module = type(spec).implementation()(spec, role_obs, role)  # a user's net
         body = Body(nn.Sequential(module), module.features)
-    if seen.shape != obs.shape:
-        body.layers.insert(0, LeadingColumns(seen.shape[0]))
+    if role_obs.shape != obs.shape:
+        body.layers.insert(0, LeadingColumns(role_obs.shape[0]))
     body.matmul_mode = MatmulMode(bfloat16=spec.dtype == "bfloat16")
     return body

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain, build_sequences_with_trunk
+from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_sequence, build_sequences_with_trunk
 from slm_lab.agent.net.body import RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output, linear_layer
 from slm_lab.agent.net.passes.direct import DuelingPass, GraphFreeNet, GraphFreePass, GraphFreeSequence
@@ -114,7 +114,7 @@ class DistributionalQNet(QNet):
         body, head = self.actor_body, self.actor_head
         if head.state is not None:
             return build_sequences_with_trunk(body, head.output_modules(), [head.state], single=False)
-        actor = build_actor_chain(body, head)
+        actor = build_actor_sequence(body, head)
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
@@ -122,20 +122,20 @@ class DistributionalQNet(QNet):
 
         Args: learn: whether gradients of the parameters are needed.
         """
-        if (chains := self.direct.get(learn)) is not None:
-            return self._graph_free_pass(chains, as_array(obs_B))
+        if (sequences := self.direct.get(learn)) is not None:
+            return self._graph_free_pass(sequences, as_array(obs_B))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.actor_head.distribution_params(self.actor_body(as_tensor(obs_B))))
 
-    def _graph_free_pass(self, chains: Sequence[GraphFreeSequence], obs_B: np.ndarray) -> ForwardPass:
-        passed = GraphFreePass(chains, obs_B)
-        return passed if self.actor_head.state is None else DuelingPass(passed, self.actor_head.number)
+    def _graph_free_pass(self, sequences: Sequence[GraphFreeSequence], obs_B: np.ndarray) -> ForwardPass:
+        graph_free = GraphFreePass(sequences, obs_B)
+        return graph_free if self.actor_head.state is None else DuelingPass(graph_free, self.actor_head.number)
 
     def distributions(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return action values [B, A] and parameters of the distributions [B, A · Z], without gradients. The net must be feed-forward."""
-        chains = self.direct.get(learn=False)
-        if chains is not None:
-            atoms_BX = torch.from_numpy(self._graph_free_pass(chains, obs_B.numpy()).values[0])
+        sequences = self.direct.get(learn=False)
+        if sequences is not None:
+            atoms_BX = torch.from_numpy(self._graph_free_pass(sequences, obs_B.numpy()).values[0])
         else:
             with torch.no_grad():
                 atoms_BX = self.actor_head.distribution_params(self.actor_body(obs_B))

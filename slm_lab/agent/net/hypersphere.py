@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from slm_lab.agent.ops.linear import normalize_rows
 
 EXPANSION = 4
-"""Number of hidden units of a UnitBlock, divided by the number of inputs of the UnitBlock."""
+"""Ratio of the number of hidden units of a UnitBlock to the number of its inputs."""
 SHIFT = 3.0
-"""Constant that is appended to an input vector before the vector is scaled to norm 1, so that information about its norm is kept."""
+"""Constant that is appended to an input vector before scaling to norm 1, so that the result still depends on the norm of the input."""
 
 
 def normalize_vectors(x_BF: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def constrain_row_norms(weight: Tensor) -> None:
 
 
 class UnitLinear(nn.Linear):
-    """Linear layer without bias, whose weight vector for each output has norm 1. The initial weight matrix is orthogonal."""
+    """Linear layer without bias. The weight vector of each output has norm 1. The initial weight matrix is orthogonal."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out, bias=False)
@@ -42,13 +42,13 @@ class UnitLinear(nn.Linear):
 class Scaler(nn.Module):
     """Layer that computes s ⊙ x with a learnable vector s.
 
-    Args: initial: initial value of s. stored: initial value of the parameter g in s = (initial / stored) · g. The value of `stored`
+    Args: initial: initial value of s. initial_gain: initial value of the parameter g in s = (initial / initial_gain) · g. The initial gain
     determines how far one step of Adam changes s, because the size of Adam's step does not depend on the size of the gradient.
     """
 
-    def __init__(self, size: int, initial: float, stored: float) -> None:
+    def __init__(self, size: int, initial: float, initial_gain: float) -> None:
         super().__init__()
-        self.gain, self.factor = nn.Parameter(torch.full((size,), stored)), initial / stored
+        self.gain, self.factor = nn.Parameter(torch.full((size,), initial_gain)), initial / initial_gain
 
     def forward(self, x_BF: Tensor) -> Tensor:
         return x_BF * (self.gain * self.factor)
@@ -62,8 +62,8 @@ def _scaler(size: int) -> Scaler:
 class UnitEmbedding(nn.Module):
     """First layer of SimbaV2, which computes ℓ2(s ⊙ W ℓ2([x, 3])) for inputs x [B, D].
 
-    In the formula for UnitEmbedding, 3 is the constant SHIFT that is appended to x, ℓ2 scales a vector to norm 1, W is the weight matrix of
-    a UnitLinear, and s is the learnable vector of a Scaler.
+    In this formula, 3 is the constant SHIFT that is appended to x, ℓ2 scales a vector to norm 1, W is the weight matrix of a UnitLinear,
+    and s is the learnable vector of a Scaler.
     """
 
     def __init__(self, n_in: int, width: int) -> None:

@@ -92,7 +92,7 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 
 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
-    """Initialise an output layer, and mark its weight by the attribute `is_output`. (Muon is used only for unmarked weights.)
+    """Initialise an output layer, and mark its weight with the attribute `is_output`. (Muon is used only for unmarked weights.)
 
     Args: std: gain of an orthogonal initialisation. If `std` is None, the output layer is initialised like hidden layers.
     """

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from slm_lab.agent.ops.device import upload
 
-FEW_ROWS = 8
-"""Number of rows from which a noisy layer adds the noise to its weights and computes one product. For fewer rows, two products are faster,
-one with the means and one with the scales of the noise: for one row and a layer of 3,136 inputs and 512 outputs, 0.26 ms instead of 0.92 ms
-on one core. Layers of 256 inputs and 128 outputs take equally long with both at about 8 rows."""
+ONE_PRODUCT_ROWS = 8
+"""Minimum number of rows for which a noisy layer adds the noise to its weights and computes one product. For fewer rows, two products are
+faster: one with the means, and one with the scales of the noise. For one row and a layer with 3,136 inputs and 512 outputs, two products
+take 0.26 ms and one product takes 0.92 ms on one core. For a layer with 256 inputs and 128 outputs, both methods take equally long at about
+8 rows."""
 
 
 class NoisyLinear(nn.Linear):
@@ -38,7 +39,7 @@ class NoisyLinear(nn.Linear):
         if self.noise is None:
             return F.linear(x, self.weight, self.bias)
         eps_in, eps_out = self.noise
-        if x.numel() < FEW_ROWS * self.in_features:  # σ_w ⊙ (ε_out ε_inᵀ) x = ε_out ⊙ σ_w (ε_in ⊙ x)
+        if x.numel() < ONE_PRODUCT_ROWS * self.in_features:  # σ_w ⊙ (ε_out ε_inᵀ) x = ε_out ⊙ σ_w (ε_in ⊙ x)
             noise = eps_out * F.linear(x * eps_in, self.weight_sigma, self.bias_sigma)
             return F.linear(x, self.weight, self.bias) + noise
         weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(eps_out, eps_in))

@@ -116,7 +116,7 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
             with torch.no_grad():
                 self.num_features = x_BF.shape[1]
                 for tensor, value in ((self.weight, 1.0), (self.bias, 0.0), (self.running_mean, 0.0), (self.running_var, 1.0)):
-                    tensor.materialize((self.num_features,))  # type: ignore[attr-defined]  # an uninitialised one
+                    tensor.materialize((self.num_features,))  # type: ignore[attr-defined]  # an uninitialised tensor
                     tensor.fill_(value)
 
 
@@ -165,5 +165,5 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
         """Initialise the lazy parameters for the shape of the first input. torch calls this method before the first forward pass."""
         if self.has_uninitialized_params():
             self.in_features = x_BI.shape[-1]
-            self.direction.materialize((self.out_features, self.in_features))  # type: ignore[attr-defined]  # an uninitialised one
+            self.direction.materialize((self.out_features, self.in_features))  # type: ignore[attr-defined]  # not initialised
             self.reset_parameters()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_chain, build_sequences_with_trunk
+from slm_lab.agent.net.actor_critic_net import ActorHead, build_actor_sequence, build_sequences_with_trunk
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
 from slm_lab.agent.net.hypersphere import UnitLastHiddenLayer
 from slm_lab.agent.net.layers import init_layer, init_output, linear_layer, make_activation
@@ -34,9 +34,9 @@ class QNet(GraphFreeNet):
     For multi-discrete actions, the outputs are the concatenated values of all components, with `nvec[i]` values for component i.
 
     In a dueling net (arXiv:1511.06581, equation 9), one head outputs advantages and another head outputs the state value. A dueling net
-    chooses actions by the advantages alone. The state value is the same for all actions, so that the state value affects neither the greedy
-    action nor a Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the
-    state value (arXiv:1711.08946, equation 1).
+    chooses actions by the advantages alone. Because the state value is the same for all actions, it affects neither the greedy action nor a
+    Boltzmann distribution. For multi-discrete actions, each component has its own advantages, and all components share the state value
+    (arXiv:1711.08946, equation 1).
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
@@ -62,7 +62,7 @@ class QNet(GraphFreeNet):
         return self._mask_invalid_actions(self.actor_head(self.actor_body(obs_B)), obs_B)
 
     def _mask_invalid_actions(self, q: Tensor, obs: Tensor) -> Tensor:
-        """Return action values q [..., A], in which the values of actions that are invalid for `obs` are replaced by MASKED (−1e30)."""
+        """Return action values q [..., A] with the values of actions that are invalid in `obs` replaced by MASKED (−1e30)."""
         return q if self.mask is None else self.mask(q, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class QNet(GraphFreeNet):
             if self.mask is not None or len(self.nvec) > 1:
                 return None
             return build_sequences_with_trunk(self.actor_body, self.actor_head.output_modules(), [self.value_head], single=False)
-        actor = build_actor_chain(self.actor_body, self.actor_head)
+        actor = build_actor_sequence(self.actor_body, self.actor_head)
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> ForwardPass:
@@ -87,12 +87,12 @@ class QNet(GraphFreeNet):
 
         Args: learn: whether gradients of the parameters are needed.
         """
-        chains = self.direct.get(learn)
-        if chains is not None:
-            passed = GraphFreePass(chains, as_array(obs_B))
+        sequences = self.direct.get(learn)
+        if sequences is not None:
+            graph_free = GraphFreePass(sequences, as_array(obs_B))
             if self.value_head is not None:
-                return DuelingPass(passed)
-            return passed if self.mask is None else MaskedPass(passed, self.mask.valid_choices(as_array(obs_B)))
+                return DuelingPass(graph_free)
+            return graph_free if self.mask is None else MaskedPass(graph_free, self.mask.valid_choices(as_array(obs_B)))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.critic(as_tensor(obs_B)))
 
@@ -101,13 +101,13 @@ class QNet(GraphFreeNet):
 
         Call this method inside `ignore_float_errors()`.
         """
-        chains = self.direct.get(learn=False)
-        if chains is None:
+        sequences = self.direct.get(learn=False)
+        if sequences is None:
             with torch.no_grad():
                 return self.critic(obs_B)
         if self.value_head is not None:
-            return DuelingPass(GraphFreePass(chains, obs_B.numpy())).values[0]
-        q_BA = chains[0].outputs(obs_B.numpy())
+            return DuelingPass(GraphFreePass(sequences, obs_B.numpy())).values[0]
+        q_BA = sequences[0].outputs(obs_B.numpy())
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,8 +161,8 @@ class QCritic(nn.Module):
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, outputs: int = 1) -> None:
         super().__init__()
         init_fn, actions = getattr(spec, "init_fn", None), action.dim if action.kind == "continuous" else 0
-        after = spec.recurrent or obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3
-        self.action_after_body = bool(actions) and after
+        body_gets_obs_only = spec.recurrent or obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3
+        self.action_after_body = bool(actions) and body_gets_obs_only
         if actions and not self.action_after_body:
             obs = ObservationSpace((torch.Size(obs.shape).numel() + actions,))
         self.body = build_body(spec, obs, "critic")
@@ -216,7 +216,7 @@ class QCritics(GraphFreeNet):
 
     The critics map observations and continuous actions to Q [C, B], or observations to Q [C, B, A] of discrete actions.
 
-    If critics have O > 1 outputs for a continuous action, such as quantiles of the return, the critics' outputs have shape [C, B, O].
+    If each critic has O > 1 outputs for a continuous action, such as quantiles of the return, the outputs have shape [C, B, O].
     """
 
     outputs = 1
@@ -225,15 +225,17 @@ class QCritics(GraphFreeNet):
     def forward_pass(
         self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False, number: int | None = None
     ) -> CriticsPass | GraphPass:
-        """Compute a forward pass of the critics, whose output is Q [C, B], [C, B, O] or [C, B, A].
+        """Compute a forward pass of the critics. The output is Q [C, B], [C, B, O] or [C, B, A].
 
         Args: learn: whether gradients of the parameters are needed. for_action_grad: whether the only gradient that is needed is the
         gradient with respect to the actions, which `input_grad` of the returned pass computes. number: number of critics to compute,
         beginning with the first critic, or None to compute all critics.
         """
-        chains = self.direct.get(learn)
-        if chains is not None:
-            return self._graph_free_pass(chains, _concatenate_inputs(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number)
+        sequences = self.direct.get(learn)
+        if sequences is not None:
+            return self._graph_free_pass(
+                sequences, _concatenate_inputs(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number
+            )
         if not for_action_grad:
             with torch.set_grad_enabled(learn):
                 return GraphPass(self(obs_B, action_B, number))
@@ -247,8 +249,8 @@ class QCritics(GraphFreeNet):
             parameter.requires_grad_()
         return GraphPass(values, inputs=leaf_B)
 
-    def _graph_free_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
-        return CriticsPass(chains[:number], x_BI.numpy(), actions, self._has_single_output(actions))
+    def _graph_free_pass(self, sequences: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+        return CriticsPass(sequences[:number], x_BI.numpy(), actions, self._has_single_output(actions))
 
     def _has_single_output(self, actions: int | None) -> bool:
         """Return whether each critic has a single output.
@@ -266,9 +268,9 @@ class SeparateCritics(QCritics):
         self.critics = nn.ModuleList(critics)
 
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
-        found = [critic.build_graph_free_sequence() for critic in self.critics if isinstance(critic, QCritic)]
-        complete = [one for one in found if one is not None]
-        return complete if len(complete) == len(found) else None
+        results = [critic.build_graph_free_sequence() for critic in self.critics if isinstance(critic, QCritic)]
+        sequences = [sequence for sequence in results if sequence is not None]
+        return sequences if len(sequences) == len(results) else None
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
         """Return Q [C, B] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.
@@ -302,17 +304,17 @@ class RecurrentCritics(SeparateCritics):
         states are concatenated over all critics.
         """
         states = state_NS.split(self._sizes, dim=1)
-        found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._critic_list, states, strict=True)]
-        features = torch.cat([features for features, _ in found], dim=2)
-        return features, features, torch.cat([state for _, state in found], dim=1)
+        outputs = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._critic_list, states, strict=True)]
+        features = torch.cat([features for features, _ in outputs], dim=2)
+        return features, features, torch.cat([state for _, state in outputs], dim=1)
 
     def forward(self, features_BF: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
         """Return Q [C, B] or [C, B, O] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.
 
         Args: features_BF: concatenated features of all critics [B, C × F], as returned by `unroll`.
         """
-        each = zip(self._critic_list[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
-        q_CBO = torch.stack([critic.forward_from_features(features, action_B) for critic, features in each])
+        pairs = zip(self._critic_list[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
+        q_CBO = torch.stack([critic.forward_from_features(features, action_B) for critic, features in pairs])
         return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
@@ -350,24 +352,24 @@ class StackedCritics(QCritics):
     def build_graph_free_sequences(self) -> Sequence[GraphFreeSequence] | None:
         """Return one GraphFreeSequence of all critics together, followed by one GraphFreeSequence for each critic.
 
-        Return None if a module of the critics is not supported.
+        Returns None if a module of the critics is not supported.
         """
         params, activations = self.layer_parameters, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
         modes = [*(self.matmul_mode for _ in activations), FLOAT32]
-        layers = [GraphFreeLinear(own, existing_gradients(own), mode) for own, mode in zip(params, modes, strict=True)]
-        each = [[layer.critic_layer(index) for layer in layers] for index in range(len(params[0][0]))]
-        return [GraphFreeSequence([*zip(one, [*activations, None], strict=True)]) for one in (layers, *each)]
+        layers = [GraphFreeLinear(pair, existing_gradients(pair), mode) for pair, mode in zip(params, modes, strict=True)]
+        critics = [[layer.critic_layer(index) for layer in layers] for index in range(len(params[0][0]))]
+        return [GraphFreeSequence([*zip(part, [*activations, None], strict=True)]) for part in (layers, *critics)]
 
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         super().enable_graph_free_pass(vector, data, [*others, *self.activations])
 
-    def _graph_free_pass(self, chains: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
-        stack, *each = chains
+    def _graph_free_pass(self, sequences: Sequence[GraphFreeSequence], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+        stack, *critics = sequences
         if number is None and len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
-            return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions, self._has_single_output(actions))
-        return super()._graph_free_pass(each, x_BI, actions, number)
+            return CriticsPass([stack], x_BI.expand(len(critics), -1, -1).numpy(), actions, self._has_single_output(actions))
+        return super()._graph_free_pass(critics, x_BI, actions, number)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
         """Return Q [C, B] of continuous actions [B, D]. If action_B is None, return Q [C, B, A] of all discrete actions.

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXPANSION = 4
-"""Number of hidden units of a ResidualBlock, divided by the number of inputs of the ResidualBlock."""
+"""Ratio of the number of hidden units of a ResidualBlock to the number of its inputs."""
 
 
 class ResidualBlock(nn.Module):

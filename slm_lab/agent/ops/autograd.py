@@ -1,4 +1,4 @@
-"""Interface of a net's forward and backward pass (ForwardPass), and the implementation of this interface by autograd (GraphPass)."""
+"""Interface of a net's forward and backward pass (ForwardPass), and its implementation with autograd (GraphPass)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ForwardPass(Protocol):
     def backward(self, *grads: Any) -> None:
         """Compute the gradients of the net's parameters, given the gradients of the outputs, and add the results to `Parameter.grad`.
 
-        Args: grads: one gradient for each output, a tensor or array that this method may modify, or None if the loss does not depend on the
+        Args: grads: one gradient for each output: a tensor or array that this method may modify, or None if the loss does not depend on the
         output.
         """
 
@@ -66,12 +66,12 @@ def _scalar_with_gradients(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -
     `torch.autograd.backward(outputs, grads)` would have the same effect as `backward()` of this scalar, but makes torch import sympy, which
     takes 0.5 s.
     """
-    scalar: Tensor = _KnownGradients.apply(grads, *outputs)
+    scalar: Tensor = _GivenGradients.apply(grads, *outputs)
     return scalar
 
 
-class _KnownGradients(torch.autograd.Function):
-    """Autograd function of tensors that returns a scalar, and whose gradients with respect to the tensors are given as an argument."""
+class _GivenGradients(torch.autograd.Function):
+    """Autograd function that maps tensors to the scalar 0. The gradients with respect to the tensors are given as an argument."""
 
     @staticmethod
     def forward(ctx: Any, grads: Sequence[Tensor], *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions for CUDA devices. A CUDA device runs asynchronously, and reading a result blocks until the device has computed it."""
+"""Functions for CUDA devices, which run asynchronously: reading a result blocks until the device has computed the result."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ON_CPU = False
 """Whether tests run the code for CUDA devices on the CPU."""
 
 
-def is_asynchronous(on: Tensor | torch.device) -> bool:
+def is_asynchronous(location: Tensor | torch.device) -> bool:
     """Return whether a device, or the device of a tensor, runs asynchronously, as CUDA devices do.
 
     On an asynchronous device, the results of an update stay on the device until the update ends.
     """
-    return ON_CPU or (on.is_cuda if isinstance(on, Tensor) else on.type == "cuda")
+    return ON_CPU or (location.is_cuda if isinstance(location, Tensor) else location.type == "cuda")
 
 
 def upload(tensor: Tensor, device: str | torch.device) -> Tensor:

@@ -67,7 +67,7 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def mode(self, params_BP: A) -> A:
-        """Return actions [B], in which each component is the mode of its distribution."""
+        """Return actions [B]. Each component is the mode of its distribution."""
 
     def env_action(self, action_B: A) -> A:
         """Convert actions [B], as sampled and stored, to the form that `env.step` accepts."""
@@ -192,7 +192,7 @@ class Bernoulli(ActionDistribution):
 
 
 class _LocationScale(ActionDistribution):
-    """Base class of distributions with independent components, whose parameters are [location, log scale]."""
+    """Base class of distributions with independent components. The parameters are the locations, followed by the log scales."""
 
     kinds = ("continuous",)
 
@@ -282,15 +282,15 @@ def _log_tanh_derivative(u: A) -> A:
 
     The formula 2 (log 2 - u - log(1 + exp(-2u))) is precise even if tanh(u) is near ±1.
     """
-    rest = np.logaddexp(np.float32(0.0), -2.0 * u) if isinstance(u, np.ndarray) else F.softplus(-2.0 * u)
-    return 2.0 * (math.log(2.0) - u - rest)
+    softplus = np.logaddexp(np.float32(0.0), -2.0 * u) if isinstance(u, np.ndarray) else F.softplus(-2.0 * u)
+    return 2.0 * (math.log(2.0) - u - softplus)
 
 
 class NormalTanh(Normal):
     """Distribution of tanh(u) for independent Gaussian variables u. Rollouts store u, and the env receives tanh(u).
 
     log π is the log-density of tanh(u) in [-1, 1], as in SquashedNormal. Because rollouts store u, u need not be computed from actions near
-    ±1, for which float32 is too imprecise.
+    ±1, where float32 is too imprecise.
     """
 
     needs_bounds = True
@@ -432,7 +432,7 @@ class Deterministic(ActionDistribution):
 
 
 class LogNormal(_LocationScale):
-    """Distribution of exp(u) for independent Gaussian variables u, whose actions are positive."""
+    """Distribution of exp(u) for independent Gaussian variables u. All actions are positive."""
 
     def sample_actions(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         loc_ND, log_std_ND = self.loc_and_log_scale(params_NP)
@@ -574,12 +574,12 @@ class Product(ActionDistribution):
 
     def split_params(self, params_BP: A) -> list[tuple[Any, A]]:
         """Return a list of pairs (factor of the product, parameters of the factor)."""
-        return [(part, params_BP[:, at]) for part, at in zip(self.parts, self._params, strict=True)]
+        return [(part, params_BP[:, columns]) for part, columns in zip(self.parts, self._params, strict=True)]
 
     def split_actions(self, action_BD: A) -> list[A]:
         """Return the actions of each factor of the product, in the dtype of the factor's action space."""
-        columns = [action_BD[:, at] for at in self._actions]
-        return [own if part.action.dtype is np.float32 else _to_int64(own) for part, own in zip(self.parts, columns, strict=True)]
+        actions = [action_BD[:, columns] for columns in self._actions]
+        return [a if part.action.dtype is np.float32 else _to_int64(a) for part, a in zip(self.parts, actions, strict=True)]
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         drawn = [part.sample(np.ascontiguousarray(params), rng) for part, params in self.split_params(params_NP)]
@@ -592,11 +592,11 @@ class Product(ActionDistribution):
         return _concatenate_actions([part.mode(params) for part, params in self.split_params(params_BP)])
 
     def env_action(self, action_B: A) -> A:
-        return _concatenate_actions([part.env_action(action_B[:, at]) for part, at in zip(self.parts, self._actions, strict=True)])
+        return _concatenate_actions([part.env_action(action_B[:, cols]) for part, cols in zip(self.parts, self._actions, strict=True)])
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         rows = zip(self.split_params(params_BP), self.split_actions(action_B), strict=True)
-        return torch.stack([part.log_prob(params, own) for (part, params), own in rows]).sum(0)
+        return torch.stack([part.log_prob(params, a) for (part, params), a in rows]).sum(0)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         return torch.stack([part.entropy(params) for part, params in self.split_params(params_BP)]).sum(0)

@@ -149,9 +149,9 @@ class ValueLoss:
     """A regression loss for values, built from a spec. Raises SpecError if the arguments in the spec are invalid."""
 
     def __init__(self, spec: LossSpec) -> None:
-        self.function, self.each = LOSSES[spec.name]
+        self.function, self.loss_and_slope = LOSSES[spec.name]
         self.arguments: dict[str, Any] = {name: value for name, value in spec.kwargs.items() if name != "reduction"}
-        allowed = list(inspect.signature(self.each).parameters)[1:]
+        allowed = list(inspect.signature(self.loss_and_slope).parameters)[1:]
         if unknown := sorted(self.arguments.keys() - set(allowed)):
             message = f"{spec.name} has no argument '{unknown[0]}'; allowed: {', '.join(allowed) or 'none'}"
             raise SpecError("agent", [Problem(f"agent.net.loss_spec.{unknown[0]}", message)])
@@ -168,14 +168,15 @@ class ValueLoss:
         """Return the sum of the losses of all elements, divided by `count`, and the gradient of this value with respect to the predictions.
 
         If the predictions are arrays, the loss is a float. Predictions and targets must not have an autograd graph.
+
         Args: weight: weights of the elements, which are broadcast to the shape of the predictions, or None for equal weights of 1.
         """
-        each, slope = self.each(prediction - target, **self.arguments)
+        losses, slopes = self.loss_and_slope(prediction - target, **self.arguments)
         if weight is not None:
-            each, slope = each * weight, slope * weight
-        if isinstance(each, np.ndarray):
-            return LossAndGradient(float(np.add.reduce(each, axis=None)) / count, slope * np.float32(1.0 / count))
-        return LossAndGradient(each.sum() / count, slope / count)
+            losses, slopes = losses * weight, slopes * weight
+        if isinstance(losses, np.ndarray):
+            return LossAndGradient(float(np.add.reduce(losses, axis=None)) / count, slopes * np.float32(1.0 / count))
+        return LossAndGradient(losses.sum() / count, slopes / count)
 
     def symlog_with_gradient(self, prediction: Tensor, target: Tensor, count: int, weight: Tensor | None = None) -> LossAndGradient:
         """Return the loss between symlog(prediction) and symlog(target), and the gradient of this loss with respect to `prediction`.

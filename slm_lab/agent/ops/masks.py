@@ -17,8 +17,8 @@ from slm_lab.agent.ops.autograd import ForwardPass
 from slm_lab.lib.records import ObservationSpace
 
 MASKED = -1e30
-"""Logit or value of an invalid action. MASKED is finite, because 0 · ∞ would be NaN. Divided by a usual
-temperature, MASKED remains finite and far below every other value."""
+"""Logit or value of an invalid action. MASKED is finite, because 0 · ∞ would be NaN. After division by a usual temperature, the result is
+still finite and far below every other value."""
 
 
 class ActionMask:
@@ -40,7 +40,7 @@ class ActionMask:
         return obs[..., self._columns] != 0
 
     def __call__(self, outputs: A, obs: A) -> A:
-        """Return outputs [..., P] in which the outputs for choices that are invalid in `obs` are replaced by MASKED.
+        """Return `outputs` [..., P] with the outputs for choices that are invalid in `obs` replaced by MASKED.
 
         The first A of the P outputs belong to the A discrete choices.
         """
@@ -48,7 +48,7 @@ class ActionMask:
 
 
 def mask_outputs(outputs: A, valid: A) -> A:
-    """Return outputs [..., P] in which each of the first A outputs is replaced by MASKED where `valid`, bool [..., A], is false."""
+    """Return `outputs` [..., P] with each of the first A outputs replaced by MASKED where `valid`, bool [..., A], is false."""
     choices, size = valid.shape[-1], outputs.shape[-1]
     if choices == size:
         return where(valid, outputs, MASKED)
@@ -86,6 +86,6 @@ class MaskedPass:
         choices = self._valid_BA.shape[1]
         if choices == grad_BP.shape[1]:
             return grad_BP * self._valid_BA
-        kept = copy(grad_BP)
-        kept[:, :choices] *= self._valid_BA
-        return kept
+        masked_BP = copy(grad_BP)
+        masked_BP[:, :choices] *= self._valid_BA
+        return masked_BP

@@ -39,10 +39,10 @@ used."""
 
 
 class ObjectiveTerms(NamedTuple):
-    """Value of an objective, which is a loss to minimise, and values of the terms that the objective adds."""
+    """Value of an objective, which is a loss to minimise, and the values of its terms."""
 
     loss: Tensor | float
-    """Value of the objective, which is to be minimised. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""
+    """Value of the objective. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
@@ -106,8 +106,8 @@ def _evaluate_categorical(
 def _evaluate_normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # transposed, as in _evaluate_categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
     loc_BD, log_std_BD = distribution.loc_and_log_scale(params_BP)  # log_std_BD is [1, D] if log σ does not depend on the state
-    is_free, dim = distribution.log_std is not None, distribution.action.dim
-    unclipped_BD = distribution.log_std_array() if is_free else params_BP[:, dim:]
+    state_independent, dim = distribution.log_std is not None, distribution.action.dim
+    unclipped_BD = distribution.log_std_array() if state_independent else params_BP[:, dim:]
     inside_DB = ((unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)).T
     inv_std_DB = np.exp(-log_std_BD).T
     z_DB = np.subtract(action_BD.T, loc_BD.T, order="C")
@@ -126,7 +126,7 @@ def _evaluate_normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.
         grad_log_std_DB -= grad_logp_B
         grad_log_std_DB += grad_entropy
         grad_loc_DB *= inv_std_DB
-        if is_free:
+        if state_independent:
             return grad_loc_DB.T, np.dot(grad_log_std_DB, filled_vector(1.0, len(grad_logp_B))) * inside_DB[:, 0]
         grad_log_std_DB *= inside_DB
         return np.concatenate((grad_loc_DB, grad_log_std_DB)).T, None
@@ -176,12 +176,12 @@ def _evaluate_bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_B
 def _evaluate_product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # log π and H are sums over the factors of the product, so each factor has its own gradient
     rows = zip(distribution.split_params(params_BP), distribution.split_actions(action_BD), strict=True)
-    logps, entropies, gradients = zip(*(EVALUATE[type(part)](part, params, own) for (part, params), own in rows), strict=True)
+    logps, entropies, gradients = zip(*(EVALUATE[type(part)](part, params, a) for (part, params), a in rows), strict=True)
 
     def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
-        found = [one(grad_logp_B, grad_entropy) for one in gradients]
-        free = next((grad_D for _, grad_D in found if grad_D is not None), None)
-        return np.concatenate([grad_BP for grad_BP, _ in found], axis=1), free
+        pairs = [part_gradient(grad_logp_B, grad_entropy) for part_gradient in gradients]
+        grad_log_std_D = next((grad_D for _, grad_D in pairs if grad_D is not None), None)
+        return np.concatenate([grad_BP for grad_BP, _ in pairs], axis=1), grad_log_std_D
 
     return np.add.reduce(logps), np.add.reduce(entropies), gradient
 
@@ -241,8 +241,8 @@ class Objective:
     def supports(distribution: ActionDistribution, device: str) -> bool:
         """Return whether Objective supports `distribution` and `device`. The CPU is the only supported device."""
         parts = distribution.parts if isinstance(distribution, Product) else (distribution,)
-        closed = all(type(part) in EVALUATE for part in (distribution, *parts))
-        return CLOSED_FORM and closed and not is_asynchronous(torch.device(device))
+        has_closed_form = all(type(part) in EVALUATE for part in (distribution, *parts))
+        return CLOSED_FORM and has_closed_form and not is_asynchronous(torch.device(device))
 
     def __call__(
         self,
@@ -310,6 +310,7 @@ def _bounds_loss(loc_BD: np.ndarray) -> tuple[float, np.ndarray]:
 def _clipped_surrogate(
     logp_B: np.ndarray, old_logp_B: np.ndarray, advantage_B: np.ndarray, clip_eps: float, dual_clip: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return the clipped surrogate loss of each sample [B], and the derivative of this loss with respect to log π(a|s) [B]."""
     log_ratio_B = logp_B - old_logp_B
     inside_B = np.abs(log_ratio_B) < 20.0
     unclipped_B = np.exp(np.minimum(np.maximum(log_ratio_B, -20.0), 20.0))
@@ -346,12 +347,12 @@ REDUCTION_GRADIENTS: dict[str, Reduction] = {
 
 
 def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
-    """Return the derivative of `reduce`, which combines the values of C critics, with respect to these values [C, …].
+    """Return the derivative of reduce(q_CX) with respect to q_CX, the values [C, …] of C critics.
 
     If `reduce` is not in REDUCTIONS, autograd computes the derivative.
     """
-    for name, known in REDUCTIONS.items():
-        if reduce is known:
+    for name, function in REDUCTIONS.items():
+        if reduce is function:
             return REDUCTION_GRADIENTS[name](q_CX)
     leaf_CX = q_CX.detach().requires_grad_()
     return torch.autograd.grad(reduce(leaf_CX).sum(), leaf_CX)[0]
@@ -379,7 +380,7 @@ def discrete_actor_loss(
 ) -> DiscreteActorLoss:
     """Return the actor loss of discrete soft actor-critic, E[Σ π(a|s) (α log π(a|s) − Q(s, a))] (arXiv:1910.07207, equation 12).
 
-    The loss also contains `penalty` / 2 times the squared difference of the mean entropy and its moving average over previous updates
+    The loss also contains `penalty` / 2 times the squared difference between the mean entropy and its moving average over previous updates
     (adapted from arXiv:2209.10081, equation 11).
 
     Args: params_BA: logits of the policy. mean_entropy: moving average that the previous call returned, or None in the first call.
@@ -389,16 +390,16 @@ def discrete_actor_loss(
     entropy_B = -(p_BA * logp_BA).sum(1)
     cost_BA = alpha * logp_BA - q_BA
     cost_B = (p_BA * cost_BA).sum(1)
-    loss, entropy, after = cost_B.mean(), entropy_B.mean(), mean_entropy
+    loss, entropy, new_average = cost_B.mean(), entropy_B.mean(), mean_entropy
     grad_BA = p_BA * (cost_BA - cost_B.unsqueeze(1))
     if penalty:
-        mean = entropy if mean_entropy is None else mean_entropy
-        before = torch.where(mean.isfinite(), mean, entropy)
-        loss = loss + penalty * 0.5 * (before - entropy).square()
+        average = entropy if mean_entropy is None else mean_entropy
+        average = torch.where(average.isfinite(), average, entropy)
+        loss = loss + penalty * 0.5 * (average - entropy).square()
         # ∂ H / ∂ z = −π (log π + H), with logits z
-        grad_BA += penalty * (before - entropy) * p_BA * (logp_BA + entropy_B.unsqueeze(1))
-        after = torch.where(entropy.isfinite(), torch.lerp(before, entropy, 0.01), before)
-    return DiscreteActorLoss(loss, entropy, grad_BA.div_(len(params_BA)), after)
+        grad_BA += penalty * (average - entropy) * p_BA * (logp_BA + entropy_B.unsqueeze(1))
+        new_average = torch.where(entropy.isfinite(), torch.lerp(average, entropy, 0.01), average)
+    return DiscreteActorLoss(loss, entropy, grad_BA.div_(len(params_BA)), new_average)
 
 
 def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:

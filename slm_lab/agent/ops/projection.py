@@ -33,7 +33,7 @@ def project_distribution(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | fl
 def lowest_mean_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
     """Return, for each sample of the batch, the distribution with the lowest mean among C critics: [C, B, Z] → [B, Z].
 
-    Selecting the lowest mean is clipped double Q-learning (arXiv:1802.09477) for distributions.
+    This selection applies clipped double Q-learning (arXiv:1802.09477) to distributions.
 
     Args: atom_Z: the returns to which the probabilities belong.
     """

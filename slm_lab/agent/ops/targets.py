@@ -13,20 +13,21 @@ from slm_lab.agent.ops.arrays import A, clip
 
 
 def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -> A:
-    """Return the one-step target r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped, terminated steps are not.
+    """Return the one-step target r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not.
 
     If `reward` and `gamma` are the results of `n_step_return`, this function returns the n-step target. Raises ValueError if the shapes of
     `reward`, `next_value` and `terminated` differ.
+
     Args: terminated: 1 for terminated steps, otherwise 0.
     """
     if not reward.shape == next_value.shape == terminated.shape:
         raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
     if isinstance(reward, np.ndarray):
-        rest = 1.0 - terminated
-        rest *= next_value
-        rest *= gamma
-        rest += reward
-        return rest
+        target = 1.0 - terminated
+        target *= next_value
+        target *= gamma
+        target += reward
+        return target
     if isinstance(gamma, Tensor):
         return reward + gamma * (1.0 - terminated) * next_value
     return torch.addcmul(reward, torch.rsub(terminated, 1.0), next_value, value=gamma)
@@ -46,12 +47,12 @@ def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
     return torch.from_numpy(weight_K).to(reward_KB) @ reward_KB, gamma**steps_B
 
 
-def smoothed_action(action_BD: A, noise_BD: A, largest: float) -> A:
+def smoothed_action(action_BD: A, noise_BD: A, noise_clip: float) -> A:
     """Return actions plus noise [B, D] for target policy smoothing (arXiv:1802.09477, section 5.3).
 
-    The noise is clipped to ±`largest`, and the sum of action and noise to [-1, 1].
+    The noise is clipped to ±`noise_clip`, and the sum of action and noise to [-1, 1].
     """
-    return clip(action_BD + clip(noise_BD, -largest, largest), -1.0, 1.0)
+    return clip(action_BD + clip(noise_BD, -noise_clip, noise_clip), -1.0, 1.0)
 
 
 def truncated_mixture(quantile_CBM: Tensor, dropped: int) -> Tensor:
@@ -103,8 +104,8 @@ def split_by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """
     if len(set(nvec)) == 1:
         return q_BA.unflatten(-1, (len(nvec), nvec[0]))
-    most = max(nvec)
-    return torch.stack([F.pad(part, (0, most - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
+    longest = max(nvec)
+    return torch.stack([F.pad(part, (0, longest - part.shape[-1]), value=-math.inf) for part in q_BA.split(nvec, dim=-1)], dim=-2)
 
 
 def join_component_gradients(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:

@@ -27,7 +27,7 @@ from slm_lab.agent.ops.linear import normalize_rows
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 UPDATES_BETWEEN_CHECKS = 32
-"""Number of updates between two checks whether a user has changed parameters, if `FlatParams.check_rarely` is true. A check takes 10 to 20
+"""Number of updates between two checks for parameters that a user has changed, if `FlatParams.check_rarely` is true. A check takes 10 to 20
 µs. Refilling the processor's caches after a check takes about as long."""
 _ALIGNMENT = 4
 """Number of float32 values in 16 bytes."""
@@ -51,9 +51,9 @@ class FlatParams:
     `buffer` is a copy of `master_buffer`. `size` is the number of parameters without padding. `param_indices` [size] contains the indices
     of the parameters in `param`, or is None if `param` has no padding. `division` describes how the processes of a parameter server divide
     the vector, or is None if each process has the full vector. `update` is 0 between updates. During an update, `update` is the number of
-    the last update that began with a check whether a user has changed parameters. Unless `check_rarely` is true, `update` is the number of
-    the current update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the
-    parameters that did not require a gradient at the last call of `sync_parameters`.
+    the last update that began with a check for changed parameters. Unless `check_rarely` is true, `update` is the number of the current
+    update. For the attribute `check_rarely`, see `Agent.set_rare_checks`. `frozen` contains the indices (in `params`) of the parameters
+    that did not require a gradient at the last call of `sync_parameters`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -87,7 +87,7 @@ class FlatParams:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates, self._checked = 0, 0, 0
         self.check_rarely, self._next_hook = False, -1
-        """`_next_hook` is the id that torch would have given to the next new hook, at the last check for changes."""
+        """`_next_hook` is the id that torch would have given to a new hook at the last check for changes."""
         self.frozen: tuple[int, ...] = ()
         self._saved_buffer = self.buffer.clone()
         self._saved_counters = [c.clone() for c in self.counters]
@@ -97,8 +97,7 @@ class FlatParams:
     def begin_update(self) -> None:
         """Begin an update, and check whether a user changed parameters since the last check.
 
-        If `check_rarely` is true, the check for changed parameters takes place only after UPDATES_BETWEEN_CHECKS updates, or if hooks were
-        added.
+        If `check_rarely` is true, this check takes place only every UPDATES_BETWEEN_CHECKS updates, or if hooks were added.
         """
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
@@ -107,36 +106,36 @@ class FlatParams:
         self.update = self._checked
 
     def sync_parameters(self) -> None:
-        """Set `frozen`, and make each tensor whose `data` attribute was replaced a view of its flat vector again.
+        """Set `frozen`, and restore the view of each tensor whose `data` attribute was replaced.
 
-        The new data of tensors whose `data` attribute was replaced are copied to the flat vectors. Raises ValueError if the new data of a
-        tensor have another size, type or device.
+        The new data of such a tensor are copied to its flat vector, and the tensor becomes a view of this vector again. Raises ValueError
+        if the new data have another size, type or device.
         """
         if list(map(Tensor.data_ptr, self._tensors)) != self._addresses or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
-        every = all(map(_requires_grad, self.params))
-        self.frozen = () if every else tuple(index for index, p in enumerate(self.params) if not p.requires_grad)
+        all_trained = all(map(_requires_grad, self.params))
+        self.frozen = () if all_trained else tuple(index for index, p in enumerate(self.params) if not p.requires_grad)
 
     def _restore_views(self) -> None:
         for index, ((tensor, part), address) in enumerate(zip(self._views, self._addresses, strict=True)):
             is_param = index < len(self.params)
             if tensor.data_ptr() != address:
                 vector = self.param if is_param else self.buffer
-                own, new = vector[part], tensor.data
-                if new.numel() != len(own) or new.dtype != own.dtype or new.device != own.device:
-                    raise ValueError(self._replaced_data_message(tensor, new, own))
-                own.copy_(new.reshape(-1))
-                tensor.data = own.view(new.shape)
+                stored, new = vector[part], tensor.data
+                if new.numel() != len(stored) or new.dtype != stored.dtype or new.device != stored.device:
+                    raise ValueError(self._replaced_data_message(tensor, new, stored))
+                stored.copy_(new.reshape(-1))
+                tensor.data = stored.view(new.shape)
             if is_param and (tensor.grad is None or tensor.grad.data_ptr() != self.grad[part].data_ptr()):
                 tensor.grad = self.grad[part].view(tensor.shape)
 
-    def _replaced_data_message(self, tensor: Tensor, new: Tensor, own: Tensor) -> str:
+    def _replaced_data_message(self, tensor: Tensor, new: Tensor, stored: Tensor) -> str:
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
-        name = next((name for name, one in named if one is tensor), "a parameter")
-        found = f"{new.numel()} numbers of type {new.dtype} on {new.device}"
+        name = next((name for name, candidate in named if candidate is tensor), "a parameter")
+        given = f"{new.numel()} numbers of type {new.dtype} on {new.device}"
         return (
-            f"{name}: its data were replaced by {found}; expected {len(own)} of type {own.dtype} on {own.device}, as those that the "
-            "optimizer was built for; assign data of the same size, type and device, or build another agent"
+            f"{name}: its data were replaced by {given}; expected {len(stored)} numbers of type {stored.dtype} on {stored.device}, for "
+            "which the optimizer was built; assign data of the same size, type and device, or build another agent"
         )
 
     def without_padding(self, vector: Tensor) -> Tensor:
@@ -174,7 +173,7 @@ class FlatParams:
 
     def param_slice(self, params: Sequence[nn.Parameter]) -> slice:
         """Return the slice of `param` that the consecutive parameters `params` occupy."""
-        indices = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
+        indices = [index for index, parameter in enumerate(self.params) if any(parameter is p for p in params)]
         return _spanning_slice(self._parts[indices[0] : indices[-1] + 1])
 
     def normalize_unit_rows(self, frozen: Sequence[int]) -> None:
@@ -191,7 +190,7 @@ class FlatParams:
         return named | ({"buffers": SharedArray(_to_numpy(self.buffer), "step")} if self.buffer.numel() else {})
 
     def use_shared_arrays(self, arrays: Arrays, serves: int | None = None) -> None:
-        """Let optimizers step the shared arrays `arrays` from now on. The module computes on a copy of the shared arrays.
+        """From now on, let optimizers step the shared arrays `arrays`. The module computes on a copy of the shared arrays.
 
         Call this method only once.
 
@@ -215,11 +214,11 @@ class FlatParams:
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written
         self.size = len(master)
-        for p, own in zip(self.params, self._parts, strict=True):
-            inside = part.start <= own.start and own.stop <= part.stop
-            p.grad, p.data = None, master[_intersection(own, part)].view(p.shape) if inside else p.data.new_empty(0)
-        self._packed_slices = self.slices = [_intersection(own, part) for own in self._packed_slices]
-        self._packed_parts = self._parts = [_intersection(own, part) for own in self._parts]
+        for p, where in zip(self.params, self._parts, strict=True):
+            inside = part.start <= where.start and where.stop <= part.stop
+            p.grad, p.data = None, master[_intersection(where, part)].view(p.shape) if inside else p.data.new_empty(0)
+        self._packed_slices = self.slices = [_intersection(where, part) for where in self._packed_slices]
+        self._packed_parts = self._parts = [_intersection(where, part) for where in self._parts]
         self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
     def param_slices_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
@@ -278,7 +277,7 @@ class FlatParams:
             counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """If `bad` is true, restore the buffers that `save_buffers` saved. If `bad` is false, save the current buffers.
+        """If `bad` is true, restore the buffers that `save_buffers` saved, otherwise save the current buffers.
 
         This method does not wait for the device.
 
@@ -327,9 +326,9 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def _intersection(own: slice, part: slice) -> slice:
-    """Return the intersection of two slices, `own` and `part`, relative to the start of `part`."""
-    return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
+def _intersection(where: slice, part: slice) -> slice:
+    """Return the intersection of two slices, `where` and `part`, relative to the start of `part`."""
+    return slice(*(min(max(end, part.start), part.stop) - part.start for end in (where.start, where.stop)))
 
 
 def _order_params(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
@@ -374,7 +373,7 @@ def _flatten(tensors: list[Tensor], parts: list[slice], device: torch.device) ->
 
 
 def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a nested dict or list `state`, in which `change` is applied to every tensor of shape [length]."""
+    """Return a copy of the nested dict or list `state`, with `change` applied to every tensor of shape [length]."""
     if isinstance(state, dict):
         return {key: map_vectors(value, length, change) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -395,4 +394,4 @@ def _disable_flatten_parameters(module: nn.Module) -> None:
 
 
 def _do_nothing() -> None:
-    """Do nothing, as the replacement of `flatten_parameters` in recurrent layers."""
+    """Do nothing. This function replaces `flatten_parameters` in recurrent layers."""

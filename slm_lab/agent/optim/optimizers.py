@@ -36,7 +36,7 @@ class FlatOptimizer(ABC):
         """Take one optimizer step with the gradient in `grad`."""
 
     def refresh_stored_parameters(self) -> None:  # noqa: B027  # most optimizers store no copy of the parameters
-        """Replace stored copies of the parameters by the current parameters.
+        """Update the copies of the parameters that the optimizer stores.
 
         Call this method if the parameters were replaced after the optimizer was built.
         """
@@ -60,13 +60,13 @@ class FlatOptimizer(ABC):
         The statistics of the returned optimizer are views of this optimizer's statistics. The step count of the returned optimizer is a
         copy.
         """
-        one = copy(self)
-        one.param, one.grad = self.param[where], self.grad[where]
-        one.statistics = {name: tensor[where] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
-        return one
+        sliced = copy(self)
+        sliced.param, sliced.grad = self.param[where], self.grad[where]
+        sliced.statistics = {name: tensor[where] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
+        return sliced
 
     def use_statistics(self, arrays: Arrays) -> None:
-        """Store the statistics in `arrays`, whose names are those of `shared_statistics`, from now on."""
+        """From now on, use `arrays` as the statistics. The names in `arrays` are those of `shared_statistics`."""
         self.statistics = {name: torch.from_numpy(arrays[name]) for name in self.statistics}
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,11 +82,11 @@ class _NoCopyOptimizer(FlatOptimizer):
     """Base class of optimizers whose `step_with_gradient` does not copy its argument."""
 
     def step_with_gradient(self, grad: Tensor) -> None:
-        own, self.grad = self.grad, grad
+        previous, self.grad = self.grad, grad
         try:
             self.step()
         finally:
-            self.grad = own
+            self.grad = previous
 
 
 class FlatAdam(_NoCopyOptimizer):
@@ -158,8 +158,8 @@ class FlatAdamW(FlatAdam):
 class FlatRMSprop(_NoCopyOptimizer):
     """RMSprop (Tieleman & Hinton 2012), with the same results as torch.optim.RMSprop.
 
-    Args: alpha: decay rate of the moving averages. For the other arguments of FlatRMSprop, see torch.optim.RMSprop. Raises ValueError if an
-    argument is negative.
+    Args: alpha: decay rate of the moving averages. The other arguments are those of torch.optim.RMSprop. Raises ValueError if an argument
+    is negative.
     """
 
     def __init__(
@@ -240,10 +240,10 @@ class Lookahead(FlatOptimizer):
             self.param.copy_(self.slow)
 
     def for_slice(self, where: slice) -> Lookahead:
-        one = super().for_slice(where)
-        assert isinstance(one, Lookahead)
-        one.inner, one.slow = self.inner.for_slice(where), self.slow[where]
-        return one
+        sliced = super().for_slice(where)
+        assert isinstance(sliced, Lookahead)
+        sliced.inner, sliced.slow = self.inner.for_slice(where), self.slow[where]
+        return sliced
 
     def refresh_stored_parameters(self) -> None:
         self.slow.copy_(self.param)
@@ -265,7 +265,7 @@ class ShapedOptimizer(FlatOptimizer):
     """Pairs (tensor to step, gradient), one for each parameter. The sequence is empty if the optimizer steps the flat vector."""
 
     def freeze(self, indices: Collection[int]) -> None:
-        """Exclude the parameters with the indices `indices` in `shaped` from steps from now on, and include all other parameters.
+        """From now on, exclude the parameters with the indices `indices` in `shaped` from steps, and include all other parameters.
 
         (The gradient of an excluded parameter is set to None, because torch's optimizers skip parameters without a gradient.)
         """
@@ -336,11 +336,12 @@ class TorchOptimizer(ShapedOptimizer):
         return kind([vector], lr=self.lr, **kwargs)
 
     def for_slice(self, where: slice) -> TorchOptimizer:
-        one = super().for_slice(where)
-        assert isinstance(one, TorchOptimizer)
-        one.inner = one._build_for_vector(*self._build)
-        one.inner.load_state_dict(map_vectors(deepcopy(self.inner.state_dict()), len(self.param), lambda vector: vector[where].clone()))
-        return one
+        sliced = super().for_slice(where)
+        assert isinstance(sliced, TorchOptimizer)
+        sliced.inner = sliced._build_for_vector(*self._build)
+        state = map_vectors(deepcopy(self.inner.state_dict()), len(self.param), lambda vector: vector[where].clone())
+        sliced.inner.load_state_dict(state)
+        return sliced
 
     def step(self) -> None:
         for group in self.inner.param_groups:
@@ -360,6 +361,7 @@ class PartitionedOptimizer(FlatOptimizer):
     While a part of the parameter vector is frozen, neither the parameters nor the statistics of this part change.
 
     As in torch, the optimizer of each part counts its own steps. If processes share the statistics, all parts have a common step count.
+
     Args: whole: optimizer of the complete vector. shared: whether processes share the statistics of `whole`.
     """
 
@@ -380,11 +382,11 @@ class PartitionedOptimizer(FlatOptimizer):
                 return
 
     def freeze(self, frozen: Sequence[slice]) -> None:
-        """Freeze the slices `frozen` of the parameter vector, and unfreeze all other elements, from now on."""
-        for one in frozen:
-            self.split_part_at(one.start)
-            self.split_part_at(one.stop)
-        frozen_parts = [any(one.start <= part.start < one.stop for one in frozen) for part, _ in self.parts]
+        """From now on, freeze the slices `frozen` of the parameter vector, and step all other elements."""
+        for where in frozen:
+            self.split_part_at(where.start)
+            self.split_part_at(where.stop)
+        frozen_parts = [any(where.start <= part.start < where.stop for where in frozen) for part, _ in self.parts]
         self._active = [optimizer for (_, optimizer), is_frozen in zip(self.parts, frozen_parts, strict=True) if not is_frozen]
 
     def step(self) -> None:
@@ -421,8 +423,8 @@ FLAT: dict[str, Callable[..., FlatOptimizer]] = {
     "RMSprop": FlatRMSprop,
     "GlobalRMSprop": FlatRMSprop,
 }
-"""Mapping from name to FlatOptimizer class. If the FlatOptimizer class does not support an argument in the spec, the optimizer of
-torch.optim is used."""
+"""Mapping from name to FlatOptimizer class. If this class does not support an argument in the spec, the optimizer of torch.optim is
+used."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]

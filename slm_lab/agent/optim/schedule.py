@@ -61,7 +61,7 @@ def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSch
     """
     try:
         schedule = _build_schedule(spec, base_lr)
-        schedule(0), schedule(1)  # a length of zero raises its error only when the schedule is called
+        schedule(0), schedule(1)  # a length of zero raises an error only when the schedule is called
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
     return schedule

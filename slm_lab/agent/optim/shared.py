@@ -26,9 +26,10 @@ class SharedParams:
     shared parameters, async SAC learned HalfCheetah more slowly (see docs/hogwild.md). Processes do not wait for each other, unless
     meta.hogwild_lock allows only one update at a time.
 
-    Buffers (batch statistics) are pulled like parameters. An update adds the change of its process's buffers to the shared buffers, divided
-    by the number of updates that began from the same buffers. The resulting shared buffers are the mean over all processes, and change as
-    fast as with one process. Without the division, several stale changes of a variance could make the variance negative.
+    Buffers (batch statistics) are pulled like parameters. An update divides the change of its process's buffers by the number of updates
+    that began from the same buffers, and adds the quotient to the shared buffers. The resulting shared buffers are the mean over all
+    processes, and change as fast as with one process. Without the division, several stale changes of a variance could make the variance
+    negative.
 
     If the store of the shared parameters is in another process, `push` sends gradients to that process, where
     `apply_remote_update` applies the gradients. The process of the store answers with the newest parameters.
@@ -74,7 +75,7 @@ class SharedParams:
 
     @contextmanager
     def update_context(self, *, copy: bool = True) -> Iterator[None]:
-        """Return the context for one update of the shared parameters. The block of the with statement must step `flat.master`.
+        """Return a context manager for one update of the shared parameters. The block of the with statement must step `flat.master`.
 
         After the block, the changes of buffers are added to the shared buffers, and the update is counted.
 
@@ -83,9 +84,9 @@ class SharedParams:
         flat = self.flat
         if flat.master_grad is not flat.grad:
             flat.master_grad.copy_(flat.without_padding(flat.grad))
-        asked = perf_counter()
+        started = perf_counter()
         with self.store.updating():
-            waited = 1e3 * (perf_counter() - asked) if self.store.locked else 0.0
+            waited = 1e3 * (perf_counter() - started) if self.store.locked else 0.0
             staleness = self.version - self._pulled
             self.report |= {"staleness": float(staleness), "lock_wait": waited}
             yield
@@ -95,19 +96,19 @@ class SharedParams:
                 self._copy_from_shared()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
-        """Send the gradient to the process of the store, which calls `section` to apply the gradient.
+        """Send the gradient to the process of the store, which applies the gradient by calling `section` (see lib/store.py).
 
         Afterwards, copy the new shared parameters to this process.
 
         Args: section: method of the Trainer that calls `apply_remote_update`. lr_G: learning rate of each optimizer group. frozen: indices
         of the parameters that are not stepped.
         """
-        flat, asked = self.flat, perf_counter()
+        flat, started = self.flat, perf_counter()
         grad = flat.without_padding(flat.grad).cpu().numpy()
         buffers = (flat.buffer.cpu().numpy(), self._pulled_buffer.cpu().numpy()) if flat.buffer.numel() else ()
         staleness = self.store.step(section, grad, lr_G, frozen, self._pulled, *buffers)
         pushed, pulled = self.store.take_traffic()
-        waited = 1e3 * (perf_counter() - asked)
+        waited = 1e3 * (perf_counter() - started)
         self.report = {"staleness": staleness, "lock_wait": waited, "bytes_pushed": float(pushed), "bytes_pulled": float(pulled)}
         self._copy_from_shared()
 

@@ -37,13 +37,13 @@ class OptimizerGroup:
     def __init__(self, flat: FlatParams, index: int, spec: NetSpec, part: str) -> None:
         self.flat, self.index = flat, index
         self.grad = flat.grad[flat.slices[index]]
-        own_optim, own_scheduler = f"{part}_optim_spec", f"{part}_lr_scheduler_spec"
-        key = own_optim if getattr(spec, own_optim, None) else "optim_spec"
+        part_optim, part_scheduler = f"{part}_optim_spec", f"{part}_lr_scheduler_spec"
+        key = part_optim if getattr(spec, part_optim, None) else "optim_spec"
         self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
         self._shares = False
         """Whether processes share the statistics of the optimizer."""
         self.build_optimizer()
-        key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
+        key = part_scheduler if getattr(spec, part_scheduler, None) else "lr_scheduler_spec"
         self._scheduler, self._scheduler_path = getattr(spec, key), f"agent.net.{key}"
         self.counts_calls = self._scheduler is not None and self._scheduler.counts_training_calls
         """Whether the learning rate depends on the number of training calls instead of the frame."""
@@ -65,7 +65,7 @@ class OptimizerGroup:
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
     def set_frozen(self, frozen: Sequence[int]) -> None:
-        """Exclude the parameters with the indices `frozen` from optimizer steps from now on, and include all other parameters."""
+        """From now on, exclude the parameters with the indices `frozen` from optimizer steps, and include all other parameters."""
         if frozen == self.frozen:
             return
         self.frozen, optimizer = frozen, self.optimizer
@@ -77,7 +77,7 @@ class OptimizerGroup:
             self._ensure_partitioned().freeze(parts)
 
     def _ensure_partitioned(self) -> PartitionedOptimizer:
-        """Return the optimizer as a PartitionedOptimizer, which replaces an optimizer of another class."""
+        """Replace the optimizer by a PartitionedOptimizer, unless the optimizer is one already, and return the PartitionedOptimizer."""
         if not isinstance(self.optimizer, PartitionedOptimizer):
             self.optimizer = PartitionedOptimizer(self.optimizer, self._shares)
         return self.optimizer
@@ -105,7 +105,9 @@ class OptimizerGroup:
         if not self.shares_full_state:
             return {}
         named, begin = shared_statistics(self._remove_padding(self.optimizer.statistics)), self.flat.group_starts[self.index]
-        return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
+        return {
+            name: array._replace(division=self.flat.division, begin=begin) if array.values.ndim else array for name, array in named.items()
+        }
 
     def _remove_padding(self, state: Any, part: slice | None = None) -> Any:
         """Return optimizer statistics without the padding between parameters.
@@ -132,8 +134,8 @@ class OptimizerGroup:
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics of the optimizer.
 
-        If parameters were ever frozen, the result is {"parts": list of {"begin": first index, "state": statistics} of each part of the
-        vector}.
+        If parameters were ever frozen, the result is {"parts": [{"begin": first index, "state": statistics}, …]}, with one entry for each
+        part of the vector.
         """
         if self._store is not None and self._store.remote:
             self._store.pull()
@@ -141,7 +143,7 @@ class OptimizerGroup:
         if isinstance(optimizer, PartitionedOptimizer):
             indices = self._param_indices
             begins = [part.start if indices is None else int((indices < part.start).sum()) for part, _ in optimizer.parts]
-            states = [self._remove_padding(own.state_dict(), part) for part, own in optimizer.parts]
+            states = [self._remove_padding(part_optimizer.state_dict(), part) for part, part_optimizer in optimizer.parts]
             return {"parts": [{"begin": begin, "state": state} for begin, state in zip(begins, states, strict=True)]}
         state: dict[str, Any] = self._remove_padding(optimizer.state_dict())
         return state
@@ -153,15 +155,15 @@ class OptimizerGroup:
             return
         optimizer, indices = self._ensure_partitioned(), self._param_indices
         size = len(optimizer.param)
-        begins = [one["begin"] if indices is None else int(indices[one["begin"]]) for one in saved]
+        begins = [entry["begin"] if indices is None else int(indices[entry["begin"]]) for entry in saved]
         for begin in begins[1:]:
             optimizer.split_part_at(begin)
-        for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
-            spread = self._add_padding(one["state"], slice(begin, end))
-            for part, own in optimizer.parts:
+        for begin, end, entry in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
+            padded = self._add_padding(entry["state"], slice(begin, end))
+            for part, part_optimizer in optimizer.parts:
                 if begin <= part.start < end:
                     inside = slice(part.start - begin, part.stop - begin)
-                    own.load_state_dict(map_vectors(spread, end - begin, itemgetter(inside)))
+                    part_optimizer.load_state_dict(map_vectors(padded, end - begin, itemgetter(inside)))
         self.frozen = None
 
     def attach(self, store: Store, arrays: Arrays) -> None:
@@ -171,7 +173,7 @@ class OptimizerGroup:
         if arrays:
             self.optimizer.use_statistics(arrays)
             return
-        if store.fresh:  # otherwise this process's statistics belong to weights that are replaced now
+        if store.fresh:  # otherwise this process's statistics belong to weights that were just replaced
             self.load_state_dict(state)
         if self.optim.name.startswith("Global"):
             notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between sessions")
@@ -187,11 +189,13 @@ class Trainer:
         spec: spec of the net, which contains the keys of optimizers, schedules and clipping.
         parts: names of the parameter groups of `flat` ("actor", "critic"), for which the spec may have separate optimizer keys. If `parts`
             is empty, the net has a single group.
-        nets: gradients of each net in `flat`, as views of `flat.grad`. The gradient of each net is clipped separately. By default, all
-            parameters form one net.
+        net_grads: a list of gradients, as views of `flat.grad`, for each net in `flat`. The gradient of each net is clipped separately. By
+            default, all parameters form one net.
     """
 
-    def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[Tensor]] | None = None) -> None:
+    def __init__(
+        self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), net_grads: Sequence[Sequence[Tensor]] | None = None
+    ) -> None:
         self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
         self.shared: SharedParams | None = None
@@ -210,11 +214,13 @@ class Trainer:
         self.groups = [OptimizerGroup(flat, index, spec, part) for index, part in enumerate(parts or [""])]
         if self._shares_all and not flat.unit_rows:  # an optimizer that does not share its statistics may depend on the full vector
             flat.division = divide_vector(flat.size, flat.group_starts)
-        self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
+        self._net_grads = [[flat.grad]]
+        if net_grads is not None and self.clip is not None:
+            self._net_grads = [[grad.view(-1) for grad in grads] for grads in net_grads]
         """Gradients of each net, which are clipped separately. If gradients are not clipped, the list has a single entry for all nets."""
-        arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
+        arrays: list[list[Any]] = self._net_grads if self.deferred else [[grad.numpy() for grad in grads] for grads in self._net_grads]
         self._net_arrays = arrays
-        """The gradients in `_nets`, as numpy arrays if they are on the CPU, where numpy takes half the time of torch."""
+        """The gradients in `_net_grads`, as numpy arrays if they are on the CPU, where numpy takes half the time of torch."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
         """Index of this process among the processes that train the net, and number of training calls by each of these processes."""
@@ -260,7 +266,7 @@ class Trainer:
         return self.groups[0].optimizer.lr
 
     def refresh_stored_parameters(self) -> None:
-        """Replace the copies of parameters that some optimizers store by the current parameters.
+        """Update the copies of the parameters that some optimizers store.
 
         Call this method if the parameters were changed by anything other than a gradient step or `load_state_dict`.
         """
@@ -304,14 +310,14 @@ class Trainer:
             self.shared.pull_if_outdated()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
-        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return `check_finite(loss)`."""
+        """Accumulate the gradient of `weight` times a scalar loss for the next gradient step. Return the result of `check_finite`."""
         # no gradient argument: torch would import sympy (0.5 s) to check the argument
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
         return self.check_finite(loss.detach())
 
     def check_finite(self, loss: Tensor | float) -> Tensor | float:
-        """Cause the next gradient step to be skipped if `loss`, whose gradient was accumulated, is not finite.
+        """Let the next gradient step be skipped if `loss` is not finite. The gradient of `loss` has already been accumulated.
 
         Returns the loss as a float, or as a tensor if the attribute `deferred` is true.
         """
@@ -363,11 +369,11 @@ class Trainer:
 
         Return the norm of the gradient as a tensor.
         """
-        norms = [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads])) for grads in self._nets]
+        norms = [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads])) for grads in self._net_grads]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
         self._losses.clear()
         if self.clip is not None:
-            for grads, norm in zip(self._nets, norms, strict=True):
+            for grads, norm in zip(self._net_grads, norms, strict=True):
                 for grad in grads:
                     grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         for group in self.groups:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, build_actor_chain
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, build_actor_sequence
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.distributional import DistributionalHead, build_q_net
 from slm_lab.agent.net.noisy import NoiseSource
@@ -48,27 +48,27 @@ NUMPY_ACTING = True
 """Whether small nets act in numpy. If NUMPY_ACTING is False, all nets act in torch."""
 
 CHECK_EVERY = 16
-"""Number of acting steps between complete checks whether the modules of the net were changed. One check takes a quarter of the time of an
-acting step with one env."""
+"""Number of acting steps between two complete checks for changes of the net's modules. One check takes a quarter of the time of an acting
+step with one env."""
 
-RARELY = 1024
-"""Number of acting steps between complete checks after `Agent.set_rare_checks(True)`."""
+RARE_CHECK_EVERY = 1024
+"""Number of acting steps between two complete checks after `Agent.set_rare_checks(True)`."""
 
 
 class NumpyActor:
-    """Function that computes the distribution parameters, float32 [N, P], of observations, float32 [N, D], in numpy.
+    """Function that maps observations, float32 [N, D], to distribution parameters, float32 [N, P], and computes in numpy.
 
     The computation uses the layers of a net's body and head. If the modules of the net were changed after the NumpyActor was built, the
     NumpyActor calls the modules instead.
     """
 
-    def __init__(self, body: Body, head: ActorHead, chain: GraphFreeSequence, mask: ActionMask | None = None) -> None:
-        self._body, self._head, self.layers, self._mask = body, head, chain.outputs, mask
+    def __init__(self, body: Body, head: ActorHead, sequence: GraphFreeSequence, mask: ActionMask | None = None) -> None:
+        self._body, self._head, self.layers, self._mask = body, head, sequence.outputs, mask
         if isinstance(head, DistributionalHead):
-            self.layers = lambda obs_N: head.distribution_means(chain.outputs(obs_N))
+            self.layers = lambda obs_N: head.distribution_means(sequence.outputs(obs_N))
         """`layers` is the function that computes the outputs in numpy, without a check for changes of the modules."""
-        self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
-        self._left, self.check_every = 0, CHECK_EVERY
+        self._monitor = ModuleMonitor([*body.modules(), *head.modules()], data=True)
+        self._calls_until_check, self.check_every = 0, CHECK_EVERY
 
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
         """Compute the distribution parameters [N, P] of observations.
@@ -80,11 +80,11 @@ class NumpyActor:
         return params_NP if self._mask is None else self._mask(params_NP, obs_N)
 
     def _compute_parameters(self, obs_N: np.ndarray, exact: bool) -> np.ndarray:
-        self._left -= 1
-        if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
-            held = self._watch.is_unchanged()
-            self._left = self.check_every if held else 0
-            if not held:
+        self._calls_until_check -= 1
+        if exact or self._calls_until_check < 0 or RemovableHandle.next_id != self._monitor.handles:
+            unchanged = self._monitor.is_unchanged()
+            self._calls_until_check = self.check_every if unchanged else 0
+            if not unchanged:
                 return self._compute_with_modules(obs_N)
         return self.layers(obs_N)
 
@@ -98,8 +98,8 @@ def build_numpy_actor(body: Body, head: ActorHead, mask: ActionMask | None = Non
     """Return a NumpyActor for the body, the head and the action mask of a net, or None if the net has no numpy implementation."""
     if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
-    chain = None if isinstance(head, DistributionalHead) and head.state is not None else build_actor_chain(body, head)
-    return None if chain is None else NumpyActor(body, head, chain, mask)
+    sequence = None if isinstance(head, DistributionalHead) and head.state is not None else build_actor_sequence(body, head)
+    return None if sequence is None else NumpyActor(body, head, sequence, mask)
 
 
 class Policy:
@@ -110,9 +110,9 @@ class Policy:
         rng: random generator that draws the actions.
         net: the net, or None for uniformly random actions.
         distribution: the action distribution given the net's outputs, or None for uniformly random actions.
-        action_policy: "default" samples the distribution, "epsilon_greedy" takes the mode of the distribution, but with probability
-            `explore_var` a random action, "boltzmann" divides the logits by `explore_var`, "gaussian" adds noise of standard deviation
-            `explore_var` to the mode, and "random" ignores the distribution.
+        action_policy: "default" samples the distribution; "epsilon_greedy" takes a random action with probability `explore_var`, otherwise
+            the mode of the distribution; "boltzmann" divides the logits by `explore_var`; "gaussian" adds noise with standard deviation
+            `explore_var` to the mode; "random" ignores the distribution.
         logp: whether `act` computes the log-probabilities of sampled actions. With logp=False, `act` returns NaN as log-probabilities. With
             few envs, computing log-probabilities would take as long as drawing the actions.
         flat: the parameters of the net in one vector.
@@ -161,9 +161,9 @@ class Policy:
         }[self.action_policy]
 
     def set_rare_checks(self, rarely: bool) -> None:
-        """Set whether the modules of the net are checked for changes only rarely (see Agent.set_rare_checks)."""
+        """Set whether the policy checks the modules of the net only rarely for changes (see Agent.set_rare_checks)."""
         if self._numpy_actor is not None:
-            self._numpy_actor.check_every = RARELY if rarely else CHECK_EVERY
+            self._numpy_actor.check_every = RARE_CHECK_EVERY if rarely else CHECK_EVERY
 
     def clone(self, rng: np.random.Generator) -> Policy:
         """Return a policy with the same net and the random stream `rng`."""
@@ -205,8 +205,9 @@ class Policy:
     def action_function(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
         """Return a function (obs_N, first_N, acts_N=None) that returns the actions of this policy in the form that the env accepts.
 
-        The returned function keeps the hidden state of the policy between its calls. The argument acts_N, bool [N], of the returned
-        function says which envs act in this step. The hidden states of envs that do not act are not changed.
+        The returned function keeps the hidden state of the policy between its calls. Its argument acts_N, bool [N], says which envs act in
+        this step, or is None if all envs act. The hidden states of envs that do not act are not changed.
+
         Args: rng: random stream of the function. deterministic: whether to take the mode of the distribution.
         """
         policy = self.clone(rng)
@@ -290,17 +291,17 @@ class Policy:
         assert self.distribution is not None
         greedy_N = self.distribution.mode(params_NP)
         explore_N = self.rng.random(len(params_NP)) < self.explore_var
-        valid_NP, lucky = self._masks_from_outputs(params_NP), np.float32(self.explore_var / self._choices)
+        valid_NP, random_p = self._masks_from_outputs(params_NP), np.float32(self.explore_var / self._choices)
         if explore_N.any():
             wide_N = explore_N if greedy_N.ndim == 1 else explore_N[:, None]
             action_N = np.where(wide_N, self._uniform(len(params_NP), valid_NP)[0], greedy_N)
-            same_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
+            is_greedy_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
         else:
-            action_N, same_N = greedy_N, True
+            action_N, is_greedy_N = greedy_N, True
         if valid_NP is not None:
-            lucky = np.float32(self.explore_var) * np.exp(uniform_logp(valid_NP, self._nvec))
+            random_p = np.float32(self.explore_var) * np.exp(uniform_logp(valid_NP, self._nvec))
         # a random action may equal the greedy action
-        return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
+        return action_N, np.log(np.full(len(action_N), random_p, np.float32) + np.float32(1.0 - self.explore_var) * is_greedy_N)
 
     def _uniform(self, num_envs: int, valid_NA: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         return draw_uniform_actions(self.action, num_envs, self.rng, valid_NA)
@@ -333,9 +334,9 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     Raises SpecError if the distribution or the action policy does not support the action space.
     """
     name, parts = spec.action_pdtype, action.parts
-    found = [_distribution_class(name, part) for part in parts]
+    requested = [_distribution_class(name, part) for part in parts]
     # with several kinds of components, action_pdtype applies to the components that it fits, and the others keep their default
-    if None in found and (len(parts) == 1 or not any(found)):
+    if None in requested and (len(parts) == 1 or not any(requested)):
         fitting = dict.fromkeys(fit for part in parts for fit in _supported_distributions(part))
         message = f"{name!r} is not supported for {_describe_actions(action)}; allowed: default, {', '.join(fitting)}"
         raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
@@ -345,7 +346,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     if name == "NormalTanh" and spec.action_policy == "random":
         message = "'random' is not supported with NormalTanh; allowed: default"
         raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
-    built = [kind or _distribution_class("default", part) for kind, part in zip(found, parts, strict=True)]
+    built = [kind or _distribution_class("default", part) for kind, part in zip(requested, parts, strict=True)]
     distributions = [kind(part) for kind, part in zip(built, parts, strict=True) if kind is not None]
     return distributions[0] if len(parts) == 1 else Product(action, distributions)
 
@@ -374,7 +375,7 @@ def _describe_actions(action: ActionSpace) -> str:
 def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
     """Raise SpecError with a problem for each key of soft actor-critic that does not fit the env's actions.
 
-    For each key of soft actor-critic that has no effect with the env's actions, this function prints a notice.
+    Print a notice for each key of soft actor-critic that has no effect with the env's actions.
     """
     discrete = action.kind == "discrete"
     problems = []
@@ -383,7 +384,7 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> N
         message = f"{spec.action_pdtype!r} is not supported by {spec.name} for {action.kind} actions; allowed: {', '.join(names)}"
         problems.append(Problem("agent.algorithm.action_pdtype", message))
     if discrete:
-        problems += _entropy_problems(spec, action.nvec[0])
+        problems += _target_entropy_problems(spec, action.nvec[0])
     if problems:
         raise SpecError("agent", problems)
     unused = {
@@ -394,7 +395,7 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> N
         notice(f"agent.algorithm.{key}: has no effect with {action.kind} actions; ignored")
 
 
-def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
+def _target_entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
     """Return a problem for each target entropy in the spec that no policy over `actions` discrete actions can have."""
     greatest = math.log(actions)
     bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
@@ -411,6 +412,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     """Build the policy of an agent, with weights drawn from torch's global random generator.
 
     Args: rng: random generator that draws actions. device: device of the net.
+
     Raises SpecError if algorithm, net and env do not fit each other.
     """
     algorithm, mask = agent.algorithm, ActionMask.from_observation_space(info.observation)
@@ -457,9 +459,15 @@ def actor_critic_gradients(net: nn.Module | None, flat: FlatParams) -> list[list
 
 
 def _build_actor_distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the action distribution and the learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
-    own = agent.algorithm.actor_distribution(action.kind)
-    distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
+    """Return the action distribution and the learned log standard deviation [D].
+
+    The log standard deviation is None if net.log_std_init is absent or has no effect.
+    """
+    required = agent.algorithm.actor_distribution(action.kind)
+    if required is None:
+        distribution = build_distribution(agent.algorithm, action)
+    else:
+        distribution = ACTOR_DISTRIBUTIONS[required[0]](action, **required[1])
     if net.log_std_init is None:
         return distribution, None
     if distribution.gaussian_part is None:

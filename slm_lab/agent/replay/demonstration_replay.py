@@ -20,6 +20,7 @@ def build_demonstration_replay(
     """Return a replay buffer that contains all transitions of `data`, and that samples batches of batch_size transitions uniformly.
 
     Args: rng, device: see Replay.
+
     Raises SpecError if the transitions do not fit into memory.
     """
     rows = len(data) + len(data.last_obs_E) * (info.observation.stack + 1)  # each episode of images begins with a stack of frames

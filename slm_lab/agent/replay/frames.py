@@ -47,7 +47,7 @@ Rows = np.ndarray | DeviceArray
 
 
 def allocate_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
-    """Return an array of zeros of shape `shape`, in the memory of a CUDA device, or in host memory if `device` is None."""
+    """Return an array of zeros with shape `shape` in the memory of a CUDA device, or in host memory if `device` is None."""
     return np.zeros(shape, dtype) if device is None else DeviceArray(shape, dtype, device)
 
 
@@ -81,7 +81,7 @@ class ObservationStore(ABC):
         return False
 
     def used_entries(self, rows: int) -> dict[str, int]:
-        """Return how many entries of each array the transitions in the first `rows` rows use, by array name."""
+        """Return, by array name, the number of entries that the transitions in the first `rows` rows use."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
@@ -147,8 +147,9 @@ class FrameStore(ObservationStore):
         are lost in the order in which they were added. (A transition's smallest frame number may decrease from one env to the next.)"""
         self.current = np.zeros((info.num_envs, stack), np.int64)
         """Frame numbers of each env's next observation."""
-        self.known_N = np.zeros(info.num_envs, np.bool_)
-        self.arrays = {"frames": self.frames, "slot": self.slot, "oldest": self.oldest, "current": self.current, "known": self.known_N}
+        self.has_frames_N = np.zeros(info.num_envs, np.bool_)
+        """Whether `current` contains the frame numbers of each env."""
+        self.arrays = {"frames": self.frames, "slot": self.slot, "oldest": self.oldest, "current": self.current, "known": self.has_frames_N}
 
     @staticmethod
     def _frame_shape(space: ObservationSpace) -> tuple[int, ...]:
@@ -166,11 +167,11 @@ class FrameStore(ObservationStore):
         return FrameStore._number_of_slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
 
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        for n in env_K[first_N[env_K] | ~self.known_N[env_K]]:
+        for n in env_K[first_N[env_K] | ~self.has_frames_N[env_K]]:
             self._store_first_observation(int(n), obs_N[n])
         if not len(env_K):
             return
-        self.oldest[row_K] = self.current[self.known_N].min()
+        self.oldest[row_K] = self.current[self.has_frames_N].min()
         before_KS = self.current[env_K]
         new_K = self._write_frames(self._split_into_frames(step.last_obs_N[env_K])[:, -1])
         after_KS = np.concatenate([before_KS[:, 1:], new_K[:, None]], axis=1)
@@ -187,14 +188,14 @@ class FrameStore(ObservationStore):
         After a lost life, the first observation of an episode equals the last observation of the previous episode.
         """
         frames = self._split_into_frames(obs[None])[0]
-        if self.known_N[n] and np.array_equal(frames, self._frames_on_host(self.current[n] % self.slots)):
+        if self.has_frames_N[n] and np.array_equal(frames, self._frames_on_host(self.current[n] % self.slots)):
             return
         for index, frame in enumerate(frames):
             if index and np.array_equal(frame, frames[index - 1]):
                 self.current[n, index] = self.current[n, index - 1]
             else:
                 self.current[n, index] = self._write_frames(frame[None])[0]
-        self.known_N[n] = True
+        self.has_frames_N[n] = True
 
     def _frames_on_host(self, slot_K: np.ndarray) -> np.ndarray:
         """Return the frames [K, …] in the slots slot_K [K], in host memory."""
@@ -221,7 +222,7 @@ class FrameStore(ObservationStore):
         return bool(self.oldest[row] < self.count - self.slots)
 
     def used_entries(self, rows: int) -> dict[str, int]:
-        each = {"current": len(self.current), "known": len(self.known_N)}
+        each = {"current": len(self.current), "known": len(self.has_frames_N)}
         return {"frames": min(self.count, self.slots), "slot": rows, "oldest": rows, **each}
 
     def state_dict(self, rows: int) -> dict[str, Any]:

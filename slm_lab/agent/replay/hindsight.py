@@ -22,7 +22,7 @@ class HindsightReplay(Replay):
     episode: after the transition (goal_strategy "future"), at the end of the episode ("final"), or at any time ("episode"). If the env has
     `compute_terminated`, the termination is recomputed for the new goal. If the env has no `compute_terminated`, the recorded termination
     is kept. All rewards of a batch, including rewards for original goals, are computed by one function of the achieved and the desired
-    goal, so that all rewards have the same scale. An episode is stored when the episode ends, because only then all achieved goals are
+    goal, so that all rewards have the same scale. An episode is stored when the episode ends, because only then are all achieved goals
     known.
     """
 
@@ -79,13 +79,13 @@ class HindsightReplay(Replay):
 
         The new goal is the goal that was achieved after the transition in the drawn row.
         """
-        own_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
-        """Numbers of the transitions in order of addition, where row = number mod capacity."""
+        # numbers of the transitions in order of addition, where row = number mod capacity
+        number_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
         end_K = self.columns["end"][row_K]
         if self.strategy == "final":
             return (end_K - 1) % self.capacity
         oldest = self.seen - self.size
-        first_K = own_K if self.strategy == "future" else np.maximum(self.columns["begin"][row_K], oldest)
+        first_K = number_K if self.strategy == "future" else np.maximum(self.columns["begin"][row_K], oldest)
         return self.rng.integers(first_K, end_K) % self.capacity
 
     def _relabel_goals(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:

@@ -22,7 +22,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class SumTree:
-    """Tree of the sums of `size` weights ≥ 0, with which indices can be drawn in proportion to their weights.
+    """Tree of sums of `size` weights ≥ 0, for drawing indices in proportion to their weights.
 
     Each node is the sum of its FANOUT children. A node is always recomputed from its children, so that no rounding error accumulates. The
     tree is wide and shallow, because the time of numpy code depends mostly on the number of calls.
@@ -184,11 +184,11 @@ class Replay:
         self.ready = False
         """Whether an update is due after the last vector step."""
         self.replayed = 0
-        """With use_cer: number, in order of addition, of the first transition that was not yet included in a batch as a new transition
+        """With use_cer: number, in order of addition, of the oldest transition that no batch has included as a new transition yet
         (arXiv:1712.01275)."""
         self.fresh = 0
-        """With use_cer: number of transitions that were included in the last batch as new transitions. These transitions are at the end of
-        the batch."""
+        """With use_cer: number of transitions that the last batch included as new transitions. These transitions are at the end of the
+        batch."""
         self.demonstrations: Replay | None = None
         """Buffer of recorded transitions, from which a part of each batch is drawn, or None if there are no recorded transitions."""
 
@@ -196,9 +196,9 @@ class Replay:
     def _needs_links(self) -> bool:
         return self.num_steps > 1
 
-    def _capacity(self, most: int, num_envs: int) -> int:
-        """Return the number of rows of the buffer, which is at most `most`."""
-        return most
+    def _capacity(self, max_rows: int, num_envs: int) -> int:
+        """Return the number of rows of the buffer, which is at most `max_rows`."""
+        return max_rows
 
     def _nbytes(self, info: EnvInfo) -> int:
         """Return the size of the buffer in bytes."""
@@ -244,13 +244,13 @@ class Replay:
         columns["terminated"][row_K] = step.terminated_N[env_K]
 
     def use_demonstrations(self, recorded: Replay) -> None:
-        """Draw recorded.batch_size transitions of each batch from the buffer `recorded` from now on (arXiv:2302.02948, section 4.1)."""
+        """From now on, draw recorded.batch_size transitions of each batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
 
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""
-        own = self._sample()
-        return own if self.demonstrations is None else _append_recorded(own, self.demonstrations.sample())
+        batch = self._sample()
+        return batch if self.demonstrations is None else _append_recorded(batch, self.demonstrations.sample())
 
     def _sample(self) -> Transitions:
         """Sample batch_size transitions of this buffer, without recorded transitions."""
@@ -351,11 +351,11 @@ class Replay:
             load_rows(name, column, state["columns"][name].numpy())
 
 
-def _append_recorded(own: Transitions, recorded: Transitions) -> Transitions:
-    """Append recorded transitions to a uniformly sampled batch. In the result, `row_B` contains only the rows of the batch `own`."""
+def _append_recorded(batch: Transitions, recorded: Transitions) -> Transitions:
+    """Append recorded transitions to a uniformly sampled batch. In the result, `row_B` contains only the rows of `batch`."""
     names = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
-    joined: dict[str, Any] = {name: torch.cat((getattr(own, name), getattr(recorded, name))) for name in names}
-    return own._replace(**joined)
+    joined: dict[str, Any] = {name: torch.cat((getattr(batch, name), getattr(recorded, name))) for name in names}
+    return batch._replace(**joined)
 
 
 class PrioritizedReplay(Replay):
@@ -370,7 +370,7 @@ class PrioritizedReplay(Replay):
     INITIAL_ERROR = 100_000.0
     """Default error of new transitions. This error is so great that each new transition is sampled soon."""
 
-    LEAST = 1e-12
+    MIN_PRIORITY = 1e-12
     """Minimum priority of a transition. With epsilon 0, a transition with error 0 would have priority 0, and the sum of priorities must not
     be 0."""
 
@@ -381,7 +381,7 @@ class PrioritizedReplay(Replay):
         self.greatest = 1.0
         """Greatest priority of a transition so far."""
         error = self.INITIAL_ERROR if spec.initial_error is None else spec.initial_error
-        self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.LEAST)
+        self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.MIN_PRIORITY)
         """Priority of new transitions, or None for the greatest priority so far."""
 
     def _on_added(self, row_K: np.ndarray) -> None:
@@ -408,9 +408,9 @@ class PrioritizedReplay(Replay):
         Errors that are not finite count as 0. Transitions that were added to the batch by use_cer keep their priorities.
         """
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
-        priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)
-        drawn = len(row_B) - self.fresh
-        self.tree.set(row_B[:drawn], priority_B[:drawn])
+        priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.MIN_PRIORITY)
+        num_drawn = len(row_B) - self.fresh
+        self.tree.set(row_B[:num_drawn], priority_B[:num_drawn])
         self.greatest = max(self.greatest, float(priority_B.max()))
 
     def contents(self) -> dict[str, Any]:
@@ -442,7 +442,7 @@ def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str
     if nbytes * memories > available:
         fitting = math.floor(capacity * available / (nbytes * memories) * 0.9)
         each = f"{memories} at once of {nbytes / 2**30:,.1f} GiB each" if memories > 1 else f"{nbytes / 2**30:,.1f} GiB"
-        sizes = f"{capacity:,} transitions take {each}, this {where} has {available / 2**30:,.1f} GiB"
+        sizes = f"{capacity:,} transitions take {each}; this {where} has {available / 2**30:,.1f} GiB"
         raise SpecError("agent", [Problem("agent.memory.max_size", f"{sizes}; at most {fitting:,} would fit{hint}")])
 
 

@@ -82,6 +82,7 @@ class SequenceBatch(NamedTuple):
         """Run a net over all steps of all segments, and return the net's action outputs and values, both [(P + 1) × C, …].
 
         The methods `current_outputs` and `next_outputs` select rows of the returned tensors. The steps of the burn-in have no gradient.
+
         Args: state_MS: hidden state before the first step of each sequence, or None for the stored hidden state of the acting policy.
         """
         state_MS = self.state_MS if state_MS is None else state_MS
@@ -135,18 +136,19 @@ class SequenceReplay(Replay):
         self.count_N = np.zeros(info.num_envs, np.int64)
         """Number of transitions of each env that were added so far."""
         self.begin_N = np.zeros(info.num_envs, np.int64)
-        """Number, counted for each env, of the transition with which the oldest sequence of the env begins."""
+        """Number of the transition with which the oldest sequence of each env begins. Transitions are counted separately for each env."""
 
     @property
     def _needs_links(self) -> bool:
         return False  # the successive transitions of an env are in successive rows of its ring
 
-    def _capacity(self, most: int, num_envs: int) -> int:
-        steps = most // num_envs // self.stride * self.stride
+    def _capacity(self, max_rows: int, num_envs: int) -> int:
+        steps = max_rows // num_envs // self.stride * self.stride
         if steps < self.window:
-            need = -(-self.window // self.stride) * self.stride * num_envs
+            needed = -(-self.window // self.stride) * self.stride * num_envs
             each = f"sequences of burn_in + seq_len = {self.burn_in} + {self.seq_len} transitions for each of {num_envs} envs"
-            raise SpecError("agent", [Problem("agent.memory.max_size", f"{most:,} transitions are too few for {each}; at least {need:,}")])
+            message = f"{max_rows:,} transitions are too few for {each}; at least {needed:,}"
+            raise SpecError("agent", [Problem("agent.memory.max_size", message)])
         return steps * num_envs
 
     def _nbytes(self, info: EnvInfo) -> int:
@@ -198,7 +200,7 @@ class SequenceReplay(Replay):
     def _sequence_indices(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
         """Return the indices of sequences in the buffer (see `max_items`).
 
-        Args: start_K: number of each sequence's first transition, counted for each env. env_K: env of each sequence.
+        Args: start_K: number of each sequence's first transition (see `begin_N`). env_K: env of each sequence.
         """
         places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
         return places
@@ -257,10 +259,9 @@ class SequenceReplay(Replay):
             as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "reward", "terminated")
         )
         weight_B = None if weight_M is None else torch.from_numpy(np.tile(weight_M, self.seq_len))
-        later: tuple[Tensor, ...] = ()
+        n_step_columns: list[Tensor] = []
         if self.num_steps > 1:
-            terminated_B, *later_items = self._n_step_columns(row_LM, first_LM)
-            later = tuple(later_items)
+            terminated_B, *n_step_columns = self._n_step_columns(row_LM, first_LM)
         return SequenceBatch(
             burn_in,
             torch.from_numpy(self.columns["first"].take(early_TM)),
@@ -273,7 +274,7 @@ class SequenceReplay(Replay):
             weight_B,
             place_M,
             row_B,
-            *later,
+            *n_step_columns,
         )
 
     def _n_step_columns(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:

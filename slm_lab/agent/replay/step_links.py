@@ -20,10 +20,10 @@ class StepLinks:
     def __init__(self, capacity: int, num_envs: int) -> None:
         self.next_row = np.full(capacity, -1, np.int64)
         self.last_row_N = np.full(num_envs, -1, np.int64)
-        """Row of the last transition of each env whose episode continues, or −1 if the next transition begins an episode."""
+        """Row of the last transition of each env, or −1 if the env's next transition begins an episode."""
 
     def add(self, row_K: np.ndarray, env_K: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """Link the previous transition of each of the envs env_K [K] to the new transition of the env, which is in row row_K [K].
+        """For each of the envs env_K [K], link the previous transition to the new transition, which is in row row_K [K].
 
         Args: first_N: whether the observation of the new transition begins an episode.
         """

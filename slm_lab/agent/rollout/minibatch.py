@@ -26,7 +26,7 @@ four, because memory for tensors of more than 32 MiB is newly allocated each tim
 
 
 class RolloutNet(Protocol):
-    """Interface of a net that learns from rollouts, and whose outputs are distribution parameters and values.
+    """Interface of a net that learns from rollouts. The outputs are distribution parameters and values.
 
     A Q-net returns its action values [..., A] as distribution parameters and as values.
     """
@@ -55,6 +55,7 @@ def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> i
     """Return the number of items (transitions or sequences) in a microbatch: as many as fit into MICROBATCH_BYTES, but at least 1.
 
     If `gradients` is False, the limit is VALUE_BYTES instead of MICROBATCH_BYTES.
+
     Args: batch_dims: number of leading batch axes of `obs`. Items are counted along the last batch axis of `obs`.
     """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
@@ -81,8 +82,8 @@ def single_pass_outputs(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple
     """Run actor and critic over a rollout once. The values and the gradient step on the rollout use the same forward pass.
 
     Returns the rollout and the outputs of the pass, as numpy arrays if the pass has no autograd graph. Returns None if a single pass is not
-    possible: for recurrent nets, which learn from sequences, for many images, which are split into microbatches, and for observations that
-    are not finite. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
+    possible: for recurrent nets (which learn from sequences), for many images (which are split into microbatches), and for observations
+    that are not finite. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
 
     Args: graph: whether the loss needs tensors with an autograd graph.
     """
@@ -225,9 +226,9 @@ class RolloutBatch:
         if self.recurrent:
             inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # values that determine shapes stay on the CPU
             chunks = [_split_into_chunks(x, seq_len) for x in [*inputs, *columns]]
-            some_M = chunks[2].any(dim=0).nonzero().squeeze(1)  # drop sequences that contain only padding and dummy rows
-            self.columns = [x.index_select(1, upload(some_M, x.device)) for x in chunks]
-            self.state_MS = values.state_CNS.flatten(0, 1).index_select(0, upload(some_M, values.state_CNS.device))
+            kept_M = chunks[2].any(dim=0).nonzero().squeeze(1)  # drop sequences that contain only padding and dummy rows
+            self.columns = [x.index_select(1, upload(kept_M, x.device)) for x in chunks]
+            self.state_MS = values.state_CNS.flatten(0, 1).index_select(0, upload(kept_M, values.state_CNS.device))
             self.size = self.columns[0].shape[1]
             self.transitions = int(self.columns[2].sum())
         else:
@@ -273,13 +274,13 @@ class RolloutBatch:
                     yield Minibatch(*(x[begin:end] for x in shuffled))
 
     def _sequence_minibatch(self, index_M: Tensor) -> Minibatch:
-        there_M = upload(index_M, self.state_MS.device)
+        device_index_M = upload(index_M, self.state_MS.device)
         obs, first, valid, *columns = self.columns
         flat_index_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
         inputs = SequenceInputs(
-            obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), flat_index_B
+            obs.index_select(1, device_index_M), first.index_select(1, index_M), self.state_MS.index_select(0, device_index_M), flat_index_B
         )
-        return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, flat_index_B) for x in columns))
+        return Minibatch(inputs, *(x.index_select(1, device_index_M).flatten(0, 1).index_select(0, flat_index_B) for x in columns))
 
 
 def _select_valid(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:

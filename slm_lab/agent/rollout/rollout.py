@@ -102,6 +102,7 @@ class RolloutStorage(ABC):
     """Base class of rollout storages: preallocated arrays [T, N], into which vector steps are written row by row.
 
     Each step belongs to at most one rollout.
+
     Args: length: spec key training_frequency, in vector steps or episodes, depending on the storage class. rows: initial number T of rows.
     state_size: size S of the hidden state.
     """
@@ -257,8 +258,8 @@ class OnPolicyBatchReplay(RolloutStorage):
 class MultiAgentBatchReplay(OnPolicyBatchReplay):
     """Rollout storage of a fixed number of vector steps, for envs with several agents.
 
-    The transitions of different agents may end in different steps (see TurnTransitionBuilder). Each column contains the transitions of one
-    agent of an env without gaps, so that a rollout is processed in the same way as for an env with one agent. A column with fewer
+    The transitions of different agents may end in different steps (see TurnTransitionBuilder). Each column contains, without gaps, the
+    transitions of one agent of an env, so that a rollout is processed in the same way as for an env with one agent. A column with fewer
     transitions than other columns ends with invalid rows, and the return of the column is bootstrapped before the invalid rows.
     """
 
@@ -465,15 +466,15 @@ class OnPolicyReplay(RolloutStorage):
             for name in ("obs", *ROW_ARRAYS):
                 padded[name][: len(rows[column]), column] = self.slabs[name][rows[column], n]
         padded["first"][0] = True
-        where = {(n, end - 1): (len(rows[column]) - 1, column) for column, (n, _, end) in enumerate(episodes)}
-        cuts = [(*where[n, t], obs, state) for t, n, obs, state in self.truncations if (n, t) in where]
+        places = {(n, end - 1): (len(rows[column]) - 1, column) for column, (n, _, end) in enumerate(episodes)}
+        cuts = [(*places[n, t], obs, state) for t, n, obs, state in self.truncations if (n, t) in places]
         self._taken = True
         arrays = {f"{name}_TN": torch.from_numpy(slab) for name, slab in padded.items()}
         return Rollout(**arrays, state_NS=torch.zeros(E, self.state_size), truncations=self._stack_truncations(cuts))
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
-    """Rollout storage of complete episodes, whose rollouts contain only the best episodes.
+    """Rollout storage of complete episodes. A rollout contains only the best episodes.
 
     The best episodes are the elite samples of the cross-entropy method (Rubinstein 1999).
 
@@ -487,8 +488,8 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
 
     def _episodes_to_train_on(self) -> list[EpisodeRows]:
         totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
-        least = np.quantile(totals, self.quantile) if self.quantile < 1.0 else -np.inf
-        return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]
+        threshold = np.quantile(totals, self.quantile) if self.quantile < 1.0 else -np.inf
+        return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < threshold]
 
 
 def build_batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:

@@ -54,10 +54,9 @@ class PolicyRows:
         return obs_K if self._own_space is None else remove_padding(obs_K, self._own_space)
 
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
-        """Choose actions for the rows whose agents act in the next step.
+        """Choose actions for the rows whose agents act in the next step. In all other rows, the returned output is undefined.
 
-        Args: acts_K: whether the agent of each row acts, bool [K], or None if all agents act. The returned output is undefined in rows
-            whose agents do not act.
+        Args: acts_K: whether the agent of each row acts, bool [K], or None if all agents act.
         """
         agent = self.learner.agent
         if acts_K is None:
@@ -65,8 +64,8 @@ class PolicyRows:
         rows = np.flatnonzero(acts_K)
         if not len(rows):
             action = agent.policy.action
-            nothing = np.zeros((len(acts_K), *action.shape), action.dtype)
-            return ActOut(nothing, np.zeros(len(acts_K), np.float32), self.state_K, agent.policy.version)
+            action_K = np.zeros((len(acts_K), *action.shape), action.dtype)
+            return ActOut(action_K, np.zeros(len(acts_K), np.float32), self.state_K, agent.policy.version)
         return spread_to_all_rows(
             agent.act(obs_K[rows], None if self.state_K is None else self.state_K[rows]), rows, len(acts_K), self.state_K
         )
@@ -78,7 +77,7 @@ class PolicyRows:
         out: ActOut,
         acts_K: np.ndarray | None,
         step: VecStep,
-        own_K: np.ndarray | None = None,
+        played_K: np.ndarray | None = None,
     ) -> Experience:
         """Return the experience of the policy in one step of the vector env, and update the hidden states.
 
@@ -86,16 +85,16 @@ class PolicyRows:
             obs_K, first_K, acts_K: observations, first-step flags and acting flags of the policy's rows before the step.
             out: output of `act` for `obs_K` and `acts_K`.
             step: result of the step for all rows of the vector env.
-            own_K: whether the policy (and not an opponent) acts for each row in the running episode, bool [K], or None if the policy acts
-                for all its rows.
+            played_K: whether the policy (and not an opponent) acts for each row in the running episode, bool [K], or None if the policy
+                acts for all its rows.
         """
-        own = step if self.all else self._select_step(step)
-        if own_K is not None:
-            own = own._replace(episodes=[episode for episode in own.episodes if own_K[episode.env]])
-        transition = self.turns.finish_transitions(obs_K, first_K, self.state_K, out, own, acts_K)
+        step = step if self.all else self._select_step(step)
+        if played_K is not None:
+            step = step._replace(episodes=[episode for episode in step.episodes if played_K[episode.env]])
+        transition = self.turns.finish_transitions(obs_K, first_K, self.state_K, out, step, acts_K)
         if out.state_N is not None:
-            self.state_K = np.where(own.first_N[:, None], np.float32(0.0), out.state_N)
-        return Experience(0, 0, own.episodes, transition)
+            self.state_K = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
+        return Experience(0, 0, step.episodes, transition)
 
     def _select_step(self, step: VecStep) -> VecStep:
         """Return a VecStep that contains only the policy's rows of `step`."""
@@ -109,8 +108,8 @@ class PolicyRows:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hidden states and the unfinished transitions. The state is valid only if the envs continue from the step after
-        which it was returned."""
+        """Return the hidden states and the unfinished transitions. The state is valid only if the envs continue from the step at which
+        `state_dict` was called."""
         state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
         return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
 
@@ -156,7 +155,7 @@ class AgentsSource(EnvSource):
         super().__init__(env, learners[0], stop, beat)
         self.self_play = self_play
         names = [env.info.agents] if policies is None else list(policies.values())
-        self.parts = [PolicyRows(learner, env.info, own) for learner, own in zip(learners, names, strict=True)]
+        self.parts = [PolicyRows(learner, env.info, agents) for learner, agents in zip(learners, names, strict=True)]
         self._obs_N: np.ndarray | None = None
         """Observations on which the policies act next, or None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
@@ -183,15 +182,15 @@ class AgentsSource(EnvSource):
             outs = [part.act(obs_K, acts_K) for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)]
             action_N = self._env_actions(outs)
             if self_play is not None:
-                self_play.act(obs_N, env.acts_N, action_N)
+                self_play.write_opponent_actions(obs_N, env.acts_N, action_N)
             beat(STEPPING)
             step = env.step(action_N)
             beat(TRAINING)
             # assign before the learner trains on the step, so that the state can be saved after the update
             self._obs_N, self._first_N = step.obs_N, step.first_N
-            own_N = None if self_play is None else self_play.learner_mask_N
+            played_N = None if self_play is None else self_play.learner_mask_N
             experiences = [
-                part.finish_step(obs_K, first_K, out, acts_K, step, own_N)
+                part.finish_step(obs_K, first_K, out, acts_K, step, played_N)
                 for part, (obs_K, first_K, acts_K), out in zip(self.parts, inputs, outs, strict=True)
             ]
             if self_play is not None:
@@ -208,8 +207,8 @@ class AgentsSource(EnvSource):
         acts_N = self.env.acts_N
         if self.self_play is None:
             return acts_N
-        own_N = self.self_play.learner_mask_N
-        return own_N if acts_N is None else acts_N & own_N
+        played_N = self.self_play.learner_mask_N
+        return played_N if acts_N is None else acts_N & played_N
 
     def _env_actions(self, outs: Sequence[ActOut]) -> np.ndarray:
         """Combine the outputs of the policies into the actions of all rows, in the format of `env.step`."""
@@ -250,8 +249,8 @@ class AgentsSource(EnvSource):
         if saved is None or not self.env.resume():
             return False
         self._obs_N, self._first_N = saved["obs"].numpy(), saved["first"].numpy()
-        for part, own in zip(self.parts, saved["policies"], strict=True):
-            part.load_state_dict(own)
+        for part, part_state in zip(self.parts, saved["policies"], strict=True):
+            part.load_state_dict(part_state)
         if self.self_play is not None and state["self_play"] is not None:
             self.self_play.load_games(state["self_play"])
         return True

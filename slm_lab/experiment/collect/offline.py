@@ -13,11 +13,11 @@ from slm_lab.experiment.training.experience import Experience
 class OfflineSource(EnvSource):
     """Source of experience that counts each gradient step as a frame.
 
-    The env only defines the observation and action spaces and is never stepped.
+    The env is never stepped. It only defines the observation and action spaces.
     """
 
     def begin(self) -> None:
-        """Do nothing, since no preparation is needed."""
+        """Do nothing, since an offline source needs no preparation."""
 
     def __iter__(self) -> Iterator[Experience]:
         while not (self.learner.has_finished or self.stop.requested):

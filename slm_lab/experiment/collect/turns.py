@@ -50,8 +50,8 @@ class TurnTransitionBuilder:
         In rows where `valid_N` is False, the values of all other returned arrays must be ignored.
 
         Args:
-            obs_N, first_N, state_N, out: inputs and outputs of the policies before the step, which are undefined in rows whose agents did
-                not act.
+            obs_N, first_N, state_N, out: inputs and outputs of the policies before the step. Their values are undefined in rows whose
+                agents did not act.
             step: result of the env step.
             acted_N: whether the agent of each row acted in the step, bool [N], or None if all agents acted.
         """
@@ -64,7 +64,7 @@ class TurnTransitionBuilder:
         ends_N = step.terminated_N | step.truncated_N | (True if step.acts_N is None else step.acts_N)
         ended_N = open_N & ends_N
         self.open_N = open_N & ~ended_N
-        joined = step._replace(
+        joined_step = step._replace(
             reward_N=begun["reward"].copy(),
             terminated_N=step.terminated_N & ended_N,
             truncated_N=step.truncated_N & ended_N,
@@ -72,7 +72,7 @@ class TurnTransitionBuilder:
         )
         recurrent = out.state_N is not None
         chosen = ActOut(begun["action"], begun["logp"], begun["next_state"] if recurrent else None, begun["version"])
-        return begun["obs"], begun["first"], begun["state"] if recurrent else None, chosen, joined
+        return begun["obs"], begun["first"], begun["state"] if recurrent else None, chosen, joined_step
 
     def _begin_transitions(self, new_N: np.ndarray, obs_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
         """Begin a transition in each row for which new_N, bool [N], is True."""
@@ -90,8 +90,8 @@ class TurnTransitionBuilder:
         self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the unfinished transitions. The state is valid only if the envs continue from the step after which
-        it was returned."""
+        """Return the unfinished transitions. The state is valid only if the envs continue from the step at which `state_dict` was
+        called."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
             "fresh": torch.from_numpy(self.fresh_N.copy()),

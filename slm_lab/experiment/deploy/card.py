@@ -32,17 +32,17 @@ class ExportedFile(NamedTuple):
     outputs: Mapping[str, str]
 
 
-def model_card(name: str, known: PolicyFacts, agent: LoadedAgent, exported: ExportedFile | None, *, is_named: bool) -> str:
+def model_card(name: str, facts: PolicyFacts, agent: LoadedAgent, exported: ExportedFile | None, *, is_named: bool) -> str:
     """Return the Markdown text of a model card.
 
     Args:
         name: title of the model card.
-        known: information about the policy.
-        exported: the exported policy file, or None if there is no such file.
+        facts: information about the policy.
+        exported: the exported policy file, or None if the policy was not exported.
         is_named: whether `name` is the name of a registered model, so that `load_agent(name)` loads the policy.
     """
-    parts = [_header(name, known), f"# {name}", _introduction(known), _return_text(known)]
-    parts += [_table("Training", _training_rows(known)), _table("Interface", _interface_rows(known, agent)), "## Use"]
+    parts = [_header(name, facts), f"# {name}", _introduction(facts), _return_text(facts)]
+    parts += [_table("Training", _training_rows(facts)), _table("Interface", _interface_rows(facts, agent)), "## Use"]
     parts += [_named_model_usage(name, _is_recurrent(agent))] if is_named else []
     parts += [_exported_file_usage(exported)] if exported is not None else []
     body = "\n\n".join(parts) + "\n"
@@ -66,20 +66,21 @@ def write_card(path: Path, text: str) -> bool:
 
 
 def _is_unchanged(text: str) -> bool:
+    """Return whether a text is a model card that has not been edited since slm_lab wrote it."""
     seal = _SEAL.search(text)
     return seal is not None and zlib.crc32(text[: seal.start()].encode()) == int(seal[1], 16)
 
 
-def _header(name: str, known: PolicyFacts) -> str:
+def _header(name: str, facts: PolicyFacts) -> str:
     """Return the YAML header of a model card. Strings are written as JSON, which is valid YAML."""
-    spec = known.spec
+    spec = facts.spec
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", _env_id(spec), spec.agent.algorithm.name]
     lines = ["---", "library_name: slm-lab", "pipeline_tag: reinforcement-learning"]
     lines += ["# license: choose one, see https://huggingface.co/docs/hub/repositories-licenses", "tags:"]
     lines += [f"- {_quoted(tag)}" for tag in tags]
-    if known.mean_return is not None and spec.meta.self_play is None:  # returns of a policy against itself do not measure its strength
-        value, error, over = known.mean_return
-        args = {"standard_error": error, "over": over, "frame": known.saved.get("frame")}
+    if facts.mean_return is not None and spec.meta.self_play is None:  # returns of a policy against itself do not measure its strength
+        value, error, over = facts.mean_return
+        args = {"standard_error": error, "over": over, "frame": facts.saved.get("frame")}
         env = _quoted(_env_id(spec))
         lines += ["model-index:", f"- name: {_quoted(name)}", "  results:", "  - task:", "      type: reinforcement-learning"]
         lines += ["      name: reinforcement-learning", "    dataset:", f"      name: {env}", f"      type: {env}", "    metrics:"]
@@ -88,50 +89,52 @@ def _header(name: str, known: PolicyFacts) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _introduction(known: PolicyFacts) -> str:
-    spec = known.spec
+def _introduction(facts: PolicyFacts) -> str:
+    spec = facts.spec
     env, name = _escaped_for_code(spec.env.name), _escaped_for_code(spec.name)
     return f"A policy for `{env}`, trained with {spec.agent.algorithm.name} by slm_lab (spec `{name}`)."
 
 
-def _return_text(known: PolicyFacts) -> str:
-    if known.mean_return is None:
+def _return_text(facts: PolicyFacts) -> str:
+    if facts.mean_return is None:
         return "No episode had ended when the weights were saved, so their return is not known."
-    value, error, over = known.mean_return
+    value, error, over = facts.mean_return
     interval = f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
     what = "mean return" if error is None else "mean return ± standard error of the mean"
-    frame = f", at frame {known.saved['frame']:,}" if "frame" in known.saved else ""
+    frame = f", at frame {facts.saved['frame']:,}" if "frame" in facts.saved else ""
     lines = [f"**Return: {interval}** ({what}, over {over}{frame})."]
-    if known.spec.meta.self_play is not None:
+    if facts.spec.meta.self_play is not None:
         lines.append("The opponents were the policy itself and snapshots of it: a return near 0 does not mean that it plays badly.")
-        if (elo := known.saved.get("elo")) is not None and math.isfinite(elo):
+        if (elo := facts.saved.get("elo")) is not None and math.isfinite(elo):
             lines.append(f"Elo rating of the newest snapshot: {elo:.0f} (random actions: 0).")
-    elif "ckpt-best.pt" in known.source:
+    elif "ckpt-best.pt" in facts.source:
         lines.append("The weights were selected by this return, so it tends to be higher than that of new episodes.")
     return " ".join(lines)
 
 
-def _training_rows(known: PolicyFacts) -> Iterator[tuple[str, str]]:
-    spec, start = known.spec, known.start
+def _training_rows(facts: PolicyFacts) -> Iterator[tuple[str, str]]:
+    """Yield (name, value in Markdown) for each row of the table about the training."""
+    spec, start = facts.spec, facts.start
     versions = start.get("versions") or package_versions()
     yield "environment", f"`{_escaped_for_code(spec.env.name)}`"
     yield "algorithm", spec.agent.algorithm.name
-    if (policy := known.saved.get("policy")) is not None:
+    if (policy := facts.saved.get("policy")) is not None:
         agents = ", ".join(f"`{_escaped_for_code(agent)}`" for agent in (spec.agent.policies or {}).get(policy, ()))
         yield "policy", f"`{_escaped_for_code(policy)}` of agent.policies, for {agents}"
-    if "frame" in known.saved:
-        yield "frames", f"{known.saved['frame']:,} of {spec.env.max_frame:,} (env.max_frame)"
+    if "frame" in facts.saved:
+        yield "frames", f"{facts.saved['frame']:,} of {spec.env.max_frame:,} (env.max_frame)"
     yield "random seed", f"{spec.meta.random_seed} (meta.random_seed); sessions: {spec.meta.max_session}"
-    yield "checkpoint", f"`{_escaped_for_code(known.source)}`"
-    yield "spec", f"`{_escaped_for_code(spec.name)}`, SHA-256 {known.digest}"
+    yield "checkpoint", f"`{_escaped_for_code(facts.source)}`"
+    yield "spec", f"`{_escaped_for_code(spec.name)}`, SHA-256 {facts.digest}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for key in ("git", "began"):
         if start.get(key):
             yield key, f"`{_escaped_for_code(str(start[key]))}`"
 
 
-def _interface_rows(known: PolicyFacts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
-    env = known.spec.env
+def _interface_rows(facts: PolicyFacts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
+    """Yield (name, value in Markdown) for each row of the table about the inputs and outputs of the policy."""
+    env = facts.spec.env
     yield "observation space", f"`{_escaped_for_code(str(agent.observation_space))}`"
     yield "action space", f"`{_escaped_for_code(str(agent.action_space))}`"
     if env.wrappers:

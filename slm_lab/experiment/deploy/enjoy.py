@@ -27,7 +27,7 @@ from slm_lab.experiment.deploy.players import (
     check_agents_covered,
     find_opponent,
     load_players,
-    own_rows,
+    policy_mask,
 )
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.find import CheckpointName, Training
@@ -237,11 +237,11 @@ def _play(
     players: Sequence[PolicyPlayer],
     opponent: Opponent | None,
     options: EnjoyOptions,
-    note: dict[str, Any],
+    origin: dict[str, Any],
 ) -> tuple[list[float], GameResults | None]:
     """Play the episodes, and return the returns of the episodes and, in an env with several agents, the results of the games.
 
-    If options.record is set, the episodes and `note` are written to the file options.record.
+    If options.record is set, the episodes and `origin` are written to the file options.record.
     """
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
     usual = EPISODES if opponent is None or options.show is not None else GAMES
@@ -254,11 +254,11 @@ def _play(
         count = max(1, len(env.info.agents))
         results = GameReturns(env.info.num_envs, count)
         recorder = EpisodeRecorder(env.info.num_envs, env.info.action.kind == "continuous" and env.info.action.bounded)
-        own_N = own_rows(env, players) if opponent is not None else np.ones(env.info.num_envs, np.bool_)
+        mask_N = policy_mask(env, players) if opponent is not None else np.ones(env.info.num_envs, np.bool_)
         deterministic = options.deterministic or spec.meta.eval_deterministic
-        parts = assign_policies(players, env, np.flatnonzero(own_N), np.random.default_rng(seed), deterministic)
+        parts = assign_policies(players, env, np.flatnonzero(mask_N), np.random.default_rng(seed), deterministic)
         if opponent is not None:
-            parts += opponent.assign_players(env, np.flatnonzero(~own_N), np.random.default_rng([seed, 1]), deterministic)
+            parts += opponent.assign_players(env, np.flatnonzero(~mask_N), np.random.default_rng([seed, 1]), deterministic)
         act = parts[0][1] if len(parts) == 1 else joint_act(parts)
         record = recorder.add if options.record is not None else results.add if count > 1 else None
         returns = play_episodes(env, act, Stop(), episodes=episodes * count, record=record)
@@ -267,8 +267,8 @@ def _play(
     if not returns:
         raise UserError(f"no episode of {env_spec.name} ended within {MAX_STEPS:,} steps; limit their length by --set env.max_t=…")
     if options.record is not None:
-        demonstrations.write(options.record, join_episodes(recorder.episodes), {**note, "env": env_spec.name, "spaces": env.info.spaces})
-    return returns, _game_results(env, players, opponent, results, own_N) if count > 1 else None
+        demonstrations.write(options.record, join_episodes(recorder.episodes), {**origin, "env": env_spec.name, "spaces": env.info.spaces})
+    return returns, _game_results(env, players, opponent, results, mask_N) if count > 1 else None
 
 
 def make_play_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
@@ -284,22 +284,25 @@ def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent 
             raise UserError(f"--against {opponent.name} has no effect: {env.name} has one agent; remove it")
         return
     if options.record is not None:
-        raise UserError(f"--record is not supported for {env.name}, which has several agents: a data set is of one agent")
+        raise UserError(f"--record is not supported for {env.name}, which has several agents: a data set contains one agent's episodes")
     if opponent is None:
         check_agents_covered(players, env, f"policy {players[0].policy}")
 
 
 def _game_results(
-    env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, results: GameReturns, own_N: np.ndarray
+    env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, results: GameReturns, mask_N: np.ndarray
 ) -> GameResults:
-    """Return the results of the games that were played in an env with several agents."""
-    found, count = results.completed_games(), len(env.info.agents)
-    returns = [returns_A for _, returns_A in found]
+    """Return the results of the games that were played in an env with several agents.
+
+    Args: mask_N: whether `players` (and not the opponent) play for each row, bool [N].
+    """
+    games, count = results.completed_games(), len(env.info.agents)
+    returns = [returns_A for _, returns_A in games]
     if opponent is None:
         policy_of = {agent: player.policy or "" for player in players for agent in player.agents or env.info.agents}
         return GameResults({agent: policy_of[agent] for agent in env.info.agents}, returns, [])
-    own_EA = own_N.reshape(-1, count)
-    return GameResults({}, returns, [team_score(returns_A, own_EA[index]) for index, returns_A in found], opponent.name)
+    mask_EA = mask_N.reshape(-1, count)
+    return GameResults({}, returns, [team_score(returns_A, mask_EA[index]) for index, returns_A in games], opponent.name)
 
 
 def env_with_set_arguments(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
@@ -317,30 +320,30 @@ def env_with_set_arguments(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSp
     return load_spec(file, spec.name, sets, for_search=False).env if sets else spec.env
 
 
-def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: str, names: Collection[str] | None = None) -> None:
-    """Raise UserError if the observation or action space of the env differs from that of a policy in more than the bounds.
+def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, env_name: str, names: Collection[str] | None = None) -> None:
+    """Raise UserError if the observation or action space of the env differs from the space of a policy, except in the bounds.
 
     Args:
         agents: loaded agents, whose policies act in the env.
-        played: name of the env for messages.
+        env_name: name of the env for error messages.
         names: names of the agents for which the policies act, or None if the policies act for all agents.
     """
     try:
         info = env.info.for_agents(env.info.agents if names is None else names) if env.info.groups else env.info
     except ValueError as error:
-        raise UserError(f"the policy was trained in {spec.env.name} for agents with equal spaces; in {played}, {error}") from None
+        raise UserError(f"the policy was trained in {spec.env.name} for agents with equal spaces; in {env_name}, {error}") from None
     for agent in agents:
-        _check_spaces(agent, info, spec, played)
+        _check_agent_spaces(agent, info, spec, env_name)
 
 
-def _check_spaces(agent: LoadedAgent, info: EnvInfo, spec: Spec, played: str) -> None:
+def _check_agent_spaces(agent: LoadedAgent, info: EnvInfo, spec: Spec, env_name: str) -> None:
     assert info.spaces is not None
     observation, action = space_from_dict(info.spaces["observation"]), space_from_dict(info.spaces["action"])
     differing = []
     if not is_compatible_space(agent.observation_space, observation, spec.agent.input, image_channels(spec.env)):
-        differing.append(f"observations {agent.observation_space}; those of {played} are {observation}")
+        differing.append(f"observations {agent.observation_space}; those of {env_name} are {observation}")
     if not is_compatible_space(agent.action_space, action) or action_codec(agent.action_space)[0] != action_codec(action)[0]:
-        differing.append(f"actions {agent.action_space}; those of {played} are {action}")
+        differing.append(f"actions {agent.action_space}; those of {env_name} are {action}")
     if differing:
         raise UserError("\n".join(f"the policy was trained in {spec.env.name} with {line}" for line in differing))
 
@@ -351,17 +354,17 @@ def _new_video_file(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) 
     return VideoFile(paths.output_dir / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
 
 
-def format_summary(played: EnjoyResult) -> str:
-    """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the written files, if any."""
-    returns = played.returns
-    count = _format_episode_count(len(returns) if played.games is None else len(played.games.returns))
-    lines = [played.description]
-    lines += [f"{count}: {_format_statistics(returns, played.bounds)}"] if played.games is None else _game_lines(played.games)
-    if played.video is not None:
-        shown = f"{played.video.episodes} of {count}" if played.video.episodes < int(count.split()[0]) else count
-        lines.append(f"{played.video.path}: {shown}, {played.video.frames:,} frames")
-    if played.recorded is not None:
-        lines.append(f"{played.recorded}: {count}, for meta.demonstrations")
+def format_summary(result: EnjoyResult) -> str:
+    """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the written files."""
+    returns = result.returns
+    count = _format_episode_count(len(returns) if result.games is None else len(result.games.returns))
+    lines = [result.description]
+    lines += [f"{count}: {_format_statistics(returns, result.bounds)}"] if result.games is None else _game_lines(result.games)
+    if result.video is not None:
+        shown = f"{result.video.episodes} of {count}" if result.video.episodes < int(count.split()[0]) else count
+        lines.append(f"{result.video.path}: {shown}, {result.video.frames:,} frames")
+    if result.recorded is not None:
+        lines.append(f"{result.recorded}: {count}, for meta.demonstrations")
     return "\n".join(lines)
 
 

@@ -121,27 +121,27 @@ def choose_format(out: Path | None, format: Format | None) -> Format:
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
         raise UserError(f"--out {out} {why}")
-    named = None if out is None else next((known for known, suffix in SUFFIXES.items() if out.suffix == suffix), None)
+    named = None if out is None else next((name for name, suffix in SUFFIXES.items() if out.suffix == suffix), None)
     if out is not None and (named is None or (format is not None and format != named)):
         expected = " or ".join(SUFFIXES.values()) if format is None else SUFFIXES[format]
         raise UserError(f"--out {out} must end with {expected}{'' if format is None else f', since --format is {format}'}")
     return format or named or "onnx"
 
 
-def format_summary(done: ExportResult) -> str:
+def format_summary(result: ExportResult) -> str:
     """Return a text with the checkpoint, the exported file, its inputs and outputs, and the differences between outputs of the file and of
     the agent."""
-    lines = [done.description, str(done.path)]
+    lines = [result.description, str(result.path)]
     lines += [
-        f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
+        f"  {kind} {name}: {form}" for kind, ports in (("input", result.inputs), ("output", result.outputs)) for name, form in ports.items()
     ]
-    if not done.inputs:
+    if not result.inputs:
         return "\n".join(lines)
     lines.append(
-        f"checked on {OBSERVATIONS:,} observations: actions differ from the agent's by at most {done.action_difference:.2g}, "
-        f"distribution parameters by at most {done.params_difference:.2g}"
+        f"checked on {OBSERVATIONS:,} observations: actions differ from the agent's by at most {result.action_difference:.2g}, "
+        f"distribution parameters by at most {result.params_difference:.2g}"
     )
-    lines += [] if done.card is None else [str(done.card)]
+    lines += [] if result.card is None else [str(result.card)]
     return "\n".join(lines)
 
 
@@ -160,10 +160,10 @@ class _ExampleInputs(NamedTuple):
 def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Ports, tuple[float, float]]:
     """Write the exported policy to `path` and check the file. Raises UserError if no exporter succeeds.
 
-    Returns a description of the inputs and outputs of the file, and the largest differences of actions and of other outputs between the
-    file and the agent. For ONNX, tracing is tried first, which takes 0.3 s (torch.export with translation to ONNX takes 9 s). A trace
-    cannot contain control flow that depends on values. torch.export is used if tracing fails or warns, or if the traced policy gives
-    different actions.
+    Returns (description of the inputs and outputs of the file, (largest difference of the actions, largest difference of the other
+    outputs)), where the differences are those between the file and the agent. For ONNX, tracing is tried first, which takes 0.3 s
+    (torch.export with translation to ONNX takes 9 s). A trace cannot contain control flow that depends on values. torch.export is used if
+    tracing fails or warns, or if the traced policy gives different actions.
     """
     policy = ExportedPolicy(agent)
     example = _make_example_inputs(policy)
@@ -213,14 +213,14 @@ def _trace_to_onnx(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
     return bytes(content.getvalue())
 
 
-def _exported_program(policy: ExportedPolicy, example: _ExampleInputs) -> torch.export.ExportedProgram:
+def _make_exported_program(policy: ExportedPolicy, example: _ExampleInputs) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
     return torch.export.export(policy, example.inputs, dynamic_shapes=(tuple({0: batch} for _ in example.inputs),))
 
 
 def _export_to_onnx(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
     """Return the content of the ONNX file to which torch translates the program of torch.export."""
-    program = _exported_program(policy, example)
+    program = _make_exported_program(policy, example)
     written = torch.onnx.export(program, input_names=example.names, output_names=example.out_names, verbose=False)
     assert written is not None
     content: bytes = written.model_proto.SerializeToString()
@@ -230,7 +230,7 @@ def _export_to_onnx(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
 def _export_to_torch(policy: ExportedPolicy, example: _ExampleInputs) -> bytes:
     """Return the content of a torch.export file, created in memory, because torch's file writer aborts if the disk is full."""
     content = BytesIO()
-    torch.export.save(_exported_program(policy, example), content)
+    torch.export.save(_make_exported_program(policy, example), content)
     return content.getvalue()
 
 
@@ -262,15 +262,19 @@ def _load_exported(format: Format, path: Path) -> Run:
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
+    names = [port.name for port in session.get_inputs()]
     return lambda inputs: list(session.run(None, dict(zip(names, inputs, strict=True))))
 
 
 def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
-    """Compare the exported policy with agent.act(deterministic=True), and return the largest differences of actions and of parameters.
+    """Compare the exported policy with agent.act(deterministic=True). Returns (largest difference of the actions, largest difference of the
+    other outputs).
 
-    Integer actions of both may differ if the distribution parameters differ slightly, but the action of the file must be the mode of the
-    distribution that the parameters of the file define. Raises UserError if the outputs of the file do not match those of the agent.
+    An integer action of the file may differ from that of the agent if the distribution parameters differ slightly. However, the action of
+    the file must be the mode of the distribution that the parameters in the file's output define. Raises UserError if the outputs of the
+    file do not match those of the agent.
+
+    Args: run: function that runs the exported file.
     """
     rng = np.random.default_rng(0)
     inputs = [_sample_observations(entry, policy, rng) for entry in policy.entries]
@@ -282,38 +286,37 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
     action_N, next_state = agent.act(obs, state, deterministic=True)
     expected = leaf_values(agent.action_space, action_N)
     params_NP, _ = agent.policy.forward(agent.encode(obs), state)
-    found, one = run(inputs), run([values[:1] for values in inputs])
-    actions, others = found[: len(expected)], found[len(expected) :]
+    results, single_results = run(inputs), run([values[:1] for values in inputs])
+    actions, others = results[: len(expected)], results[len(expected) :]
     distribution = agent.policy.distribution
     assert distribution is not None
     outputs = [append_log_std(distribution, torch.from_numpy(params_NP)).numpy()]
     outputs += [] if next_state is None else [next_state[:, : policy.state_size]]
-    difference = max(_relative_difference(found, known) for found, known in zip(others, outputs, strict=True))
-    own = policy.decode(distribution.env_action(distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))))
+    difference = max(_relative_difference(actual, of_agent) for actual, of_agent in zip(others, outputs, strict=True))
+    modes = policy.decode(distribution.env_action(distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))))
     wrong = difference > TOLERANCE
-    for found_N, expected_N, own_N, one_N in zip(actions, expected, own, one, strict=False):
-        if found_N.shape != expected_N.shape or found_N.dtype != expected_N.dtype:
-            mismatch = f"{found_N.dtype} {found_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
+    for actual_N, expected_N, mode_N, single_1 in zip(actions, expected, modes, single_results, strict=False):
+        if actual_N.shape != expected_N.shape or actual_N.dtype != expected_N.dtype:
+            mismatch = f"{actual_N.dtype} {actual_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
             raise UserError(f"the file's actions are {mismatch}")
-        same = (
-            _relative_difference(found_N, expected_N) <= TOLERANCE if found_N.dtype.kind == "f" else np.array_equal(found_N, own_N.numpy())
-        )
-        wrong |= not same or not np.allclose(one_N, found_N[:1], atol=TOLERANCE)
+        is_float = actual_N.dtype.kind == "f"
+        matches = _relative_difference(actual_N, expected_N) <= TOLERANCE if is_float else np.array_equal(actual_N, mode_N.numpy())
+        wrong |= not matches or not np.allclose(single_1, actual_N[:1], atol=TOLERANCE)
     greatest = max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(actions, expected, strict=True))
     if wrong:
         raise UserError(
-            f"the file acts differently on {OBSERVATIONS:,} observations: actions differ from the agent's by up to {greatest:.2g}, "
+            f"the file acts differently from the agent on {OBSERVATIONS:,} observations: actions differ by up to {greatest:.2g}, "
             f"distribution parameters by up to {difference:.2g} of their size; no file is written"
         )
-    return greatest, max(float(np.abs(found - known).max()) for found, known in zip(others, outputs, strict=True))
+    return greatest, max(float(np.abs(actual - of_agent).max()) for actual, of_agent in zip(others, outputs, strict=True))
 
 
-def _relative_difference(found: np.ndarray, known: np.ndarray) -> float:
-    """Return the largest difference between two arrays, relative to the largest absolute value of `known` (at least 1).
+def _relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest difference between two arrays, relative to the largest absolute value of `expected` (at least 1).
 
     If an array contains a value that is not finite, return infinity.
     """
-    difference = float(np.abs(found.astype(np.float64) - known).max() / max(1.0, float(np.abs(known).max())))
+    difference = float(np.abs(actual.astype(np.float64) - expected).max() / max(1.0, float(np.abs(expected).max())))
     return difference if np.isfinite(difference) else float("inf")
 
 

@@ -1,4 +1,4 @@
-"""A policy as one torch module that maps observations of the env to actions of the env, and that can be exported to a file."""
+"""A torch module that contains a complete policy, from observations of the env to actions of the env. It can be exported to a file."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class InputEntry(NamedTuple):
 class ExportedPolicy(nn.Module):
     """Module that computes the actions of a policy. The constructor raises UserError if the policy cannot be exported.
 
-    The inputs of `forward` are observations in the form of the env, one batch [B, …] for each entry of a Dict or Tuple observation, and,
-    for a recurrent policy, a hidden state [B, S]. `forward` returns (action, params) and, for a recurrent policy, the next hidden state.
-    The action [B, …] is the mode of the action distribution, in the form in which the env receives actions. For a Dict or Tuple action
-    space, there is one action output for each entry (`action_names`). The output params [B, P] contains the parameters of the action
-    distribution.
+    The input of `forward` is a batch of observations [B, …] in the form of the env. For a Dict or Tuple observation, there is one input for
+    each entry. A recurrent policy has a hidden state [B, S] as an additional last input. `forward` returns (action, params) or, for a
+    recurrent policy, (action, params, next hidden state). The action [B, …] is the mode of the action distribution, in the form in which
+    the env receives actions. For a Dict or Tuple action space, there is one action output for each entry (`action_names`). The output
+    params [B, P] contains the parameters of the action distribution.
     """
 
     mean: Tensor | None
@@ -103,6 +103,7 @@ class ExportedPolicy(nn.Module):
         return x.clamp(-self.clip, self.clip).to(torch.float32)
 
     def _actions(self, features_BF: Tensor, mask_BA: Tensor | None) -> tuple[Tensor, ...]:
+        """Return (*action outputs, params), given the features of the body and the action mask."""
         params_BP = self.head(features_BF)
         if mask_BA is not None:
             # not `mask_outputs`: a trace cannot compare sizes
@@ -144,8 +145,8 @@ def _input_entries(agent: LoadedAgent) -> list[InputEntry]:
     entries, at, uses = list[InputEntry](), 0, agent.spaces.uses
     for (path, leaf), layout in zip(leaves(agent.observation_space), agent.layouts, strict=True):
         use = uses.get(path[0], "all") if path else "all"
-        known = observation_codec(leaf)[0] if layout is None else layout
-        size = math.prod(known.shape) if known.dtype == "float32" and use != "mask" else 0
+        encoded = observation_codec(leaf)[0] if layout is None else layout
+        size = math.prod(encoded.shape) if encoded.dtype == "float32" and use != "mask" else 0
         name, is_image = ".".join(["obs", *map(str, path)]), layout is not None and layout.is_image
         entries.append(InputEntry(name, path, leaf, _make_observation_encoder(leaf, layout), slice(at, at + size), is_image, use))
         at += size
@@ -162,14 +163,15 @@ def _make_observation_encoder(space: spaces.Space[Any], layout: BoxLayout | None
         return lambda x: x.to(torch.float32).reshape(-1, count) * scale
     match space:
         case spaces.Discrete():
-            return _one_hot(np.array([space.n]), np.array([space.start]))
+            return _make_one_hot_encoder(np.array([space.n]), np.array([space.start]))
         case spaces.MultiDiscrete():
-            return _one_hot(space.nvec.ravel(), space.start.ravel())
+            return _make_one_hot_encoder(space.nvec.ravel(), space.start.ravel())
     size = math.prod(space.shape or ())
     return lambda x: x.to(torch.float32).reshape(-1, size)
 
 
-def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
+def _make_one_hot_encoder(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
+    """Return a function that encodes K integers as concatenated one-hot vectors. Integer k has nvec[k] possible values from start[k] on."""
     offset = torch.from_numpy(np.concatenate([[0], np.cumsum(nvec)[:-1]]) - start).long()
     count, columns = len(nvec), torch.arange(int(nvec.sum()))
 
@@ -230,4 +232,4 @@ def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
     try:
         return torch.from_numpy(np.zeros(1, space.dtype)).dtype
     except TypeError:
-        raise UserError(f"torch has no dtype {space.dtype} of the space {space}") from None
+        raise UserError(f"torch does not support the dtype {space.dtype} of the space {space}") from None

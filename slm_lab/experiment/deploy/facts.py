@@ -21,7 +21,7 @@ from slm_lab.spec.report import SpecError
 
 
 class PolicyFacts(NamedTuple):
-    """Information about a trained policy."""
+    """Information about a trained policy that is collected from its spec and its checkpoint."""
 
     spec: Spec
     digest: str
@@ -83,8 +83,12 @@ def list_models(data_dir: Path) -> list[dict[str, Any]]:
     Each dict has the keys name, pretrained, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest and
     folder. If a model cannot be read, its dict has only the keys name, pretrained, problem and folder.
     """
-    own, shipped = [models_dir(data_dir) / name for name in model_names(data_dir)], [PRETRAINED / name for name in pretrained_names()]
-    return [{"name": folder.name, "pretrained": folder in shipped, **_model_row(folder), "folder": str(folder)} for folder in own + shipped]
+    registered = [models_dir(data_dir) / name for name in model_names(data_dir)]
+    pretrained = [PRETRAINED / name for name in pretrained_names()]
+    return [
+        {"name": folder.name, "pretrained": folder in pretrained, **_model_row(folder), "folder": str(folder)}
+        for folder in registered + pretrained
+    ]
 
 
 def _model_row(folder: Path) -> dict[str, Any]:
@@ -92,23 +96,23 @@ def _model_row(folder: Path) -> dict[str, Any]:
         if (model := model_in(folder)) is None:
             return {"problem": f"the folder has no {WEIGHTS} or no {SPEC}"}
         values = tensor_file.load_values(model.weights)
-        known = policy_facts(Training(model), values, model.weights)
+        facts = policy_facts(Training(model), values, model.weights)
     except (UserError, SpecError, OSError, tensor_file.TensorFileError) as error:
         return {"problem": last_line(str(error))}
-    return {**_facts_row(known, values), "policy": model.policy and model.policy.name}
+    return {**_facts_row(facts, values), "policy": model.policy and model.policy.name}
 
 
-def _facts_row(known: PolicyFacts, values: Mapping[str, Any]) -> dict[str, Any]:
+def _facts_row(facts: PolicyFacts, values: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "env": known.spec.env.name,
-        "algorithm": known.spec.agent.algorithm.name,
+        "env": facts.spec.env.name,
+        "algorithm": facts.spec.agent.algorithm.name,
         "return": values.get("current_return"),
         "standard_error": values.get("current_return_se"),
         "episodes": values.get("current_epi"),
         "mode": values.get("mode"),
         "frames": values.get("frame"),
         "registered": values.get("registered"),
-        "digest": known.digest,
+        "digest": facts.digest,
     }
 
 
@@ -117,10 +121,10 @@ def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
 
     Args: rows: dicts returned by `list_models`.
     """
-    own = [row for row in rows if not row["pretrained"]]
-    lines = _format_table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
-    if shipped := _format_table([row for row in rows if row["pretrained"]], columns=5):
-        lines += ["", "pretrained agents:", *shipped]
+    registered = [row for row in rows if not row["pretrained"]]
+    lines = _format_table(registered) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
+    if pretrained := _format_table([row for row in rows if row["pretrained"]], columns=5):
+        lines += ["", "pretrained agents:", *pretrained]
     return "\n".join(lines)
 
 

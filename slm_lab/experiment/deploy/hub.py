@@ -42,7 +42,7 @@ LARGEST = {WEIGHTS: 2**31, "policy.onnx": 2**31, SPEC: 2**20, CARD: 2**20}
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".zip", ".joblib")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CODE = re.compile(r"\S+:\S+")
-"""Regular expression for a name of the form "package.module:Name", whose module would be imported."""
+"""Regular expression for a name of the form "package.module:Name". The module of such a name would be imported."""
 _WHY = {
     401: "the token is not valid: hf auth login, or set HF_TOKEN",
     403: "the token does not allow it: it needs write access to this repository",
@@ -71,9 +71,9 @@ def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
         info = api.model_info(repo)
         if private and not info.private:
             raise UserError(f"{repo} exists and is public; make it private on its page, use another one, or leave --private out")
-        there = {one.rfilename for one in info.siblings or ()}
+        existing = {sibling.rfilename for sibling in info.siblings or ()}
         operations = [hub.CommitOperationAdd(file.name, str(file)) for file in files]
-        operations += [hub.CommitOperationDelete(file) for file in there.intersection(FILES).difference(file.name for file in files)]
+        operations += [hub.CommitOperationDelete(file) for file in existing.intersection(FILES).difference(file.name for file in files)]
         api.create_commit(repo, operations, commit_message=f"Upload the model {name}")
     size = sum(file.stat().st_size for file in files)
     return f"{api.endpoint}/{repo}: {', '.join(file.name for file in files)} ({size / 2**20:.2g} MiB)\nslm-lab pull {repo}"
@@ -98,17 +98,17 @@ def pull(where: str, data_dir: Path, name: str | None = None, *, replace: bool =
     hub = _import_hub()
     with _hub_errors(hub, where):
         info = _hub_api(hub).model_info(repo, revision=revision or None, files_metadata=True)
-    files = _files_to_download(where, {one.rfilename: one.size for one in info.siblings or ()})
+    files = _files_to_download(where, {sibling.rfilename: sibling.size for sibling in info.siblings or ()})
     folder = models_dir(data_dir) / name
     try:
         with new_model(name, data_dir, replace) as temporary:
             with _hub_errors(hub, where):
                 for file in files:
                     _download(hub, repo, info.sha, file, temporary)
-            described = _check_downloaded_model(where, ModelPaths(temporary, name), trust_code)
+            description = _check_downloaded_model(where, ModelPaths(temporary, name), trust_code)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
-    return f"{described}: {folder}"
+    return f"{description}: {folder}"
 
 
 def _check_repo(repo: str) -> None:
@@ -157,7 +157,12 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
 
 
 def _files_to_download(where: str, sizes: Mapping[str, int | None]) -> list[str]:
-    """Return the names of the files to download. Raises UserError if the repository has no model of slm_lab, or if a file is too large."""
+    """Return the names of the files to download. Raises UserError if the repository has no model of slm_lab, or if a file is too large.
+
+    Args:
+        where: the repository as the user has given it, for error messages.
+        sizes: name of each file in the repository → size in bytes, or None if the size is unknown.
+    """
     if missing := [file for file in (WEIGHTS, SPEC) if file not in sizes]:
         pickles = sorted(file for file in sizes if file.endswith(_PICKLES))
         unsafe = (
@@ -174,10 +179,10 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
     """Download one file of a repository to `folder`."""
     cache = folder / ".download"
     try:
-        found = Path(_hub_api(hub).hf_hub_download(repo, file, revision=revision, local_dir=cache))
-        if found.stat().st_size > LARGEST[file]:
-            raise UserError(f"{repo}: {file} has {found.stat().st_size:,} bytes; allowed: {LARGEST[file]:,}")
-        shutil.copyfile(found, folder / file)
+        downloaded = Path(_hub_api(hub).hf_hub_download(repo, file, revision=revision, local_dir=cache))
+        if downloaded.stat().st_size > LARGEST[file]:
+            raise UserError(f"{repo}: {file} has {downloaded.stat().st_size:,} bytes; allowed: {LARGEST[file]:,}")
+        shutil.copyfile(downloaded, folder / file)
     finally:
         shutil.rmtree(cache, ignore_errors=True)
 
@@ -185,7 +190,7 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
 def _check_downloaded_model(where: str, model: ModelPaths, trust_code: bool) -> str:
     """Load a downloaded model to check it, and return its description.
 
-    Raises UserError if the model is damaged, unsafe, or of another version of slm_lab.
+    Raises UserError if the model is damaged, unsafe, or written by another version of slm_lab.
     """
     from slm_lab.experiment.deploy.facts import read_saved_spec
     from slm_lab.experiment.deploy.load import load_trained

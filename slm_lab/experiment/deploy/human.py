@@ -55,8 +55,8 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
     env = make_play_env(spec, env_spec, seed, 1)
     try:
         if not game.matches_env(env.info):
-            changed = "a key of the env section, such as action_mask, changes them"
-            raise UserError(f"--human needs the original observations of {name} and its action mask; {changed}")
+            reason = "a key of the env section, such as action_mask, changes them"
+            raise UserError(f"--human needs the original observations of {name} and its action mask; {reason}")
         check_spaces([player.agent for player in players], env, spec, env_spec.name)
         write("\n".join([*(player.agent.description for player in players), f"{_STONES[0]} moves first. q ends the game.", ""]))
         deterministic = options.deterministic or spec.meta.eval_deterministic
@@ -67,11 +67,12 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
 
 
 def make_joint_act(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
-    """Return a function that computes the actions of all agents of an env, with the policy of each agent or the only policy."""
+    """Return a function that computes the actions of all agents of an env. Each agent acts with its own policy, or all agents act with the
+    only policy."""
     rng = np.random.default_rng()
     if len(players) == 1:  # the policy also acts for the person's agent, but these actions are replaced
         return make_policy_act(players[0].agent, rng, deterministic)
-    return joint_act([(env.info.agent_rows(one.agents or ()), make_policy_act(one.agent, rng, deterministic)) for one in players])
+    return joint_act([(env.info.agent_rows(player.agents or ()), make_policy_act(player.agent, rng, deterministic)) for player in players])
 
 
 class _HumanGames:

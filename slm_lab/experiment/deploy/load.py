@@ -35,7 +35,7 @@ class LoadedAgent:
         normalizers: the observation normaliser of the policy.
         observation_space, action_space: Gymnasium spaces of a single env.
         path: path of the loaded checkpoint.
-        description: description of the agent in one line.
+        description: one-line description of the agent.
         saved: the entries of the checkpoint that are needed to act.
         spaces: spaces of the policy's inputs and outputs, and functions that convert between these spaces and the spaces of the env.
         layouts: one item for each entry of a Dict or Tuple observation (or one item for the observation): the image or vector to which the
@@ -46,7 +46,7 @@ class LoadedAgent:
         self,
         policy: Policy,
         normalizers: Normalizers,
-        known: AgentSpaces,
+        spaces: AgentSpaces,
         action_space: gym.Space[Any],
         path: Location,
         layouts: Sequence[BoxLayout | None],
@@ -54,8 +54,8 @@ class LoadedAgent:
     ) -> None:
         self.policy, self.normalizers, self.path = policy, normalizers, path
         self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
-        self.observation_space, self.action_space = known.space, action_space
-        self.spaces, self.layouts = known, layouts
+        self.observation_space, self.action_space = spaces.space, action_space
+        self.spaces, self.layouts = spaces, layouts
         self.description, self.saved = str(path), dict[str, Any]()
 
     @property
@@ -141,11 +141,11 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
     if training.policy is None and len(names := training.policies) > 1:
         raise UserError(f"{training.paths.root} has several policies; choose one of {', '.join(names)} (--policy, or policy=…)")
     problems: list[str] = []
-    found = _readable_checkpoints(training, which, session, problems)
-    if not found:
+    readable = _readable_checkpoints(training, which, session, problems)
+    if not readable:
         raise UserError(_problems_text(problems, training, session) or _no_checkpoint_message(training, which, session))
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    for path, bundle in found:
+    for path, bundle in readable:
         try:
             agent = build_loaded_agent(spec, path, bundle, device, training.name)
         except state.BundleError as error:
@@ -160,14 +160,16 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu", name: str = "") -> LoadedAgent:
     """Build the agent of a spec with the weights of a checkpoint. Raises BundleError if the weights do not fit the spec.
 
-    Args: bundle: content of the checkpoint. name: name of the training in its search or study, for the description.
+    Args:
+        path: path of the checkpoint.
+        bundle: content of the checkpoint.
+        name: name of the training in its search or study, for the description of the agent.
     """
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
-    spaces = bundle["spaces"]
-    observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
-    known = agent_spaces(spec.env, observation_space, action_space, spec.agent.input)
-    info = EnvInfo(1, known.observation, known.action)
+    observation_space, action_space = (space_from_dict(bundle["spaces"][kind]) for kind in ("observation", "action"))
+    spaces = agent_spaces(spec.env, observation_space, action_space, spec.agent.input)
+    info = EnvInfo(1, spaces.observation, spaces.action)
     net = spec.agent.net  # a loaded agent acts in float32, the dtype of its weights, on any processor and in an exported file
     float32 = spec.agent.model_copy(update={"net": None if net is None else net.model_copy(update={"dtype": "float32"})})
     policy = build_policy(float32, info, np.random.default_rng(), device)
@@ -178,8 +180,8 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"])
-    layouts = [layout for _, _, layout in entry_layouts(known.space, spec.agent.input, image_channels(spec.env))]
-    agent = LoadedAgent(policy, normalizers, known, action_space, path, layouts, spec.env.obs_keys)
+    layouts = [layout for _, _, layout in entry_layouts(spaces.space, spec.agent.input, image_channels(spec.env))]
+    agent = LoadedAgent(policy, normalizers, spaces, action_space, path, layouts, spec.env.obs_keys)
     agent.description, agent.saved = _description(spec, path, bundle, name), {key: bundle[key] for key in state.PLAYABLE if key in bundle}
     return agent
 
@@ -197,8 +199,11 @@ def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: st
 
 
 def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
-    """Return a text with the reasons why no checkpoint can be used, and the name of a readable checkpoint, or "" if `problems` is empty."""
-    index = None if session is None else _log_indices(training, session)[0]
+    """Return a text with the reasons why checkpoints cannot be used (`problems`), and the path of a readable checkpoint if there is one.
+
+    If `problems` is empty, "" is returned.
+    """
+    index = None if session is None else _table_numbers(training, session)[0]
     other = readable_checkpoint(training.paths, index, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
@@ -206,48 +211,48 @@ def _problems_text(problems: Sequence[str], training: Training, session: int | N
 def _no_checkpoint_message(training: Training, which: CheckpointName, session: int | None) -> str:
     """Return the message that a checkpoint does not exist, with a list of the existing checkpoints."""
     paths, trial = training.paths, training.trial
-    if not (of_any := checkpoint_names(paths, None, trial)):
+    if not (existing := checkpoint_names(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
-    if session is not None and not (of_any := checkpoint_names(paths, _log_indices(training, session)[0], trial)):
+    if session is not None and not (existing := checkpoint_names(paths, _table_numbers(training, session)[0], trial)):
         count = max(1, len(training.policies))  # policies without names are numbered like sessions
-        known = sorted({index // count for index in paths.table_numbers(t=trial) if checkpoint_names(paths, index, trial)})
-        return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
-    of = "" if session is None else f" of session {session}"
-    return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
+        sessions = sorted({index // count for index in paths.table_numbers(t=trial) if checkpoint_names(paths, index, trial)})
+        return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, sessions))}"
+    of_session = "" if session is None else f" of session {session}"
+    return f"no checkpoint '{which}'{of_session} in {paths.checkpoint_dir}; expected one of {', '.join(existing)}"
 
 
 def _readable_checkpoints(
     training: Training, which: CheckpointName, session: int | None, problems: list[str]
 ) -> list[tuple[Location, dict[str, Any]]]:
-    """Return (path, content) of the readable checkpoints of a training, best first.
+    """Return (path, content) of each readable checkpoint of a training, best first.
 
-    The reasons why other checkpoints cannot be read are added to `problems`.
+    For each checkpoint that cannot be read, the reason is added to `problems`.
     """
-    found, paths, trial = [], training.paths, training.trial
-    for index in _log_indices(training, session):
+    readable, paths, trial = [], training.paths, training.trial
+    for index in _table_numbers(training, session):
         path = paths.checkpoint(index, which, trial)
         try:
             if path.is_file():
                 bundle = state.load(path)
                 bundle = bundle["policies"][index % paths.policies] if "policies" in bundle else bundle
-                found.append((path, bundle if training.policy is None else {**bundle, "policy": training.policy}))
+                readable.append((path, bundle if training.policy is None else {**bundle, "policy": training.policy}))
         except state.BundleError as error:
             problems.append(str(error))
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror or error}")
-    return sorted(found, key=lambda one: state.weights_sort_key(one[1]), reverse=True)
+    return sorted(readable, key=lambda item: state.weights_sort_key(item[1]), reverse=True)
 
 
-def _log_indices(training: Training, session: int | None) -> list[int]:
-    """Return the numbers of the tables (see events.Row) whose checkpoints may be used.
+def _table_numbers(training: Training, session: int | None) -> list[int]:
+    """Return the numbers of those tables of a training (see events.Row) for which checkpoints may be used.
 
     Each Session or, if the training has several policies, each policy of each Session has separate tables and checkpoints.
     """
     if not (names := training.policies):
         return training.paths.table_numbers(t=training.trial) if session is None else [session]
     policy = 0 if training.policy is None else names.index(training.policy)
-    known = [index for index in training.paths.table_numbers(t=training.trial) if index % len(names) == policy]
-    return known if session is None else [session * len(names) + policy]
+    existing = [index for index in training.paths.table_numbers(t=training.trial) if index % len(names) == policy]
+    return existing if session is None else [session * len(names) + policy]
 
 
 def _has_entries_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:

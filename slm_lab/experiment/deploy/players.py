@@ -49,13 +49,13 @@ def load_players(
     policies = spec.agent.policies
     if policies is None:
         return [PolicyPlayer(load_trained(training, which, session, device))]
-    if (one := training.policy) is None and not training.policies:  # a named model, or a training with only one policy
+    if (policy := training.policy) is None and not training.policies:  # a named model, or a training with only one policy
         agent = load_trained(training, which, session, device)
-        one = agent.saved.get("policy") or next(iter(policies))
-        return [PolicyPlayer(agent, one, tuple(policies[one]))]
+        policy = agent.saved.get("policy") or next(iter(policies))
+        return [PolicyPlayer(agent, policy, tuple(policies[policy]))]
     if session is None:
         session = best_session(training, which)
-    names = training.policies if one is None else [one]
+    names = training.policies if policy is None else [policy]
     agents = [load_trained(replace(training, policy=name), which, session, device) for name in names]
     return [PolicyPlayer(agent, name, tuple(policies[name])) for name, agent in zip(names, agents, strict=True)]
 
@@ -109,20 +109,21 @@ acts."""
 def assign_policies(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
     """Assign policies to the given rows (agents of parallel envs), and return pairs (rows, function that acts for these rows).
 
-    Rows for which no policy acts are left out.
+    Rows for which no policy acts are in no pair.
     """
     parts: Parts = []
     for player in players:
-        own = rows if player.agents is None else np.intersect1d(rows, env.info.agent_rows(player.agents))
-        if len(own):
+        player_rows = rows if player.agents is None else np.intersect1d(rows, env.info.agent_rows(player.agents))
+        if len(player_rows):
             act = make_policy_act(player.agent, rng, deterministic)
-            parts.append((own, act if player.agents is None else strip_padding(env.info, player.agents, act)))
+            parts.append((player_rows, act if player.agents is None else strip_padding(env.info, player.agents, act)))
     return parts
 
 
 @dataclass(frozen=True)
 class Opponent:
-    """Opponent of a trained policy, which plays for all other agents: random actions, a scripted player, or the policies of another run."""
+    """Opponent of a trained policy: random actions, a scripted player, or the policies of another run. The opponent plays for all agents
+    for which the trained policy does not play."""
 
     name: str
     """Name of the opponent as the user has given it."""
@@ -141,7 +142,7 @@ class Opponent:
         if not self.players:
             return [(rows, make_random_act(env, rows))]
         parts = assign_policies(self.players, env, rows, rng, deterministic)
-        if sum(len(own) for own, _ in parts) < len(rows):
+        if sum(len(player_rows) for player_rows, _ in parts) < len(rows):
             raise UserError(f"--against {self.name}: its policies do not act for all other agents of {env.name}")
         return parts
 
@@ -152,9 +153,9 @@ class Opponent:
             try:
                 act = make_scripted_act(board_players.build_player(path, info, rng))
             except ValueError as error:
-                raise UserError(f"--against {self.name}: it cannot play {env.name}: {error}") from None
-            own = np.intersect1d(rows, env.info.agent_rows(info.agents))
-            parts += [(own, strip_padding(env.info, info.agents, act))] if len(own) else []
+                raise UserError(f"--against {self.name}: this opponent cannot play {env.name}: {error}") from None
+            player_rows = np.intersect1d(rows, env.info.agent_rows(info.agents))
+            parts += [(player_rows, strip_padding(env.info, info.agents, act))] if len(player_rows) else []
         return parts
 
 
@@ -175,26 +176,26 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
     try:
         training = find_training(name, None, data_dir)
     except UserError as error:
-        known = f"expected {RANDOM}, {', '.join(scripted)}, package.module:Class, or a run or model"
-        raise UserError(f"--against {name}: {known}{nearest_hint(name, [RANDOM, *scripted])} ({error})") from None
+        expected = f"expected {RANDOM}, {', '.join(scripted)}, package.module:Class, or a run or model"
+        raise UserError(f"--against {name}: {expected}{nearest_hint(name, [RANDOM, *scripted])} ({error})") from None
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     return Opponent(name, players=tuple(load_players(training, spec, device=device)))
 
 
-def own_rows(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
-    """Return for which rows (agents of parallel envs) the policies of a training play in games against an opponent, bool [N].
+def policy_mask(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
+    """Return whether the policies of a training play for each row (agent of parallel envs) in games against an opponent, bool [N].
 
     A policy that acts only for certain agents (PolicyPlayer.agents) plays for these agents. A single policy for all agents plays for one
     agent of each env: the first agent in the first env, the second agent in the second env, and so on.
     """
-    num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
+    num_agents, mask_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
     for player in players:
         if player.agents is not None:
-            own_N[env.info.agent_rows(player.agents)] = True
-    if not own_N.any():
+            mask_N[env.info.agent_rows(player.agents)] = True
+    if not mask_N.any():
         envs = np.arange(env.info.frames)
-        own_N[envs * num_agents + envs % num_agents] = True
-    return own_N
+        mask_N[envs * num_agents + envs % num_agents] = True
+    return mask_N
 
 
 class GameReturns:
@@ -215,17 +216,17 @@ class GameReturns:
 
     def completed_games(self) -> list[tuple[int, np.ndarray]]:
         """Return (index of the env, returns [A] of its agents) for each game that has ended for all agents."""
-        found = []
+        games = []
         for first in range(0, len(self._returns), self.num_agents):
-            of_env = zip(*self._returns[first : first + self.num_agents], strict=False)
-            found += [(first // self.num_agents, np.array(returns)) for returns in of_env]
-        return found
+            returns_of_env = zip(*self._returns[first : first + self.num_agents], strict=False)
+            games += [(first // self.num_agents, np.array(returns)) for returns in returns_of_env]
+        return games
 
 
 def check_agents_covered(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
     """Raise UserError if there is an agent of the env for which no policy plays.
 
-    Args: name: name of the policies for the message.
+    Args: name: description of the policies for the error message.
     """
     played: set[Any] = {agent for player in players for agent in player.agents or env.info.agents}
     if missing := [agent for agent in env.info.agents if agent not in played]:

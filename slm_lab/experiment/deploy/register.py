@@ -70,14 +70,14 @@ def export_with_card(
 ) -> ExportResult:
     """Export a policy as `export_training` does, and write a model card beside the exported file, with the same name and the suffix .md.
 
-    If the path of the model card belongs to an edited card or to another file, the existing file is kept, and a notice is logged.
+    If an edited model card or another file already exists at the path of the card, the existing file is kept, and a notice is logged.
     """
-    done, agent = export_training(training, format, out, which, session)
-    if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
-        return done  # the folder of a named model already has a model card
-    card = done.path.with_suffix(".md")
-    text = model_card(done.path.stem, policy_facts(training, agent.saved, agent.path), agent, _exported_file(done), is_named=False)
-    return done._replace(card=card if write_card(card, text) else None)
+    result, agent = export_training(training, format, out, which, session)
+    if isinstance(training.paths, ModelPaths) and result.path.parent == training.paths.root:
+        return result  # the folder of a named model already has a model card
+    card = result.path.with_suffix(".md")
+    text = model_card(result.path.stem, policy_facts(training, agent.saved, agent.path), agent, _exported_file(result), is_named=False)
+    return result._replace(card=card if write_card(card, text) else None)
 
 
 def register(
@@ -98,24 +98,24 @@ def register(
     """
     check_name_available(name, data_dir, replace)
     agent = load_trained(training, which, session)
-    known = policy_facts(training, agent.saved, agent.path)
+    facts = policy_facts(training, agent.saved, agent.path)
     folder = models_dir(data_dir) / name
     try:
         with new_model(name, data_dir, replace) as temporary:
-            about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
-            tensor_file.save(temporary / WEIGHTS, {**agent.saved, **about})
+            origin = {"source": facts.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
+            tensor_file.save(temporary / WEIGHTS, {**agent.saved, **origin})
             replace_file(temporary / SPEC, public_spec(training.spec_file))
-            done = _export_to_model(agent, format, temporary)
-            exports = None if done.path.name == WEIGHTS else _exported_file(done)
-            replace_file(temporary / CARD, model_card(name, known, agent, exports, is_named=True).encode())
+            result = _export_to_model(agent, format, temporary)
+            exported = None if result.path.name == WEIGHTS else _exported_file(result)
+            replace_file(temporary / CARD, model_card(name, facts, agent, exported, is_named=True).encode())
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
-    return done._replace(path=folder / done.path.name, card=folder / CARD)
+    return result._replace(path=folder / result.path.name, card=folder / CARD)
 
 
 def _export_to_model(agent: LoadedAgent, format: Format | None, folder: Path) -> ExportResult:
-    """Export a policy to the folder of a named model. If the export fails, raise UserError (if `format` is given) or log a notice (if
-    `format` is None)."""
+    """Export a policy to the folder of a named model. If the export fails, raise UserError if `format` is given. If `format` is None, log a
+    notice and return an ExportResult that contains the path of the weights."""
     chosen = choose_format(None, format)
     try:
         check_packages(chosen)
@@ -127,8 +127,8 @@ def _export_to_model(agent: LoadedAgent, format: Format | None, folder: Path) ->
         return ExportResult(folder / WEIGHTS, agent.path, agent.description, {}, {}, 0.0, 0.0)
 
 
-def _exported_file(done: ExportResult) -> ExportedFile:
-    return ExportedFile(done.path.name, done.inputs, done.outputs)
+def _exported_file(result: ExportResult) -> ExportedFile:
+    return ExportedFile(result.path.name, result.inputs, result.outputs)
 
 
 def public_spec(file: Path) -> bytes:

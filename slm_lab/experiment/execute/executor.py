@@ -74,7 +74,7 @@ class Context(ABC):
 
     @abstractmethod
     def redirect_output(self, path: Path) -> None:
-        """Redirect the output of this process: append it to the file `path` on the executor's machine."""
+        """Redirect the output of this process to the end of the file `path` on the executor's machine."""
 
 
 class Task(ABC):
@@ -123,7 +123,7 @@ class Message(NamedTuple):
 
 
 class TaskDied(NamedTuple):
-    """Event that reports that the process of a task has ended, for any reason, with all processes that it started."""
+    """Event that reports that the process of a task, with all processes that it started, has ended for any reason."""
 
     task: Any
     reason: str

@@ -18,7 +18,7 @@ from slm_lab.lib.system import has_feature
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
 USER_CODE = frozenset({BUILDING, RESETTING, STEPPING, EVALUATING, CLOSING})
-"""Phases in which code of an env runs, which may block. An interruption in a phase of USER_CODE leaves no partially written files."""
+"""Phases in which code of an env runs. Such code may block. An interruption in a phase of USER_CODE leaves no partially written files."""
 HEARTBEAT_BYTES = 8
 
 
@@ -43,7 +43,7 @@ class Heartbeat:
 
         def disown() -> None:
             nonlocal cell
-            cell = _ForkedCopyExit()
+            cell = _ForkedProcessExit()
 
         self.beat, self._disown = beat, disown
         _heartbeats.add(self)
@@ -59,11 +59,11 @@ class Heartbeat:
         return int(self._cell[0]) % len(PHASES)
 
 
-class _ForkedCopyExit:
-    """Replacement for the memory of a heartbeat in a forked copy of the process, which ends the copy when the copy calls `beat`."""
+class _ForkedProcessExit:
+    """Replacement for the memory of a heartbeat in a forked process. When the forked process calls `beat`, the process is ended."""
 
     def __setitem__(self, index: int, value: int) -> None:
-        os.write(2, b"the env copied the process (os.fork), and the copy returned from the env; the copy is ended\n")
+        os.write(2, b"the env forked the process (os.fork), and the forked process returned from the env; it is ended\n")
         os._exit(1)
 
 

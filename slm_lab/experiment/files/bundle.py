@@ -36,8 +36,7 @@ HEADER = (
     *("version", "frame", "frames", "wall_t", "done", "lost", "tables", "spec"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo"),
 )
-"""Keys of a checkpoint dict (bundle) whose values are also stored in the header of the checkpoint file, if the checkpoint has these
-keys."""
+"""Keys of a checkpoint dict (bundle). If the dict contains such a key, the value is also stored in the header of the checkpoint file."""
 
 PLAYABLE = (
     *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
@@ -46,8 +45,8 @@ PLAYABLE = (
 """Keys of a checkpoint dict (bundle) that are needed to act with the saved agent and to describe the agent."""
 
 ENOUGH_EPISODES = 5
-"""Minimum number of training episodes over which the current return of saved weights must be averaged to be precise enough for comparing
-weights."""
+"""Minimum number of training episodes in the mean `current_return` of saved weights. A mean over fewer episodes is too imprecise for
+comparing weights."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
@@ -94,9 +93,9 @@ class _ChecksumWriter:
 def save(path: Location, bundle: dict[str, Any]) -> None:
     """Write `bundle` (tensors and plain Python values) to the file `path` atomically. Raises OSError if writing fails.
 
-    The bundle is first written to a hidden temporary file, whose name is not that of a checkpoint, in the folder of `path`. If writing
-    fails, the file `path` is left unchanged. A process that is killed while writing leaves the temporary file behind. The next call with
-    the same `path` overwrites the temporary file.
+    The bundle is first written to a hidden temporary file in the folder of `path`. The name of this file is not that of a checkpoint. If
+    writing fails, the file `path` is left unchanged. A process that is killed while writing leaves the temporary file behind. The next call
+    with the same `path` overwrites the temporary file.
     """
     if isinstance(path, StoredPath):
         path.replace(lambda file: _write(bundle, file))
@@ -120,10 +119,10 @@ def save(path: Location, bundle: dict[str, Any]) -> None:
 
 
 def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
-    sealed = _ChecksumWriter(file)
+    writer = _ChecksumWriter(file)
     try:
-        _import_torch().save(bundle, sealed)
-        sealed.write_header_and_checksum(_header_of(bundle))
+        _import_torch().save(bundle, writer)
+        writer.write_header_and_checksum(_header_of(bundle))
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None  # the disk is full, which torch.save reports as "unexpected pos"
@@ -153,8 +152,8 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries of a checkpoint whose keys are in HEADER. The tensors of the checkpoint are not read, unless the file has no valid
-    header.
+    """Return those entries of a checkpoint that have a key in HEADER. The tensors of the checkpoint are not read, unless the file has no
+    valid header.
 
     Raises BundleError under the same conditions as `load`.
 
@@ -196,7 +195,7 @@ def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
 
 @contextmanager
 def _bundle_errors(path: Location) -> Iterator[None]:
-    """Convert any error in reading a checkpoint file to BundleError while the with-block runs."""
+    """Convert all errors that are raised while a checkpoint file is read in the with-block to BundleError."""
     try:
         yield
     except BundleError:
@@ -215,8 +214,8 @@ def _check_version(bundle: Any, path: Location) -> dict[str, Any]:
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
-        other = f"has version {bundle['version']} of the checkpoint format, and this slm_lab reads version {VERSION}"
-        raise BundleError(f"{path} {other}; use the version of slm_lab that wrote it, or train again")
+        mismatch = f"has version {bundle['version']} of the checkpoint format, and this slm_lab reads version {VERSION}"
+        raise BundleError(f"{path} {mismatch}; use the version of slm_lab that wrote it, or train again")
     return bundle
 
 
@@ -235,8 +234,8 @@ def _open_for_reading(path: Location) -> Iterator[IO[bytes]]:
 
 
 def _check_integrity(file: IO[bytes], path: Location) -> None:
-    """Raise DamagedError if a checkpoint file has changed since `save` wrote the file. If the file is intact, the file position is set to
-    the beginning of the file.
+    """Raise DamagedError if a checkpoint file has changed since `save` wrote the file. If the file is intact, set the file position to the
+    beginning of the file.
 
     If the seal is missing or does not match the content, the checksums inside the ZIP archive are verified, to name the damaged member of
     the archive. Checkpoint files of old versions have no seal. A file without a seal passes this check if the archive is intact, and is

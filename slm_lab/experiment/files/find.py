@@ -81,21 +81,21 @@ def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 
 
 def _find_run_of_spec(where: str, spec_name: str, data_dir: Path) -> RunPaths:
-    known = [folder for folder in runs_of_spec(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
+    runs = [folder for folder in runs_of_spec(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
     if where == "latest":
-        latest, advice = _newest_training_run(RunPaths(folder, spec_name) for folder in reversed(known))
+        latest, advice = _newest_training_run(RunPaths(folder, spec_name) for folder in reversed(runs))
         if latest is not None:
             return latest
         others = names_with_runs(data_dir, spec_name)
         hint = f"did you mean {' or '.join(others)}?" if others else advice
-        raise UserError(f"no run of train of '{spec_name}' in {data_dir}; {hint}")
+        raise UserError(f"no run of mode train of '{spec_name}' in {data_dir}; {hint}")
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
         if paths.spec.is_file() and not belongs_to_other_spec(folder, spec_name):
             return paths
         if folder.name and (other := run_paths_in(folder)) and other.stem.startswith(f"{paths.stem}_"):
             raise UserError(f"no run of '{spec_name}' in the folder '{where}'; did you mean {other.spec_name}?")
-    raise UserError(f"no run of '{spec_name}' in the folder '{where}'" + (f"; the latest is {known[-1]}" if known else ""))
+    raise UserError(f"no run of '{spec_name}' in the folder '{where}'" + (f"; the latest is {runs[-1]}" if runs else ""))
 
 
 def _find_any_run(where: str, data_dir: Path) -> RunPaths:
@@ -109,20 +109,19 @@ def _find_any_run(where: str, data_dir: Path) -> RunPaths:
     latest, advice = _newest_training_run(paths for folder in _newest_first(data_dir) if (paths := run_paths_in(folder)) is not None)
     if where == "latest":
         if latest is None:
-            raise UserError(f"no run of train in {data_dir}; {advice}")
+            raise UserError(f"no run of mode train in {data_dir}; {advice}")
         return RunPaths(latest.root, spec_names(latest.spec)[0])
     raise UserError(not_a_run_message(given) if latest is None else f"{not_a_run_message(given)} (latest run: {latest.root})")
 
 
 def _newest_training_run(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None, str]:
-    """Return the paths of the newest run of mode train and an empty string, or None and advice for the error message if there is no such
-    run."""
+    """Return (paths of the newest run of mode train, ""). If there is no such run, return (None, advice for the error message)."""
     other: Path | None = None
     for paths in newest_first:
         if paths.is_training_run:
             return paths, ""
         other = other or paths.root
-    return None, "train it first" if other is None else f"the newest run, of dev or search, is {other}: give this folder to use it"
+    return None, "train it first" if other is None else f"the newest run, of mode dev or search, is {other}; to use it, give this folder"
 
 
 def _newest_first(data_dir: Path) -> list[Path]:
@@ -142,20 +141,19 @@ def checkpoint_names(paths: RunPaths, session: int | None = None, trial: int = 0
     """
     if isinstance(paths, ModelPaths):
         return ["best"] if session in (None, 0) and paths.weights.is_file() else []
-    found = set()
+    names = set()
     for index in paths.table_numbers(t=trial) if session is None else [session]:
         prefix = paths.checkpoint(index, "best", trial).name.removesuffix("best.pt")
         pattern = re.compile(re.escape(prefix) + r"(best|\d+)\.pt")
-        found |= {"last"} if paths.checkpoint(index, "last", trial).is_file() else set()
-        found |= {match[1] for path in _files_in_folder(paths.checkpoint_dir) if (match := pattern.fullmatch(path.name))}
-    return sorted(found, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
+        names |= {"last"} if paths.checkpoint(index, "last", trial).is_file() else set()
+        names |= {match[1] for path in _files_in_folder(paths.checkpoint_dir) if (match := pattern.fullmatch(path.name))}
+    return sorted(names, key=lambda which: (which.isdecimal(), int(which) if which.isdecimal() else 0, which))
 
 
 def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int = 0) -> Location | None:
     """Return the location of an undamaged checkpoint, or None if no checkpoint of the trial can be read.
 
-    The "best" checkpoint is preferred to the "last" checkpoint, and the "last" checkpoint to numbered checkpoints, of which the highest
-    frame is preferred.
+    The order of preference is: the "best" checkpoint, the "last" checkpoint, and then the numbered checkpoints, highest frame first.
 
     Args: session: index of the Session whose checkpoint is returned, or None for any Session.
     """
@@ -238,14 +236,14 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
 
     Raises UserError if there is no such training, or if `choice` does not fit `where`.
     """
-    found = _find_training(where, spec_name, data_dir, choice)
+    training = _find_training(where, spec_name, data_dir, choice)
     if choice.policy is None:
-        return found
-    known = found.policies
-    if choice.policy not in known:
-        expected = f"the policies of {found.paths.root} are {', '.join(known)}" if known else f"{found.paths.root} has one policy"
-        raise UserError(f"policy {choice.policy}: {expected}{nearest_hint(choice.policy, known)}")
-    return replace(found, policy=choice.policy)
+        return training
+    root, policies = training.paths.root, training.policies
+    if choice.policy not in policies:
+        expected = f"the policies of {root} are {', '.join(policies)}" if policies else f"{root} has one policy"
+        raise UserError(f"policy {choice.policy}: {expected}{nearest_hint(choice.policy, policies)}")
+    return replace(training, policy=choice.policy)
 
 
 def _find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: TrainingChoice) -> Training:
@@ -275,7 +273,7 @@ def _training_of_model(model: ModelPaths, spec_name: str | None, choice: Trainin
 
 def _training_of_run(paths: RunPaths, trial: int | None) -> Training:
     if trial:
-        raise UserError(f"trial {trial}: {paths.root} is a run of train, whose only trial is 0")
+        raise UserError(f"trial {trial}: {paths.root} is a run of mode train, which has only trial 0")
     return Training(paths)
 
 
@@ -288,21 +286,21 @@ def _training_of_search(paths: RunPaths, trial: int | None) -> Training:
     confirmed = RunPaths(paths.confirmation, paths.spec_name)
     if paths.search_state.is_file():
         search = SearchState.load(paths.search_state)
-        ranked = [(confirmed, one.trial) for one in best_first(search.confirmations)]
-        ranked += [(paths, one.trial) for one in best_first(search.trials)]
-        status: dict[int, str] = {one.trial: one.status for one in search.trials}
+        ranked = [(confirmed, trial_state.trial) for trial_state in best_first(search.confirmations)]
+        ranked += [(paths, trial_state.trial) for trial_state in best_first(search.trials)]
+        status: dict[int, str] = {trial_state.trial: trial_state.status for trial_state in search.trials}
     else:  # the folder of confirmations
         status = dict.fromkeys(paths.trials(), "finished")
-        ranked = sorted(((paths, one) for one in status), key=lambda one: _best_weights_key(*one), reverse=True)
+        ranked = sorted(((paths, index) for index in status), key=lambda pair: _best_weights_key(*pair), reverse=True)
     if trial is not None:
         if trial not in status:
             raise UserError(f"trial {trial}: the trials of {paths.root} are {', '.join(map(str, status)) or 'none'}")
-        ranked = [one for one in ranked if one[1] == trial] or [(paths, trial)]
-    best = next((one for one in ranked if checkpoint_names(one[0], trial=one[1])), None)
+        ranked = [pair for pair in ranked if pair[1] == trial] or [(paths, trial)]
+    best = next((pair for pair in ranked if checkpoint_names(pair[0], trial=pair[1])), None)
     if best is None:
         counts = Counter(status.values() if trial is None else [status[trial]])
         ended = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"
-        kept = "; of finished trials only the checkpoints of the best are kept (meta.search_keep)" if "finished" in counts else ""
+        kept = "; only the checkpoints of the best finished trials are kept (meta.search_keep)" if "finished" in counts else ""
         if trial is None:
             raise UserError(f"no trial of {paths.root} has ended with a checkpoint; trials: {ended}{kept}")
         raise UserError(f"trial {trial} of {paths.root} has no checkpoint; it is {status[trial]}{kept}")
@@ -315,21 +313,22 @@ def _training_of_study(study: StudyPaths, name: str | None, choice: TrainingChoi
         raise UserError(f"{study.root} is a study of '{study.name}', not of '{name}'")
     if choice.trial is not None:
         raise UserError(f"trial {choice.trial}: {study.root} is the folder of a study; its runs have an entry, an env and a seed")
-    found = list(_runs_of_study(study))
+    runs = list(_runs_of_study(study))
     for part, wanted in (("entry", choice.entry), ("env", choice.env), ("seed", choice.seed)):
-        known = list(dict.fromkeys(about[part] for about, _ in found))
+        values = list(dict.fromkeys(description[part] for description, _ in runs))
         if wanted is not None:
-            if wanted not in known:
-                near = nearest_hint(str(wanted), map(str, known))
-                raise UserError(f"{part} {wanted}: the runs of {study.root} have {', '.join(map(str, known)) or 'none'}{near}")
-            found = [one for one in found if one[0][part] == wanted]
-        elif part == "env" and len(known) > 1:
-            raise UserError(f"{study.root} has runs in several envs; choose one of {', '.join(known)} (--env), or give the folder of a run")
-    found = [one for one in found if checkpoint_names(one[1])]
-    if not found:
+            if wanted not in values:
+                near = nearest_hint(str(wanted), map(str, values))
+                raise UserError(f"{part} {wanted}: the runs of {study.root} have {', '.join(map(str, values)) or 'none'}{near}")
+            runs = [run for run in runs if run[0][part] == wanted]
+        elif part == "env" and len(values) > 1:
+            advice = f"choose one of {', '.join(values)} (--env), or give the folder of a run"
+            raise UserError(f"{study.root} has runs in several envs; {advice}")
+    runs = [run for run in runs if checkpoint_names(run[1])]
+    if not runs:
         raise UserError(f"no finished run of {study.root} has a checkpoint here")
-    about, paths = max(found, key=lambda one: _best_weights_key(one[1]))
-    return Training(paths, name=f"{about['entry']} of the study, in {about['env']}, seed {about['seed']}")
+    chosen, paths = max(runs, key=lambda run: _best_weights_key(run[1]))
+    return Training(paths, name=f"{chosen['entry']} of the study, in {chosen['env']}, seed {chosen['seed']}")
 
 
 def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths]]:
@@ -338,11 +337,11 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
     for folder in sorted(study.runs.iterdir()) if study.runs.is_dir() else ():
         run = StudyRunFolder(folder)
         with suppress(OSError, ValueError, KeyError, TypeError):
-            about = json.loads(run.identity.read_text(encoding="utf-8"))
-            part = {"entry": about["entry"], "env": about["env"], "seed": about["random_seed"]}
+            identity = json.loads(run.identity.read_text(encoding="utf-8"))
+            description = {"entry": identity["entry"], "env": identity["env"], "seed": identity["random_seed"]}
             for paths in run.run_folders()[-1:]:
                 if json.loads(paths.trial_metrics().read_text(encoding="utf-8")).get("status") != "failed":
-                    yield part, paths
+                    yield description, paths
 
 
 def _best_weights_key(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
@@ -383,11 +382,11 @@ def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Loca
     except UserError as error:
         raise UserError(f"meta.init_from: {error}") from None
     paths, trial, names = training.paths, training.trial, training.policies
-    found = {index: paths.checkpoint(index, "best", trial) for index in paths.table_numbers(t=trial)}
+    indices = paths.table_numbers(t=trial)
     if names:
-        own = _policy_index(policy, names, where)
-        found = {index: file for index, file in found.items() if index % len(names) == own}
-    files = [file for file in found.values() if file.is_file()]
+        wanted = _policy_index(policy, names, where)
+        indices = [index for index in indices if index % len(names) == wanted]
+    files = [file for index in indices if (file := paths.checkpoint(index, "best", trial)).is_file()]
     if not files:
         raise UserError(f"meta.init_from: {where} has no checkpoint")
     best = max(files, key=lambda file: state.weights_sort_key(_read(file, training, state.read_header)))
@@ -395,7 +394,10 @@ def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Loca
 
 
 def _policy_index(policy: str | None, names: Sequence[str], where: Location) -> int:
-    """Return the index of `policy` in `names`, the names of the policies in agent.policies. Raises UserError if no policy has this name."""
+    """Return the index of `policy` in `names`, the names of the policies in agent.policies. Raises UserError if no policy has this name.
+
+    Args: where: folder or file of the checkpoints, for the error message.
+    """
     if policy in names:
         return names.index(policy)
     if policy is None:
@@ -404,6 +406,7 @@ def _policy_index(policy: str | None, names: Sequence[str], where: Location) -> 
 
 
 def _load_policy_bundle(path: Location, policy: str | None, training: Training | None = None) -> dict[str, Any]:
+    """Load a checkpoint file, and return the saved dict (bundle) of one policy. The arguments are those of `_read` and `find_weights`."""
     bundle = _read(path, training, state.load)
     if "policies" not in bundle:
         return bundle
@@ -413,6 +416,7 @@ def _load_policy_bundle(path: Location, policy: str | None, training: Training |
 
 
 def _read(path: Location, training: Training | None, read: Callable[[Location], dict[str, Any]]) -> dict[str, Any]:
+    """Return read(path). If the checkpoint cannot be used, raise UserError, which names a readable checkpoint of `training` if possible."""
     try:
         return read(path)
     except state.BundleError as error:

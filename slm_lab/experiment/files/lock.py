@@ -19,7 +19,7 @@ from slm_lab.lib.system import has_feature
 ORPHAN_SECONDS = 20.0
 """Maximum time in seconds that a child process has to save its state after its parent process died."""
 ENDED = "was killed or exited"
-"""Words for messages about a process that ended without releasing its lock."""
+"""Part of the messages about a process that ended without releasing its lock."""
 
 
 class _FileLock:
@@ -47,7 +47,7 @@ class _FileLock:
     @property
     def holder(self) -> dict[str, Any]:
         """Description of the process that holds the lock, or that ended without releasing the lock, or {} if there is no such process."""
-        return _holder(self.fd)
+        return _read_holder(self.fd)
 
     @holder.setter
     def holder(self, holder: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class RunLock(_FileLock):
             if not self.acquire(0.3):  # another process that calls `in_use` holds the lock briefly
                 raise UserError(f"the {what} in {path.parent} is in use by {_describe_holder(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _describe_holder(self.holder) if self.holder else None
-            """Text about the previous process if this process ended without releasing the lock, or None otherwise."""
+            """Text about the previous process if it ended without releasing the lock, or None otherwise."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for_session(other)
         except BaseException:
@@ -134,8 +134,8 @@ class SessionLock(_FileLock):
 
 @contextmanager
 def mark_in_use(folder: Path) -> Iterator[None]:
-    """Lock a folder while the with-block runs, so that `in_use(folder)` returns True. On systems that cannot lock folders, `mark_in_use`
-    has no effect."""
+    """Context manager that locks a folder while the with-block runs, so that `in_use(folder)` returns True. On systems that cannot lock
+    folders, `mark_in_use` has no effect."""
     try:
         fd = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open folders
@@ -167,7 +167,7 @@ def unfinished_notice(root: Path, lock: Path) -> str | None:
     """Return a notice if the process that trained a run has ended without releasing the lock of the run folder, or None otherwise."""
     try:
         with lock.open("rb") as file:
-            holder = _holder(file.fileno())
+            holder = _read_holder(file.fileno())
     except OSError:  # no lock file: a run of SLM Lab
         return None
     if not holder or in_use(lock):
@@ -175,7 +175,8 @@ def unfinished_notice(root: Path, lock: Path) -> str | None:
     return f"{root} is unfinished: its last start, {_describe_holder(holder)}, {ENDED}"
 
 
-def _holder(fd: int) -> dict[str, Any]:
+def _read_holder(fd: int) -> dict[str, Any]:
+    """Return the content of a lock file, or {} if the file is empty or damaged."""
     try:
         os.lseek(fd, 0, os.SEEK_SET)
         return dict(json.loads(os.read(fd, 4096)))

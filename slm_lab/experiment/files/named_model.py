@@ -33,7 +33,7 @@ POLICIES = ("policy.onnx", "policy.pt2")
 FILES = (WEIGHTS, SPEC, *POLICIES, CARD)
 """Names of all files that the folder of a named model can contain."""
 PRETRAINED = Path(__file__).parents[2] / "pretrained"
-"""Folder of the pretrained agents that this package contains. The folder of the pretrained agents may be read-only."""
+"""Folder of the pretrained agents that this package contains. The folder may be read-only."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
@@ -80,8 +80,8 @@ class PretrainedPaths(ModelPaths):
 
     @property
     def output_dir(self) -> Path:
-        """Folder for the files that are written about the agent. The output folder is below the data folder, since the folder of the
-        package may be read-only."""
+        """Folder for the files that are written about the agent. This folder is below the data folder, since the folder of the package may
+        be read-only."""
         return self.data_dir / "pretrained" / self.root.name
 
     model_dir = output_dir
@@ -135,8 +135,8 @@ def check_no_model(where: str | Path, data_dir: Path) -> None:
     with suppress(OSError, ValueError):
         source = str(load_values(model.weights).get("source", "")).partition("/")[0]
     run = data_dir / source
-    known = f" from which it was exported: {run}" if source and run.is_dir() else ""
-    raise UserError(f"{model.root} is a model: it has no rows and no training state; expected the folder of the run{known}")
+    origin = f" from which it was exported: {run}" if source and run.is_dir() else ""
+    raise UserError(f"{model.root} is a model: it has no rows and no training state; expected the folder of the run{origin}")
 
 
 def model_names(data_dir: Path) -> list[str]:
@@ -192,10 +192,10 @@ def check_name_available(name: str, data_dir: Path, replace: bool) -> None:
 
 @contextmanager
 def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the files of a new model. If the with-block succeeds, the temporary folder becomes the folder of the
-    model `name`.
+    """Context manager that yields a temporary folder for the files of a new model.
 
-    If the with-block fails, the temporary folder is deleted.
+    If the with-block succeeds, the temporary folder becomes the folder of the model `name`. If the with-block fails, the temporary folder
+    is deleted.
 
     Args: replace: whether to replace an existing model with this name. Other files in the folder of the existing model are kept.
 

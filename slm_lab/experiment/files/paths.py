@@ -3,8 +3,8 @@
 {name}_{time}/               folder of a study
   {name}_study.json          the study as of the last start
   runs/{run}/                study_run.json, log.txt, and run folders as written by `train` (one, and another after each failed start)
-  results/{run}.json         results of a run, from which the tables and figures are made
-  aside/                     outdated runs, whose entries were changed after the runs were made
+  results/{run}.json         results of a run, which are the source of the tables and figures
+  aside/                     outdated runs of entries that were changed after the runs were made
   {name}_study_table.md …    the tables and figures that compare the entries
 """
 
@@ -35,9 +35,9 @@ def file_stem(spec_name: str) -> str:
 
 
 class PathDescriptor:
-    """Descriptor for the path of a file or folder inside the folder `root` of the object that has this attribute.
+    """Descriptor of a class attribute. For an object `paths` of the class, the value of the attribute is the path `paths.root / name`.
 
-    The text "{stem}" in the file name is replaced by the attribute `stem` of the object.
+    Args: name: name of a file or folder. The text "{stem}" in the name is replaced by `paths.stem`.
     """
 
     def __init__(self, name: str) -> None:
@@ -125,11 +125,11 @@ class RunPaths:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling.
 
-        If the file of the saved spec exists, the state also contains `policies` and `checkpoint_dir`, which are read from this file,
-        because a process on another machine may not be able to read it.
+        If the file of the saved spec exists, the state also contains `policies` and `checkpoint_dir`. These values come from the file,
+        which a process on another machine may not be able to read.
         """
-        known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
-        return {**self.__dict__, **known}
+        from_file = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
+        return {**self.__dict__, **from_file}
 
     @cached_property
     def policies(self) -> int:
@@ -190,18 +190,18 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_report.html" if self.has_several_trials else self.report
 
     def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
-        """Return the path of the graph of a trial for a quantity over frames. `what` is "mean_returns" or "mean_returns_ma" (moving
+        """Return the path of the graph that shows a quantity of a trial over frames. `what` is "mean_returns" or "mean_returns_ma" (moving
         average)."""
         return self.root / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:
-        """Return the path of a figure of a search. `what` names the content of the figure, or is "" for the figure of metrics over the
-        values of searched keys."""
+        """Return the path of a figure of a search. `what` names the content of the figure. With `what` = "", the figure shows the metrics
+        over the values of the searched keys."""
         return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
 
     def multi_trial_graph(self, what: str, ext: str) -> Path:
-        """Return the path of the graph over frames with all trials of a search. `what` is "mean_returns" or "mean_returns_ma" (moving
-        average)."""
+        """Return the path of the graph that shows a quantity of all trials of a search over frames. `what` is "mean_returns" or
+        "mean_returns_ma" (moving average)."""
         return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
@@ -215,9 +215,9 @@ class RunPaths:
         return self.graph_dir / f"{self.stem}_t{t}_{self._table_part(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
-        """Return the path of the table (CSV) with the activities of the processes of a Session during a few updates with rollout workers.
+        """Return the path of the table (CSV) that shows what each process of a Session with rollout workers did in a few updates.
 
-        The columns of the timeline are process, kind (of work), and begin and end in seconds.
+        The columns of the table are process, kind (of work), begin (in seconds) and end (in seconds).
         """
         return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
 
@@ -226,8 +226,8 @@ class RunPaths:
         return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_timeline.{ext}"
 
     def pbt(self, s: int, t: int = 0) -> Path:
-        """Return the path of the table (CSV) of population-based training, with a row per policy and round, and the hyperparameters as
-        columns."""
+        """Return the path of the table (CSV) of population-based training. The table has a row for each policy and round, and a column for
+        each hyperparameter."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
 
     def elo(self, s: int, t: int = 0) -> Path:
@@ -283,8 +283,8 @@ class RunPaths:
         """Return the set of (index of the trial, number of the table) for all existing tables of `mode` ("train" or "eval"). Table numbers
         are defined in events.Row."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
-        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
-        return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}
+        matches = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
+        return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in matches if match}
 
     def trials(self) -> list[int]:
         """Return the indices of the trials that have a table with training rows."""
@@ -386,7 +386,7 @@ def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
 
 
 def not_a_run_message(folder: Path | str) -> str:
-    """Return an error message with the reason why a folder is not a run folder."""
+    """Return the error message that a folder is not a run folder, with the reason."""
     return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
 
 
@@ -412,12 +412,12 @@ def runs_of_spec(data_dir: Path, spec_name: str) -> list[Path]:
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
     """Return the file stems of all specs that have runs and whose names consist of `spec_name` and the values of variables (`${…}`)."""
     pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
-    found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
-    return sorted({match[1] for match in found if match})
+    matches = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
+    return sorted({match[1] for match in matches if match})
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Return whether a run folder belongs to a spec that is not `spec_name`, but whose name has the same file stem.
+    """Return whether a run folder belongs to another spec than `spec_name`, which has the same file stem.
 
     For example, the names "a b" and "a+b" both become "a_b".
     """
@@ -494,8 +494,8 @@ class StudyRunFolder:
     def run_folders(self) -> list[RunPaths]:
         """Return the paths of the run folders inside this folder, oldest first. A run of a study has several run folders if an earlier
         start of the run failed."""
-        found = (run_paths_in(folder) for folder in sorted(self.root.iterdir()) if folder.is_dir())
-        return [paths for paths in found if paths is not None]
+        runs = (run_paths_in(folder) for folder in sorted(self.root.iterdir()) if folder.is_dir())
+        return [paths for paths in runs if paths is not None]
 
 
 def run_name(run: StudyRun) -> str:
@@ -506,8 +506,8 @@ def run_name(run: StudyRun) -> str:
 
 def study_in(folder: Path) -> StudyPaths | None:
     """Return the paths of the study in a folder, or None if the folder contains no study."""
-    found = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
-    return StudyPaths(folder, found[0].name.removesuffix(SUFFIX)) if found else None
+    files = sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+    return StudyPaths(folder, files[0].name.removesuffix(SUFFIX)) if files else None
 
 
 def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
@@ -519,10 +519,10 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
     """
     if where == "latest":
         stem = file_stem(name)
-        found = [path for path in stamped_folders(data_dir, stem) if (path / f"{stem}{SUFFIX}").is_file()]
-        if not found:
+        folders = [path for path in stamped_folders(data_dir, stem) if (path / f"{stem}{SUFFIX}").is_file()]
+        if not folders:
             raise UserError(f"no study '{name}' in {data_dir}; start one first: FILE {name} study")
-        return StudyPaths(found[-1], name)
+        return StudyPaths(folders[-1], name)
     for folder in (Path(where), data_dir / where):
         paths = study_in(folder)
         if paths is not None:
@@ -534,7 +534,7 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
 
 
 def study_start_info(paths: StudyPaths) -> dict[str, Any]:
-    """Return a dict with the version of the file format, and the source and `--set` arguments of the last start of a study.
+    """Return a dict with the version of the study file's format, and with the source and the `--set` arguments of the last start.
 
     Returns {} if the study has results but no study file. Raises UserError if the study file cannot be read.
     """

@@ -51,18 +51,18 @@ def git_sha(checkout: Path) -> str | None:
 
 
 def _git(checkout: Path, *arguments: str) -> str | None:
+    """Run a git command in a checkout, and return its output, or None if the command fails."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", os.fspath(checkout), *arguments], capture_output=True, text=True, timeout=5, check=True, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return result.stdout.strip()
 
 
 def changed_versions(start: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the packages whose installed version differs from the version at a start of a run, as a dict: package → (version then, version
-    now).
+    """Return the packages with a different version now than at a start of a run, as a dict: package → (version then, version now).
 
     The second version of a pair is None if the package is not installed now.
 
@@ -74,10 +74,10 @@ def changed_versions(start: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of slm_lab, of Python, and of the packages on which results depend."""
-    found = {"slm_lab": slm_lab.__version__, "python": platform.python_version()}
+    versions = {"slm_lab": slm_lab.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

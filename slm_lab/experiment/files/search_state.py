@@ -37,7 +37,8 @@ class TrialState:
     cause: str = ""
     """Reason why the trial failed."""
     take_over: int | None = None
-    """Index of the trial from whose checkpoints this trial continues at its next start (population-based training)."""
+    """Index of another trial, or None. At its next start, this trial continues from the checkpoints of the other trial (population-based
+    training)."""
 
     @property
     def has_ended(self) -> bool:
@@ -46,8 +47,8 @@ class TrialState:
 
 def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
     """Return the trials that ended without failure and have a metric, sorted from best to worst. Finished trials precede stopped trials."""
-    known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
-    return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
+    ended = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
+    return sorted(ended, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
 
 
 @dataclass
@@ -89,7 +90,7 @@ class SearchState:
             version = content.pop("version")
             if version == VERSION:
                 for name in ("trials", "confirmations"):
-                    content[name] = [TrialState(**one) for one in content[name]]
+                    content[name] = [TrialState(**trial) for trial in content[name]]
                 return cls(**content)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path} cannot be read: {error}; the search cannot be continued") from None
@@ -102,26 +103,27 @@ def _to_json_value(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, tuple):
-        return {"$tuple": [_to_json_value(one) for one in value]}
+        return {"$tuple": [_to_json_value(item) for item in value]}
     if isinstance(value, list):
-        return [_to_json_value(one) for one in value]
+        return [_to_json_value(item) for item in value]
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: _to_json_value(one) for key, one in value.items()}
-        return {"$items": [[_to_json_value(key), _to_json_value(one)] for key, one in value.items()]}
+            return {key: _to_json_value(item) for key, item in value.items()}
+        return {"$items": [[_to_json_value(key), _to_json_value(item)] for key, item in value.items()]}
     return value
 
 
 def _from_json_value(value: Any) -> Any:
+    """Convert a JSON value that `_to_json_value` has returned back to the plain Python value."""
     if isinstance(value, list):
-        return [_from_json_value(one) for one in value]
+        return [_from_json_value(item) for item in value]
     if not isinstance(value, dict):
         return value
     match value:
         case {"$bytes": text}:
             return base64.b64decode(text)
         case {"$tuple": items}:
-            return tuple(_from_json_value(one) for one in items)
+            return tuple(_from_json_value(item) for item in items)
         case {"$items": items}:
-            return {_from_json_value(key): _from_json_value(one) for key, one in items}
-    return {key: _from_json_value(one) for key, one in value.items()}
+            return {_from_json_value(key): _from_json_value(item) for key, item in items}
+    return {key: _from_json_value(item) for key, item in value.items()}

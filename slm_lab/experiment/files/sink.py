@@ -48,8 +48,8 @@ class RunSink:
         """Save the arrays that several Sessions share, atomically. Raises OSError if writing fails."""
 
     def sync_and_get_positions(self, session: int) -> Position:
-        """Write the tables of a Session to disk, and return the end of each table as an argument for `truncate_tables`. Raises OSError if
-        writing fails."""
+        """Write the tables of a Session to disk, and return the size and checksum of each table, as needed by `truncate_tables`. Raises
+        OSError if writing fails."""
         return {}
 
     def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
@@ -139,7 +139,7 @@ class LocalSink(RunSink):
         if not path.exists():
             return 0, 0
         with path.open("rb") as file:
-            content = file.read(path.stat().st_size)  # for other files than regular ones, whose read may block, the size is 0
+            content = file.read(path.stat().st_size)  # not read(), which may block if the file is not regular; its size is 0
         return len(content), zlib.crc32(content)
 
     def truncate_tables(self, session: int, position: Position | None = None, frame: int = 0) -> None:
@@ -173,7 +173,7 @@ class LocalSink(RunSink):
 
     def close(self, status: Status = "done") -> None:
         for table in self.tables.values():
-            with suppress(OSError):  # closing retries to write a row; the error of the first try has already ended the Session
+            with suppress(OSError):  # close() tries again to write a row; the first error has already ended the Session
                 table.file.close()
         self.tables.clear()
         for trackers in self.trackers.values():
@@ -202,7 +202,7 @@ class CsvTable:
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.file: IO[bytes] = path.open("ab+")
-        size = self.file.seek(0, os.SEEK_END)  # 0 for other files than regular ones, whose read may block
+        size = self.file.seek(0, os.SEEK_END)  # 0 if the file is not a regular file, for which read() may block
         self.file.seek(0)
         content = self.file.read(size)
         self.size, self.crc = len(content), zlib.crc32(content)
@@ -232,7 +232,7 @@ def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) ->
     """Keep the checkpoint `last`, which `bundle` will replace, as `previous`.
 
     The command `verify` uses the checkpoint `previous` to train the end of a run again. The old checkpoint is kept as a hard link, without
-    copying. A checkpoint is not kept if training cannot continue exactly from its state, or if it is larger than 256 MiB.
+    copying. A checkpoint is not kept if training cannot continue exactly from the checkpoint, or if the checkpoint is larger than 256 MiB.
     """
     temporary = last.with_name(f".{last.name}.previous.tmp")
     with suppress(OSError, state.BundleError):  # there is no such file yet, or the file system has no hard links
@@ -249,7 +249,7 @@ _L = TypeVar("_L", bound=Location)
 
 @contextmanager
 def _convert_write_errors(path: _L) -> Iterator[_L]:
-    """Convert an OSError that is caused by missing write permission to NotWritable while the with-block runs."""
+    """Yield `path`. While the with-block runs, convert an OSError that is caused by missing write permission to NotWritable."""
     try:
         yield path
     except OSError as error:

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 @dataclass(frozen=True)
 class StoredPath:
-    """A file or folder at a URL. The methods of StoredPath raise only OSError, even if the library of the file system raises other types of
-    errors."""
+    """A file or folder at a URL. The methods of StoredPath raise only OSError, even if the library for the file system raises errors of
+    other types."""
 
     url: str
 
@@ -120,9 +120,9 @@ class StoredPath:
         import fsspec
 
         protocol = self.url.partition("::" if "::" in self.url else "://")[0]
-        known = [*fsspec.available_protocols(), *fsspec.registry]
-        if protocol not in known:
-            near = difflib.get_close_matches(protocol, known, n=1)
+        protocols = [*fsspec.available_protocols(), *fsspec.registry]
+        if protocol not in protocols:
+            near = difflib.get_close_matches(protocol, protocols, n=1)
             raise OSError(f"unknown protocol '{protocol}'" + (f"; did you mean '{near[0]}'?" if near else ""))
         files, path = fsspec.url_to_fs(self.url)
         files.invalidate_cache()
@@ -131,9 +131,9 @@ class StoredPath:
 
 @contextmanager
 def _convert_to_os_error() -> Iterator[None]:
-    """Convert errors of a store that are not OSErrors to OSError while the with-block runs.
+    """Convert all errors of a store to OSError while the with-block runs.
 
-    Errors that are not OSErrors are caused for example by a missing package for the protocol, or by missing credentials.
+    Errors of other types are caused, for example, by a missing package for the protocol or by missing credentials.
     """
     try:
         yield
@@ -144,7 +144,7 @@ def _convert_to_os_error() -> Iterator[None]:
 
 
 def _open_for_writing(files: Any, path: str) -> Any:
-    """Open a file for writing, and create the folder of the file if it is missing.
+    """Open a file for writing, and create the folder of the file if the folder is missing.
 
     The parent of the folder must exist, so that no bucket of an object store is created.
     """

@@ -36,8 +36,7 @@ _DTYPES = {
 """Name of a data type in a safetensors file → name of the torch dtype."""
 _LARGEST_HEADER = 2**24
 _TENSOR = "$tensor"
-"""Key of the placeholder for a tensor in nested dicts. The placeholder is a dict with only this key, whose value is the name of the
-tensor."""
+"""Key of the placeholder for a tensor in nested dicts. The placeholder is the dict {"$tensor": name of the tensor}."""
 
 
 class TensorFileError(ValueError):
@@ -66,7 +65,7 @@ def save(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the nested dicts from a file that `save` has written, after verifying every byte. Raises TensorFileError if the file is
+    """Verify every byte of a file that `save` has written, and return the nested dicts of the file. Raises TensorFileError if the file is
     damaged, and OSError if the file cannot be read."""
     data = path.read_bytes()
     header = _parse_header(data[:8], data[8:], len(data))
@@ -80,7 +79,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """Return the nested dicts from a file without reading the tensors. Raises TensorFileError if the header of the file is damaged, and
+    """Return the nested dicts of a file without reading the tensors. Raises TensorFileError if the header of the file is damaged, and
     OSError if the file cannot be read.
 
     Each tensor is replaced by the placeholder {"$tensor": name}.
@@ -125,7 +124,7 @@ def _tensor_bytes(tensor: torch.Tensor) -> bytes:
 
 def _dtype_name(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return next(name for name, known in _DTYPES.items() if known == dtype)
+    return next(name for name, torch_name in _DTYPES.items() if torch_name == dtype)
 
 
 def _read_tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
@@ -134,8 +133,8 @@ def _read_tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
     match entry:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if kind in _DTYPES:
             dtype: torch.dtype = getattr(torch, _DTYPES[kind])
-            counts = all(isinstance(size, int) and size >= 0 for size in shape)
-            if counts and 0 <= begin <= end <= len(body) and end - begin == math.prod(shape) * dtype.itemsize:
+            is_valid_shape = all(isinstance(size, int) and size >= 0 for size in shape)
+            if is_valid_shape and 0 <= begin <= end <= len(body) and end - begin == math.prod(shape) * dtype.itemsize:
                 flat = torch.frombuffer(bytearray(body[begin:end]), dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
                 return flat.reshape(shape)
     raise TensorFileError(f"is damaged: the entry of its tensor '{name}' is invalid")
@@ -150,6 +149,13 @@ def _header_size(prefix: bytes) -> int:
 
 
 def _parse_header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
+    """Return the header of a file.
+
+    Args:
+        prefix: the first 8 bytes of the file, which contain the size of the header.
+        rest: the following bytes of the file, at least up to the end of the header.
+        total: size of the file in bytes.
+    """
     size = _header_size(prefix)
     if size > min(_LARGEST_HEADER, total - 8):
         raise TensorFileError(f"is not a safetensors file: its header would have {size:,} bytes")

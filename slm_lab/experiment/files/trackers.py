@@ -42,7 +42,7 @@ _HANG_SECONDS = 120.0
 END_SECONDS = 120.0
 """Maximum time in seconds that a tracker process may run after the last row, for example to finish an upload."""
 _WRITE_SECONDS = 5.0
-"""Maximum time in seconds that a Session waits at its end until a tracker process that is still starting has read the last rows."""
+"""Maximum time in seconds that a Session waits at its end for a tracker process that has not read the last rows because it still starts."""
 _SHOW_SECONDS = 2.0
 """Time in seconds after which `wait_for_trackers` prints the name of the tracker that is still running."""
 _KINDS = {
@@ -120,14 +120,14 @@ class TrackerLink:
         self._waiting: deque[float] = deque()
         """Send times (time.monotonic) of the rows that the tracker has not accepted yet."""
         self._process: subprocess.Popen[bytes] | None = None
-        about = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
+        description = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
         try:
-            self._start({**about, "policies": paths.policies})
+            self._start({**description, "policies": paths.policies})
         except OSError as error:
             self._switch_off(f"its process cannot be started: {error.strerror or error}")
 
-    def _start(self, about: Mapping[str, Any]) -> None:
-        """Start the tracker process, and send a description of the table to the process. Raises OSError if the process cannot be
+    def _start(self, description: Mapping[str, Any]) -> None:
+        """Start the tracker process, and send the description of the table to the process. Raises OSError if the process cannot be
         started."""
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
@@ -145,7 +145,7 @@ class TrackerLink:
             )
         for fd in self._fds:
             os.set_blocking(fd, False)
-        self._write({**about, "lock": locked, "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
+        self._write({**description, "lock": locked, "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
 
     @property
     def _fds(self) -> tuple[int, int]:
@@ -219,7 +219,7 @@ class TrackerLink:
                 assert stream is not None
                 with suppress(OSError):
                     stream.close()
-            self._process.wait()  # the process has started another process and ended
+            self._process.wait()  # returns at once: this process has forked the process that runs the tracker, and ended
             self._process = None
 
 
@@ -272,7 +272,7 @@ def is_running(log: Path) -> bool:
 
 
 def acquire_tracker_lock(fd: int | None) -> None:
-    """Wait for an exclusive lock (lockf, which is independent of flock), which this process then holds until the process ends.
+    """Wait for an exclusive lock, and hold the lock until this process ends. The function uses lockf, which is independent of flock.
 
     While the process of an earlier start of the run is still uploading, that process holds the lock. This function returns after
     END_SECONDS at the latest, even if the lock was not acquired, and returns immediately on a file system without locks.

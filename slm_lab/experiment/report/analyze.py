@@ -64,9 +64,9 @@ def analyze_trial(
     Args:
         failed: index of each failed Session → cause of the failure. The tables of failed Sessions are drawn and their metrics files have
             the status "failed", but the metrics of the trial do not include failed Sessions.
-        stop: the Stop object of a run that has just ended, which tells whether a stop was requested. If a stop was requested, Sessions may
-            be incomplete, and the env's random baseline is not measured. If `stop` is None, a Session counts as done if its table has
-            reached the last frame of the Session or meta.max_seconds.
+        stop: the Stop object of the run if the run has just ended. The Stop object tells whether a stop was requested. If a stop was
+            requested, Sessions may be incomplete, and the env's random baseline is not measured. If `stop` is None, a Session counts as
+            done if its table has reached the last frame of the Session or meta.max_seconds.
         recorded_baseline: random baseline of the env (mean return of a random agent), which is used if no baseline is shipped or cached.
         episodes: description, for the figures, of the training episodes over which the returns are averaged.
         complete: whether to raise UserError if a file cannot be written, for example because the disk is full.
@@ -83,9 +83,9 @@ def analyze_trial(
 
     - current_return is the return of the last evaluation or, without a recent evaluation, the last finite current_return of the table.
       The standard error of current_return is current_return_se, computed over Sessions if there are several, and over episodes if there is
-      one Session. `returns_from_evaluation` tells whether current_return comes from evaluations.
-    - The means over the Sessions are final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength,
-      final_strength, sample_efficiency, training_efficiency, stability and frame (the last frame).
+      one Session. The key evaluated tells whether current_return comes from evaluations.
+    - These keys are means over the Sessions: final_return (the last total_reward), total_reward_ma (the last value), strength,
+      max_strength, final_strength, sample_efficiency, training_efficiency, stability and frame (the last frame).
     - Other keys are consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or
       "failed").
     - If Sessions failed, failed is the number of failed Sessions, and failures is a dict: index of the Session → cause in one line.
@@ -125,7 +125,7 @@ def analyze_trial(
 
 
 def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES) -> str:
-    """Return a text with the current return of a trial, its standard error, and the episodes and Sessions over which it is averaged.
+    """Return a text with the current return of a trial, the standard error, and the episodes and Sessions from which both are computed.
 
     In self-play, the text has the Elo rating instead of the return.
 
@@ -193,7 +193,7 @@ class _Trial:
     def write_metrics(self, baseline: float | None, writer: Writer) -> dict[str, Any]:
         """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
         policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
-        rows = {index: self._table_metrics(index, strengths) for index in self.train}
+        session_scalars = {index: self._table_metrics(index, strengths) for index in self.train}
         train = {index: self.train[index] for index in self.successful_tables}
         metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
         sessions = {index // policies for index in self.successful_tables}
@@ -218,9 +218,9 @@ class _Trial:
         }
         metrics = dict(nonfinite_to_none(metrics))
         writer.write("metrics file not written", (paths.trial_metrics(t), partial(json_bytes, metrics, ensure_ascii=True)))
-        with_tables = {index // policies for index in rows}
-        rows |= {s * policies: _NO_SCALARS for s in self.failures if s not in with_tables}
-        for index, scalars in rows.items():
+        with_tables = {index // policies for index in session_scalars}
+        session_scalars |= {s * policies: _NO_SCALARS for s in self.failures if s not in with_tables}
+        for index, scalars in session_scalars.items():
             content: dict[str, Any] = {**scalars, "random_baseline": baseline, "status": status.get(index, "failed")}
             if index // policies in self.failures:
                 content["failed"] = self.failures[index // policies] or "unknown cause"
@@ -245,7 +245,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the Session to which the table with index `index` belongs has ended.
+        """Return the status of the Session that wrote the table with index `index`.
 
         A Session without a successful table is "failed". Any other Session is "done" if it has reached its last frame or the time limit
         meta.max_seconds, or if `self.stop` is given and no stop was requested. Otherwise, the Session is "stopped".

@@ -101,7 +101,7 @@ def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIM
 
 
 def baseline_key(spec: EnvSpec) -> str:
-    """Return the env's name with the arguments that affect the return of a random agent, such as `LunarLander-v3 {"continuous": true}`."""
+    """Return the env's name and the arguments that affect the return of a random agent, such as `LunarLander-v3 {"continuous": true}`."""
     kwargs = spec.kwargs
     if kwargs and spec.name.startswith("ALE/") and "obs_type" not in kwargs:
         from slm_lab.env.atari import AtariSettings
@@ -120,9 +120,9 @@ def baseline_key(spec: EnvSpec) -> str:
 def measure_mean_return(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed.
 
-    When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes have ended, counting the same number of
-    episodes of each of the parallel envs. Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the error
-    that the env raises.
+    The mean is over the same number of episodes of each parallel env. After `ended()` has returned true, the measurement stops as soon as
+    at least `fewest` such episodes have ended. Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the
+    error that the env raises.
     """
     from slm_lab.env.make import make_env
 

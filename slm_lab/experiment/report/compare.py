@@ -59,7 +59,7 @@ RULES = {
     "return_new": f"the mean return of the most recent episodes (those since the previous table row, and at least {SOLVE_EPISODES})",
     "total_reward": f"{TOTAL} (tables of SLM Lab have no column return_new),",
 }
-"""Kind of data that is compared with a threshold → description, which is the subject of a sentence."""
+"""Kind of data that is compared with a threshold → description of the data, which is used as the subject of a clause."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class SeedResult:
 
     tables: list[Table]
     status: Status = "done"
-    rows: Sequence[Table] = ()
+    worker_tables: Sequence[Table] = ()
     """The table of each worker if this seed consists of the workers that train a shared net, else an empty sequence."""
     evaluation: Sequence[Table] = ()
-    """The evaluation tables that have rows if the run uses meta.rigorous_eval, else an empty sequence."""
+    """If the run uses meta.rigorous_eval, the evaluation tables that have rows, else an empty sequence."""
     few_evaluations: Sequence[Table] = ()
-    """If the run uses meta.eval_episodes, the evaluation table that belongs to each of `tables`. The tables in `few_evaluations` have too
-    few evaluations for a curve, and are used only for the final return. The sequence `few_evaluations` is empty if the last evaluation of a
-    table is not recent."""
+    """If the run uses meta.eval_episodes, the evaluation table that belongs to each of `tables`. These evaluation tables have too few
+    evaluations for a curve, and are used only for the final return. The sequence is empty if the last evaluation in any of these tables is
+    not recent."""
     deterministic: bool = True
     """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
@@ -114,8 +114,8 @@ class SeedResult:
         """Return the lowest value of `x_column` at which a table of this seed reached the threshold.
 
         If the threshold is reached between two evaluations, the value of `x_column` is interpolated linearly. Between two training rows,
-        the value of `x_column` is not interpolated, since the return of a training row is a mean over the time before the row. If already
-        the first row is at or above the threshold, the returned value of `x_column` is only an upper limit. Returns None if no table
+        the value of `x_column` is not interpolated, since the return of a training row is a mean over the time before the row. If the
+        first row is already at or above the threshold, the returned value of `x_column` is only an upper limit. Returns None if no table
         reached the threshold, or if `threshold` is None.
 
         Args: rule: name of the data to compare with the threshold: "evaluation", "return_new" or another column, by default
@@ -128,11 +128,11 @@ class SeedResult:
         if rule not in RULES or (rule == "total_reward" and self.threshold_rule != rule):
             curves = self._curves(rule, x_column)
         elif rule == "return_new":  # the tables of all workers together count each episode once
-            curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
+            curves = [recent_returns(table, x_column) for table in self.worker_tables or self.tables]
         else:
-            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation_tables or self.rows or self.tables]
-        reached = [found for one in curves if (found := first_reached(one, threshold, between=between)) is not None]
-        return min(reached, default=None)
+            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation_tables or self.worker_tables or self.tables]
+        points = [first_reached(one, threshold, between=between) for one in curves]
+        return min((point for point in points if point is not None), default=None)
 
     def final_return(self, metric: str = "current_return") -> float | None:
         """Return the last value of the column `metric`, averaged over the tables of this seed, or None if no episode ended.
@@ -149,7 +149,8 @@ class SeedResult:
 
         If the seed consists of the workers of a shared net, the list has their joint table, whose frame is the global frame.
         """
-        return [join_worker_tables(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
+        shared = len(self.worker_tables) > 1 and self.evaluation
+        return [join_worker_tables(dict(enumerate(self.evaluation)))] if shared else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
         """Return the mean gradient norm over the rows of each table, averaged over the tables of this seed."""
@@ -178,9 +179,9 @@ class ComparableMetric(NamedTuple):
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> ComparableMetric:
     """Return `metric` if `metric` is measured in the same way for all seeds, else another metric by which all seeds can be compared.
 
-    The current return of a seed is computed either from evaluations or from training episodes. If the current return of only some seeds is
-    computed from evaluations, the metric training_return (the current return of training episodes) is returned, or total_reward if a run
-    has no column current_return.
+    The current return of a seed is computed from training episodes, from evaluations with deterministic actions, or from evaluations with
+    sampled actions. If the seeds differ in this respect, the metric training_return (the current return of training episodes) is returned.
+    If training episodes are compared and a run has no column current_return, the metric total_reward is returned.
     """
     if training_column(metric) != "current_return":
         return ComparableMetric(metric)
@@ -188,15 +189,15 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> ComparableMet
     sources: dict[str, set[str]] = {}
     for setting in settings:  # in a study, settings of different envs have the same name
         sources.setdefault(setting.name, set()).update(seed.source for seed in setting.seeds)
-    found = set[str]().union(*sources.values())
-    if metric == "current_return" and len(found) < 2 and found != {TRAINING}:
+    all_sources = set[str]().union(*sources.values())
+    if metric == "current_return" and len(all_sources) < 2 and all_sources != {TRAINING}:
         return ComparableMetric(metric)
     for setting in settings:
         if not all("current_return" in table for seed in setting.all_seeds for table in seed.tables):
             return ComparableMetric("total_reward", f"{setting.name} has no column current_return, so the comparison uses {TOTAL}")
-    if metric == "training_return" or len(found) < 2:
+    if metric == "training_return" or len(all_sources) < 2:
         return ComparableMetric(metric)
-    differing = "; ".join(f"{name}: {' and '.join(sorted(own))}" for name, own in sources.items())
+    differing = "; ".join(f"{name}: {' and '.join(sorted(kinds))}" for name, kinds in sources.items())
     reason = f"The current returns at the end differ in kind ({differing}), so the comparison uses the returns of training episodes"
     return ComparableMetric("training_return", reason)
 
@@ -230,7 +231,7 @@ class Setting:
 
     @property
     def sessions(self) -> int:
-        return sum(len(seed.rows) or 1 for seed in self.seeds)
+        return sum(len(seed.worker_tables) or 1 for seed in self.seeds)
 
     @property
     def shares_one_net(self) -> bool:
@@ -252,45 +253,47 @@ class Setting:
         return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
 
     def aligned_curves(self, column: str, x_column: str) -> AlignedCurves:
-        """Return the curves of `column` over `x_column` of all seeds, interpolated at F common points, as value_SF [seeds, F].
+        """Return the curves of `seeds` (`column` over `x_column`), interpolated at F common points. value_SF has the shape [seeds, F].
 
         The common points are in the range of `x_column` that all nonempty curves cover.
         """
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
     def count_text(self) -> str:
-        """Return the number of seeds as a text, such as "3 seeds", "1 seed of 4 sessions" or "2 seeds of 4 policies"."""
+        """Return the number of seeds as text, such as "3 seeds", "1 seed with 4 sessions" or "2 seeds with 4 policies each"."""
         count, policies = len(self.seeds), max(run.policies for run in self.runs)
-        of = f" of {self.sessions // count} sessions" if self.shares_one_net else f" of {policies} policies" if policies > 1 else ""
-        return f"{count} seed{'s' if count != 1 else ''}{of}"
+        parts = f"{self.sessions // count} sessions" if self.shares_one_net else f"{policies} policies" if policies > 1 else ""
+        return f"{count} seed{'s' * (count != 1)}{f' with {parts}' if parts else ''}{' each' if parts and count != 1 else ''}"
 
 
 def seed_results(run: Run) -> list[SeedResult]:
     """Return the results of those seeds of a run that have training rows."""
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.shares_one_net:
-        rows = list(tables.values())
-        return [_seed_result([join_worker_tables(tables)], run, run.status, evaluation, rows)] if tables else []
-    of_session: dict[int, list[int]] = {}
+        return [_seed_result([join_worker_tables(tables)], run, run.status, evaluation, list(tables.values()))] if tables else []
+    indices: dict[int, list[int]] = {}
     for index in tables:
-        of_session.setdefault(index // run.policies, []).append(index)
+        indices.setdefault(index // run.policies, []).append(index)
     return [
-        _seed_result([tables[i] for i in own], run, run.sessions[s], {i: evaluation[i] for i in own if i in evaluation})
-        for s, own in of_session.items()
+        _seed_result([tables[i] for i in of_session], run, run.sessions[s], {i: evaluation[i] for i in of_session if i in evaluation})
+        for s, of_session in indices.items()
     ]
 
 
-def _seed_result(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
-    """Return the results of one seed.
+def _seed_result(
+    tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], worker_tables: Sequence[Table] = ()
+) -> SeedResult:
+    """Return the results of one seed (see SeedResult).
 
-    Args: evaluation: evaluation tables of the seed that have rows, by the index of the table.
+    Args: evaluation: index → evaluation table, for the evaluation tables of the seed that have rows.
     """
-    found = list(evaluation.values())
+    evaluation_tables = list(evaluation.values())
     if run.has_evaluation_curve:
-        return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
-    few = [join_worker_tables(evaluation)] if rows and found else found
+        deterministic = bool(run.settings().get("meta.eval_deterministic"))
+        return SeedResult(tables, status, worker_tables, evaluation_tables, deterministic=deterministic)
+    few = [join_worker_tables(evaluation)] if worker_tables and evaluation_tables else evaluation_tables
     recent = len(few) == len(tables) and all(map(is_recent, few, tables))
-    return SeedResult(tables, status, rows, few_evaluations=few if recent else ())
+    return SeedResult(tables, status, worker_tables, few_evaluations=few if recent else ())
 
 
 def _check_labels(words: Sequence[str], labels: Sequence[str]) -> None:
@@ -365,7 +368,7 @@ def study_runs(word: str, choice: TrainingChoice = BEST) -> list[Run]:
         key=lambda one: (one.env, order.get(one.name, len(order)), one.name, one.random_seed),
     )
     if not found:
-        raise UserError(f"'{word}' is a study of which no run has ended")
+        raise UserError(f"no run of the study '{word}' has ended")
     for part, key in (("entry", "entry"), ("env", "env"), ("seed", "random_seed")):
         wanted = getattr(choice, part)
         known = {one.content[key] for one in found}
@@ -413,7 +416,7 @@ def _is_search(folder: Path) -> bool:
 
 
 def _chosen_run(word: str, choice: TrainingChoice, data_dir: Path) -> Run:
-    """Return the trial `choice.trial` (by default the best) of the search `word` or, for word="latest", the latest run in mode train."""
+    """Return a trial of the search `word` (`choice.trial` or else the best trial) or, for word="latest", the latest run in mode train."""
     training = find_training(word, None, data_dir, TrainingChoice(trial=choice.trial))
     if training.name:
         notice(f"{word}: comparing {training.name}")
@@ -444,22 +447,24 @@ def _settings_from_groups(groups: dict[tuple[str, str, str], list[Run]]) -> list
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the sorted paths of the spec keys in which `specs` differ, where each spec is a flat dict: path of the key → value.
+    """Return the sorted paths of the spec keys in which `specs` differ.
 
     If specs use different components, such as different algorithms, keys that only some components have are omitted.
+
+    Args: specs: each spec is a flat dict: path of the key → value.
     """
     keys = sorted({key for spec in specs[1:] for key in diff(specs[0], spec)})
     sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
 
     def implied(key: str) -> bool:
-        own = [spec[key] for spec in specs if key in spec]
-        return len(own) < len(specs) and all(value == own[0] for value in own)
+        values = [spec[key] for spec in specs if key in spec]
+        return len(values) < len(specs) and all(value == values[0] for value in values)
 
     return [key for key in keys if key.endswith(".name") or not key.startswith(sections) or not implied(key)]
 
 
 def _difference_text(spec: dict[str, Any], keys: Sequence[str]) -> str:
-    """Return a text with the values of the first few `keys` of a spec, such as "gamma=0.5 lr=0.1".
+    """Return the values of the first few `keys` of a spec as text, such as "gamma=0.5 lr=0.1".
 
     A key is shown as the last part of its path or, if several keys have the same last part, as the full path.
     """
@@ -505,11 +510,11 @@ class Summary(NamedTuple):
     """Key of RULES that names the data that were compared with the threshold. If this key differs between seeds, the keys are joined by the
     word "and"."""
     seconds_to_threshold: Median | None
-    """Median time over the seeds until the threshold was reached, in seconds since the start of training. The median is infinite if at
-    least half of the seeds did not reach the threshold. The field is None if there is no threshold."""
+    """Median, over the seeds, of the time until the threshold was reached, in seconds since the start of training. The median is infinite
+    if at least half of the seeds did not reach the threshold. The field is None if there is no threshold."""
     steps_to_threshold: Median | None
-    """Median number of global frames over the seeds until the threshold was reached, infinite or None in the same cases as
-    seconds_to_threshold."""
+    """Median, over the seeds, of the number of global frames until the threshold was reached. The field is infinite or None in the same
+    cases as seconds_to_threshold."""
     final_return: Estimate | None
     """Mean of the final returns over the seeds. The fields opt_steps_per_second and grad_norm are also means over the seeds."""
     final_return_median: float | None
@@ -556,14 +561,14 @@ def summarize(
 
 
 def recent_returns(table: Table, x_column: str) -> Curve:
-    """Return, for each row of a table, the mean return of at least SOLVE_EPISODES newest episodes.
+    """Return a curve over the rows of a table: the mean return of the most recent episodes, at least SOLVE_EPISODES episodes at each row.
 
-    The mean is over the episodes of the row and of as few previous rows as are necessary for SOLVE_EPISODES episodes. The returned curve
-    begins at the first row up to which at least SOLVE_EPISODES episodes have ended.
+    The mean is over the episodes of the row and of as few previous rows as are necessary for SOLVE_EPISODES episodes. The curve begins at
+    the first row up to which at least SOLVE_EPISODES episodes have ended.
     """
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
-    # number of the rows before the rows of the mean; up to these rows, at most `episodes - SOLVE_EPISODES` episodes have ended
+    # number of rows that precede the rows of the mean; in these preceding rows, at most `episodes - SOLVE_EPISODES` episodes ended
     before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
     enough = before >= 0
     number = episodes - np.append(0.0, episodes)[before]

@@ -82,7 +82,7 @@ def write_comparison(
         data_dir: the folder that contains the run folders.
         out: the output folder, by default a new folder in `data_dir`.
 
-    If a graph cannot be drawn, a notice is printed. Raises UserError if an argument or a run is invalid, before any file is written, or if
+    If a graph cannot be drawn, a notice is printed. Raises UserError if an argument or a run is invalid (before any file is written), or if
     a file cannot be written.
     """
     if by not in AXES:
@@ -92,7 +92,7 @@ def write_comparison(
     settings = read_settings(run_patterns, labels, choice, data_dir)
     for setting in settings:
         if metric == "return_new" and (old := [run.paths.root for run in setting.runs if not run.has_new_returns]):
-            raise UserError(f"{old[0]}: SLM Lab wrote this run, without return_new; compare total_reward")
+            raise UserError(f"{old[0]}: SLM Lab wrote this run, whose tables have no column return_new; compare total_reward instead")
     used = comparable_metric(metric, settings)
     metric = used.metric
     summaries = [summarize(setting, solve, metric) for setting in settings]
@@ -101,10 +101,10 @@ def write_comparison(
         paths = new_comparison(data_dir, out)
     except OSError as error:
         raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
-    found = compare_pairs(settings, metric)
-    if found.profiles:
-        graphs[PROFILES] = profile_figure(found, COLOURS)
-    return _write(_Report(settings, summaries, found, graphs, by, used, solve), paths, remove_empty=out is None)
+    comparison = compare_pairs(settings, metric)
+    if comparison.profiles:
+        graphs[PROFILES] = profile_figure(comparison, COLOURS)
+    return _write(_Report(settings, summaries, comparison, graphs, by, used, solve), paths, remove_empty=out is None)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Report:
 
     settings: Sequence[Setting]
     summaries: Sequence[Summary]
-    found: Comparison
+    comparison: Comparison
     graphs: Mapping[str, Figure]
     by: str
     used: ComparableMetric
@@ -122,14 +122,15 @@ class _Report:
     @property
     def tables(self) -> dict[str, list[list[str]]]:
         """Title → table as a list of rows, each a list of cells, for each table that is not empty."""
-        tables = {"Results": settings_table(self.summaries), "Differences": pairs_table(self.found), "All envs": overall_table(self.found)}
+        differences, all_envs = pairs_table(self.comparison), overall_table(self.comparison)
+        tables = {"Results": settings_table(self.summaries), "Differences": differences, "All envs": all_envs}
         return {title: lines for title, lines in tables.items() if len(lines) > 1}
 
     @property
     def text(self) -> str:
         keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
         blocks = [format_table(lines, key_columns=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
-        texts = [*self._metric_sentence, *explanations(self.summaries, self.found)]
+        texts = [*self._metric_sentence, *explanations(self.summaries, self.comparison)]
         explained = [line for text in texts for line in wrap_paragraph(text, indent="").splitlines()]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
 
@@ -152,10 +153,12 @@ class _Report:
             "solve": self.solve,
             "interval": INTERVAL,
             "settings": rows,
-            "pairs": [flatten_row(one._asdict()) for one in self.found.pairs],
-            "overall": [flatten_row(one._asdict()) for one in self.found.overall],
-            "scales": [one._asdict() for one in self.found.scales],
-            "profiles": {name: {part: getattr(one, part).tolist() for part in one._fields} for name, one in self.found.profiles.items()},
+            "pairs": [flatten_row(one._asdict()) for one in self.comparison.pairs],
+            "overall": [flatten_row(one._asdict()) for one in self.comparison.overall],
+            "scales": [one._asdict() for one in self.comparison.scales],
+            "profiles": {
+                name: {part: getattr(one, part).tolist() for part in one._fields} for name, one in self.comparison.profiles.items()
+            },
         }
 
     def page(self, paths: ComparisonPaths) -> str:
@@ -165,10 +168,10 @@ class _Report:
         return html.page(
             "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
             [
-                f'<div class="sentences">{html.bullets([*pair_sentences(self.found), *self._metric_sentence])}</div>',
+                f'<div class="sentences">{html.bullets([*pair_sentences(self.comparison), *self._metric_sentence])}</div>',
                 *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
                 html.section("Graphs", *(html.plot_html(self.graphs[name]) for name in order)),
-                html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definition_list_html(TERMS)),
+                html.section("Definitions", html.bullets(explanations(self.summaries, self.comparison)), html.definition_list_html(TERMS)),
                 html.section("Runs", html.links(runs, paths.root)),
             ],
         )
@@ -263,10 +266,10 @@ def setting_figures(
     figures = {}
     for what in drawn:
         of_settings = [setting.aligned_curves(what.column, by) for setting in settings]
-        found = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
+        nonempty = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
         limits = _column_range(settings, what)
-        lines = [_line(style, one, limits, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
-        level = _threshold_line([one for _, one in found], what)
+        lines = [_line(style, one, limits, spread=what.spread) for style, one in nonempty if not what.spread or len(one.value_SF) > 1]
+        level = _threshold_line([one for _, one in nonempty], what)
         panel = Panel(what.y_label, [*level, *lines], x_label=shared_axis(settings, by).label)
         figures[what.name] = Figure(f"{env}: {what.title}", (panel,))
     return figures
@@ -280,16 +283,16 @@ def _column_range(settings: Sequence[Setting], what: FigureSpec) -> Bounds:
     return (known.pop() if len(known) == 1 else None) or (-math.inf, math.inf)
 
 
-def _line(style: Line, one: AlignedCurves, limits: Bounds, *, spread: bool) -> Line:
+def _line(style: Line, curves: AlignedCurves, limits: Bounds, *, spread: bool) -> Line:
     """Return the line to draw for a setting: the mean over its seeds or, if `spread` is True, the unbiased variance between its seeds.
 
     The variance is unbiased, since a biased variance would depend on the number of seeds, which may differ between settings.
     """
     if spread:
-        return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
-    mean, (low, high) = one.mean(), one.band()
+        return replace(style, curve=Curve(curves.frame, curves.value_SF.var(axis=0, ddof=1)))
+    mean, (low, high) = curves.mean(), curves.band()
     within = np.minimum(np.maximum(low, limits[0]), mean.value), np.maximum(np.minimum(high, limits[1]), mean.value)
-    return replace(style, curve=mean, band=within if len(one.value_SF) > 1 else None)
+    return replace(style, curve=mean, band=within if len(curves.value_SF) > 1 else None)
 
 
 def _threshold_line(of_settings: Sequence[AlignedCurves], what: FigureSpec) -> list[Line]:
@@ -330,9 +333,9 @@ def settings_table(summaries: Sequence[Summary]) -> list[list[str]]:
     return rows_from_columns(columns)
 
 
-def pairs_table(found: Comparison) -> list[list[str]]:
+def pairs_table(comparison: Comparison) -> list[list[str]]:
     """Return the table of differences between each setting B and the first setting A as lists of cells: the header and the rows."""
-    pairs = found.pairs
+    pairs = comparison.pairs
     several = len({one.env for one in pairs}) > 1
     columns: dict[str, list[str]] = {
         "B": [one.b for one in pairs],
@@ -350,11 +353,11 @@ def _rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def overall_table(found: Comparison) -> list[list[str]]:
+def overall_table(comparison: Comparison) -> list[list[str]]:
     """Return the table with the results of each setting over all envs as lists of cells: the header and the rows."""
-    rows = found.overall
+    rows = comparison.overall
     columns: dict[str, list[str]] = {
-        f"over {len(found.scales)} envs": [one.name for one in rows],
+        f"over {len(comparison.scales)} envs": [one.name for one in rows],
         "runs": [str(one.seeds) for one in rows],
         "interquartile mean": [estimate_text(one.interquartile_mean) for one in rows],
         "optimality gap": [estimate_text(one.optimality_gap) for one in rows],
@@ -396,9 +399,9 @@ def medians_text(*, evaluations: bool, rows: bool) -> str:
     )
 
 
-def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
+def explanations(summaries: Sequence[Summary], comparison: Comparison) -> list[str]:
     """Return sentences that explain the columns of the tables of a comparison."""
-    lines = [f"The final return in the table is the mean over the seeds with its {INTERVAL}. {_bootstrap_sentence(found)}"]
+    lines = [f"The final return in the table is the mean over the seeds with its {INTERVAL}. {_bootstrap_sentence(comparison)}"]
     judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
     judged = {rule: names for rule, names in judged.items() if names}
     for rule, names in judged.items():
@@ -406,7 +409,7 @@ def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
         lines.append(solved_text(seed, RULES[rule], "the value of --solve", rows=rule != "evaluation"))
     if any(one.solved is not None for one in summaries):
         lines.append(medians_text(evaluations="evaluation" in judged, rows=bool(judged.keys() - {"evaluation"})))
-    if found.pairs:
+    if comparison.pairs:
         lines.append(
             "B − A is the difference of the mean final returns, with Welch's 95 % confidence interval, limited to the range of possible "
             "differences if this range is known. The interval is not adjusted for the number of comparisons. p is the two-sided p-value of "
@@ -415,17 +418,17 @@ def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
         )
     scales = [
         f"in {one.env}, 0 is {format_number(one.zero)} ({one.zero_is}) and 1 is {format_number(one.one)} ({one.one_is})"
-        for one in found.scales
+        for one in comparison.scales
     ]
     return [*lines, *([f"Over all envs, returns are normalised linearly: {'; '.join(scales)}."] if scales else [])]
 
 
-def _bootstrap_sentence(found: Comparison) -> str:
+def _bootstrap_sentence(comparison: Comparison) -> str:
     """Return a sentence that names the columns of the tables of a comparison whose intervals are computed by the bootstrap."""
     names = [
         "the interquartile mean",
-        *(["P(B > A)"] if found.pairs else []),
-        *(["the optimality gap", "P(> first)"] if found.overall else []),
+        *(["P(B > A)"] if comparison.pairs else []),
+        *(["the optimality gap", "P(> first)"] if comparison.overall else []),
     ]
     if len(names) == 1:
         return "The interval of the interquartile mean is the percentile interval of the stratified bootstrap over seeds."
@@ -433,26 +436,26 @@ def _bootstrap_sentence(found: Comparison) -> str:
     return f"The intervals of {listed} are percentile intervals of the stratified bootstrap over seeds."
 
 
-def pair_sentences(found: Comparison) -> list[str]:
-    """Return a sentence for each pair of settings, which says which setting is better or that no difference is shown."""
-    several = len({one.env for one in found.pairs}) > 1
-    return [_comparison_sentence(one, f" in {one.env}" if several else "") for one in found.pairs]
+def pair_sentences(comparison: Comparison) -> list[str]:
+    """Return a sentence for each pair of settings. The sentence says which setting is better, or that no difference is shown."""
+    several = len({one.env for one in comparison.pairs}) > 1
+    return [_comparison_sentence(one, f" in {one.env}" if several else "") for one in comparison.pairs]
 
 
-def _comparison_sentence(one: PairComparison, where: str) -> str:
-    value, low, high = one.difference
-    chance = f"P(better) = {format_number(_rounded(one.improvement.value))}"
+def _comparison_sentence(pair: PairComparison, where: str) -> str:
+    value, low, high = pair.difference
+    chance = f"P(better) = {format_number(_rounded(pair.improvement.value))}"
     if low is None or high is None:
         side = "above" if value > 0 else "below"
-        return f"{one.b} is {format_number(abs(value))} {side} {one.a}{where}, with too few seeds for an interval."
+        return f"{pair.b} is {format_number(abs(value))} {side} {pair.a}{where}, with too few seeds for an interval."
     interval = f"95 % interval {format_number(low)} to {format_number(high)}, {chance}"
     if low <= 0.0 <= high:
-        return f"No difference shown between {one.b} and {one.a}{where}: {format_number(value)} ({interval})."
-    return f"{one.b} is {format_number(abs(value))} {'above' if value > 0 else 'below'} {one.a}{where} ({interval})."
+        return f"No difference shown between {pair.b} and {pair.a}{where}: {format_number(value)} ({interval})."
+    return f"{pair.b} is {format_number(abs(value))} {'above' if value > 0 else 'below'} {pair.a}{where} ({interval})."
 
 
 TERMS = {
-    "final return": "The last current return of a seed: of its evaluation if there is one, else of its most recent episodes.",
+    "final return": "The last current return of a seed: from its last evaluation if there is one, else from its most recent episodes.",
     "interquartile mean": "Mean of the middle half of the seeds (Agarwal et al. 2021): less sensitive to single seeds than the mean, and "
     "less uncertain than the median.",
     "P(B > A)": "Probability that a seed of B has a higher final return than a seed of A (Mann-Whitney U / (n m), in which ties count one "
@@ -461,7 +464,7 @@ TERMS = {
     "adjusted by Holm's method for all comparisons in the table.",
     "performance profile": "Fraction of the runs of all envs whose normalised return is above τ. A curve that is higher everywhere is "
     "better.",
-    "optimality gap": "Mean amount by which normalised returns miss 1; lower is better.",
+    "optimality gap": "Mean amount by which normalised returns are below 1; lower is better.",
 }
 """Term in a comparison → definition of the term. The formulas are in docs/statistics.md."""
 
@@ -500,9 +503,7 @@ def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def rows_from_columns(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Convert columns to the lines of a table: the header, then the rows.
-
-    Empty columns are omitted.
+    """Convert columns to the lines of a table: the header, then the rows. Empty columns are omitted.
 
     Args: columns: title of each column → cells of the column.
     """
@@ -517,16 +518,16 @@ def number_text(value: float | None) -> str:
     return f"{value:,.0f}" if value is not None and 1e3 <= abs(value) < 1e15 else format_number(value)
 
 
-def estimate_text(one: Estimate | None, sign: str = "") -> str:
+def estimate_text(estimate: Estimate | None, sign: str = "") -> str:
     """Format an estimate with its interval, such as "12 [11, 13]". If `sign` is "+", positive values have a plus sign."""
-    if one is None:
+    if estimate is None:
         return "-"
-    value = f"{sign if one.value > 0 else ''}{number_text(one.value)}"
-    return value if one.low is None else f"{value} [{number_text(one.low)}, {number_text(one.high)}]"
+    value = f"{sign if estimate.value > 0 else ''}{number_text(estimate.value)}"
+    return value if estimate.low is None else f"{value} [{number_text(estimate.low)}, {number_text(estimate.high)}]"
 
 
-def median_text(one: Median | None) -> str:
+def median_text(median: Median | None) -> str:
     """Format the median of the points at which a threshold was reached, such as "<= 12" if the median is only an upper limit."""
-    if one is None:
+    if median is None:
         return "-"
-    return f"{'<= ' if one.at_most else ''}{estimate_text(Estimate(one.value, one.low, one.high))}"
+    return f"{'<= ' if median.at_most else ''}{estimate_text(Estimate(median.value, median.low, median.high))}"

@@ -2,7 +2,7 @@
 
 With --until-decided, a study adds seeds until the decisions are made.
 
-A decision is based on a confidence sequence of the differences between runs of two entries with the same seed.
+A decision is based on a confidence sequence of the differences between those runs of two entries that have the same seed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SEEDS = 32
 
 @dataclass(frozen=True)
 class Decision:
-    """The difference of the scores of an entry and the reference entry in one env, and whether this difference is decided."""
+    """The difference between the scores of an entry and of the reference entry in one env, and whether this difference is decided."""
 
     entry: str
     reference: str
@@ -60,19 +60,19 @@ def _bound_text(value: float | None, infinite: str) -> str:
     return infinite if value is None else format_number(value)
 
 
-def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> list[Decision]:
+def decisions(study: StudyPlan, settings: Mapping[tuple[str, str], Setting]) -> list[Decision]:
     """Return the decisions of a study: a Decision for each env and each entry except the reference entry of the env.
 
     The reference entry is the study's baseline or, in an env in which the baseline has no runs, the first entry of the env. The error
     probability of each interval is 0.05 / number of intervals. Therefore, with probability 0.95, all intervals of the study contain the
     true differences at every number of seeds.
 
-    Args: found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
+    Args: settings: dict (env, study entry) → Setting with the ended runs of the entry in the env.
     """
     pairs = [(env, entry, _reference_entry(study, env)) for env in study.envs for entry in _entries(study, env)]
     pairs = [pair for pair in pairs if pair[1] != pair[2]]
-    metric = comparable_metric(study.metric, found.values()).metric
-    return [_decide_difference(study, found, metric, LEVEL / len(pairs), *pair) for pair in pairs]
+    metric = comparable_metric(study.metric, settings.values()).metric
+    return [_decide_difference(study, settings, metric, LEVEL / len(pairs), *pair) for pair in pairs]
 
 
 def _entries(study: StudyPlan, env: str) -> list[str]:
@@ -85,15 +85,15 @@ def _reference_entry(study: StudyPlan, env: str) -> str:
 
 
 def _decide_difference(
-    study: StudyPlan, found: Mapping[tuple[str, str], Setting], metric: str, level: float, env: str, entry: str, reference: str
+    study: StudyPlan, settings: Mapping[tuple[str, str], Setting], metric: str, level: float, env: str, entry: str, reference: str
 ) -> Decision:
-    settings = [found[env, name] for name in (entry, reference) if (env, name) in found]
-    own, theirs = (scores_by_seed(one, metric) for one in settings) if len(settings) == 2 else ({}, {})
+    pair = [settings[env, name] for name in (entry, reference) if (env, name) in settings]
+    own, theirs = (scores_by_seed(one, metric) for one in pair) if len(pair) == 2 else ({}, {})
     order = [run.random_seed for run in study.runs if (run.entry, run.env) == (entry, env)]
     common = [seed for seed in order if seed in own and seed in theirs]
     if not common:
         return Decision(entry, reference, env, 0, None, None, bounded=False)
-    bounds = settings[0].bounds if settings[0].bounds == settings[1].bounds else None
+    bounds = pair[0].bounds if pair[0].bounds == pair[1].bounds else None
     bounds = usable_bounds(bounds, [*own.values(), *theirs.values()])
     span = None if bounds is None else bounds[1] - bounds[0]
     differences = [own[seed] - theirs[seed] for seed in common]
@@ -111,10 +111,11 @@ def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
     return {key: mean for key, mean in means.items() if mean is not None}
 
 
-def decision_explanation(found: Sequence[Decision]) -> str:
+def decision_explanation(decided: Sequence[Decision]) -> str:
     """Return a text that explains the intervals of the decisions and the assumptions of these intervals."""
-    ways = {one.bounded for one in found if one.pairs}
-    every = f" With {len(found)} differences, the confidence level of each interval is 1 − 0.05 / {len(found)}." if len(found) > 1 else ""
+    ways = {one.bounded for one in decided if one.pairs}
+    count = len(decided)
+    every = f" With {count} differences, the confidence level of each interval is 1 − 0.05 / {count}." if count > 1 else ""
     betting = "computed by betting, which is valid for any distribution of returns within this range"
     mixture = "computed by a mixture of t-tests, which is valid for normally distributed differences"
     if ways == {True, False}:

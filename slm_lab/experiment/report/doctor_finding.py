@@ -28,7 +28,7 @@ class Finding:
     advice: str
     """Description of the recommended change."""
     key: str | None = None
-    """Path of the spec key to change, or None if no spec key helps against the fault."""
+    """Path of the spec key to change, or None if no change of a spec key corrects the fault."""
     value: Any = None
     """Recommended value of the spec key `key`."""
     sessions: tuple[int, ...] = ()
@@ -51,7 +51,7 @@ def range_text(window: ColumnInterval) -> str:
     return f"(median of frames {first:,} to {last:,})"
 
 
-def half_with_largest_median(session: Session, column: str) -> ColumnInterval:
+def half_with_larger_median(session: Session, column: str) -> ColumnInterval:
     """Return the values of a table column in that half of the run in which the median of the column is larger.
 
     Both halves of the run are compared, since a fault may disappear when the learning rate decays.

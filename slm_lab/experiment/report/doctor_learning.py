@@ -12,7 +12,7 @@ import numpy as np
 from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Session, require_applicable, require_measured
 from slm_lab.experiment.report.doctor_finding import (
     Finding,
-    half_with_largest_median,
+    half_with_larger_median,
     has_poor_return,
     is_at_baseline,
     learning_rate_setting,
@@ -22,7 +22,7 @@ from slm_lab.experiment.report.doctor_finding import (
 )
 
 MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
-"""Limits that count as a fault if they are passed: maximum median of approx_kl in half of a run, maximum of approx_kl in any row, minimum
+"""Limits beyond which a value counts as a fault: maximum median of approx_kl in half of a run, maximum of approx_kl in any row, minimum
 90 % quantile of approx_kl, and maximum median of clip_fraction."""
 MIN_ENTROPY = 0.02
 """A categorical policy counts as deterministic if its entropy is below this fraction of its largest entropy."""
@@ -50,7 +50,7 @@ def clipping(session: Session) -> Finding | None:
     ratio is clipped although the policy changes much. Schulman et al., 2017 (arXiv:1707.06347), use ε = 0.2. Andrychowicz et al., 2021
     (arXiv:2006.05990), section 3.1, recommend to start with ε = 0.25.
     """
-    clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
+    clipped, change = half_with_larger_median(session, "clip_fraction"), half_with_larger_median(session, "approx_kl")
     path, eps = session.case.schedule_path_and_start("clip_eps_spec")
     tight = clipped.median > 0.5 and change.median < 0.01 and eps < 0.05
     loose = clipped.median < 0.05 and change.median > MAX_KL and eps > 0.5
@@ -75,7 +75,7 @@ def large_updates(session: Session) -> Finding | None:
     above 0.5, or approx_kl is above 1 in any row. Schulman et al., 2017 (arXiv:1707.06347), section 6.1, use 0.003 to 0.03 as targets for
     the KL divergence. Engstrom et al., 2020 (arXiv:2005.12729), show that clipping alone does not keep the policy in its trust region.
     """
-    clipped, change = half_with_largest_median(session, "clip_fraction"), half_with_largest_median(session, "approx_kl")
+    clipped, change = half_with_larger_median(session, "clip_fraction"), half_with_larger_median(session, "approx_kl")
     peak_frame, peak = session.column("approx_kl").frame_and_largest_value
     often = change.median > MAX_KL or (clipped.median > MAX_CLIPPED and change.median > 0.1 * MAX_KL)
     if not often and peak <= MAX_PEAK:

@@ -63,7 +63,7 @@ def time_limit(session: Session) -> Finding | None:
     arXiv:1712.00378).
     """
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
-    limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
+    limit, horizon, limit_of_env = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
     if truncated.median < 0.95 or limit >= 0.5 * min(horizon, MAX_HORIZON):
         return None
     return Finding(
@@ -71,9 +71,9 @@ def time_limit(session: Session) -> Finding | None:
         "problem",
         f"{100 * truncated.median:.0f} % of the episodes are truncated after {number_text(limit)} steps or less; "
         f"gamma counts rewards over {number_text(horizon)} steps",
-        "raise the time limit" if own else "remove the time limit of the spec",
+        "raise the time limit" if limit_of_env else "remove the time limit of the spec",
         "env.max_t",
-        int(min(horizon, MAX_HORIZON)) if own else None,
+        int(min(horizon, MAX_HORIZON)) if limit_of_env else None,
         frames=truncated.frames,
     )
 
@@ -257,7 +257,7 @@ def staleness(session: Session) -> Finding | None:
     return Finding(
         "Workers learn with outdated weights",
         "warning",
-        f"{number_text(stale.mean)} updates of others on average between pull and push of a worker, of {workers:.0f} workers",
+        f"{number_text(stale.mean)} updates of other workers on average between pull and push of a worker; {workers:.0f} workers",
         "let one worker at a time update",
         "meta.hogwild_lock",
         True,

@@ -30,7 +30,7 @@ def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "fram
         return None
     alone = len(tables) == 1
     lines = [
-        _rating(table, "rating" if alone else f"session {s}", SESSION_COLOURS[i % len(SESSION_COLOURS)])
+        _rating_line(table, "rating" if alone else f"session {s}", SESSION_COLOURS[i % len(SESSION_COLOURS)])
         for i, (s, table) in enumerate(tables.items())
     ]
     ratings = Panel("Elo", lines, x_label=x_label, band="±1 standard error", height=200)
@@ -40,20 +40,20 @@ def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "fram
         **_SCORES,
         **{name: (f"against {name.removeprefix('score_')}", _FIXED_COLOURS[i % len(_FIXED_COLOURS)]) for i, name in enumerate(fixed)},
     }
-    scores = [_mean_score(list(tables.values()), name, *colours[name]) for name in columns]
+    scores = [_mean_score_line(list(tables.values()), name, *colours[name]) for name in columns]
     panel = Panel("score", [line for line in scores if len(line.curve.frame)], x_label, (0.0, 1.0), height=150)
     note = "Elo 0: random actions. Score per game: 1 won, 0.5 drawn, 0 lost"
     return Figure(f"{title}: self-play", (ratings, panel), note if alone else f"{note}; mean over sessions")
 
 
-def _rating(table: Snapshots, name: str, colour: str) -> Line:
+def _rating_line(table: Snapshots, name: str, colour: str) -> Line:
     frame, elo, error = table["frame"], table["elo"], table["elo_se"]
     known = np.isfinite(frame) & np.isfinite(elo)
     frame, elo, error = frame[known], elo[known], np.nan_to_num(error[known])
     return Line(name, Curve(frame, elo), colour, band=(elo - error, elo + error))
 
 
-def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str) -> Line:
+def _mean_score_line(tables: Sequence[Snapshots], column: str, name: str, colour: str) -> Line:
     """Return the line of the scores against one opponent, averaged over the Sessions, at the frames that all Sessions have in common.
 
     Args: column: table column of the scores against the opponent.

@@ -15,7 +15,7 @@ from slm_lab.experiment.report.metrics import Curve, evenly_spaced_indices
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Palette of Okabe and Ito, whose colours are distinguishable with colour blindness too."""
+"""Palette of Okabe and Ito. People with colour blindness can distinguish these colours too."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 EVALUATION_COLOUR = "#882255"
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
@@ -111,7 +111,7 @@ class Panel:
     """Limits of the vertical axis, or None if the values of the lines determine the limits."""
     band: str = BAND
     """Description of the bands of the lines, for the legend."""
-    each: str = "sessions"
+    faint_name: str = "sessions"
     """Plural name of what each faint line shows, such as "sessions". If the panel has many faint lines, the legend of the PNG shows only
     their number and this name."""
     bars: tuple[Bars, ...] = ()
@@ -222,8 +222,7 @@ HIGHLIGHT = "#D55E00"
 BEST = 10
 """Number of best trials that are highlighted in figures of a search."""
 UNUSED = -0.12
-"""Position on the axis of a searched key at which trials are drawn in which this key is not active. The position is below the values of the
-key."""
+"""Position, on the axis of a searched key, of the trials in which the key is not active. The position is below the values of the key."""
 SCATTER_RANGE = (-0.07, 1.07)
 """Range of an axis of a scatter plot: the positions 0 to 1 with a margin."""
 NOTHING = "nothing to show: no trial has a result yet"

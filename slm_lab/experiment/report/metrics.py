@@ -114,7 +114,7 @@ def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned
 
 
 def interpolate(curves: Sequence[Curve]) -> AlignedCurves:
-    """Align curves by linear interpolation. The common frames are the frames of all curves that are in the range covered by every curve.
+    """Align curves by linear interpolation. The common frames are all frames of the curves within the range that every curve covers.
 
     Curves without points are omitted. If there are more than _MAX_POINTS frames, only _MAX_POINTS evenly spaced frames are used.
     """
@@ -171,11 +171,10 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
-    """Return a dict: metric → float64 [rows].
+    """Return a dict: metric → value of the metric at each row, float64 [rows].
 
-    The strength of a row is computed from this row, all other metrics from the rows up to this row.
-
-    A value is NaN where the metric is not defined.
+    The strength of a row is computed from this row, all other metrics from the rows up to this row. A value is NaN where the metric is not
+    defined.
     """
     s = strengths.value
     return {
@@ -354,7 +353,7 @@ def estimate_mean(values: Sequence[float | None], bounds: Bounds | None = None) 
 
 
 def usable_bounds(bounds: Bounds | None, values: Iterable[float]) -> Bounds | None:
-    """Return `bounds`. Return None if `bounds` is None or if at least one of the values is outside the bounds."""
+    """Return `bounds`, or None if `bounds` is None or at least one of the values is outside the bounds."""
     return None if bounds is None or not all(bounds[0] <= value <= bounds[1] for value in values) else bounds
 
 
@@ -403,21 +402,21 @@ class ReachedPoint(NamedTuple):
 
     point: float
     at_most: bool = False
-    """Whether already the first value of the curve is at or above the threshold, so that `point` is only an upper limit."""
+    """Whether the first value of the curve is already at or above the threshold, so that `point` is only an upper limit."""
 
 
-def first_reached(one: Curve, threshold: float, *, between: bool) -> ReachedPoint | None:
+def first_reached(values: Curve, threshold: float, *, between: bool) -> ReachedPoint | None:
     """Return the first point at which a curve is at or above a threshold, or None if the curve never reaches the threshold.
 
     Args: between: whether to interpolate linearly between the first point at or above the threshold and the point before.
     """
-    above = np.flatnonzero(one.value >= threshold)
+    above = np.flatnonzero(values.value >= threshold)
     if not len(above):
         return None
-    last = int(above[0])
-    if last == 0 or not between:
-        return ReachedPoint(float(one.frame[last]), at_most=last == 0)
-    (x, end), (y, top) = one.frame[last - 1 : last + 1], one.value[last - 1 : last + 1]
+    first = int(above[0])
+    if first == 0 or not between:
+        return ReachedPoint(float(values.frame[first]), at_most=first == 0)
+    (x, end), (y, top) = values.frame[first - 1 : first + 1], values.value[first - 1 : first + 1]
     return ReachedPoint(float(x + (end - x) * (threshold - y) / (top - y)))
 
 

@@ -27,7 +27,7 @@ from slm_lab.experiment.report.statistics import (
 )
 
 PUBLISHED_SCORE = "the published score"
-"""Value of Scale.one_is if the normalised return 1 is the published score."""
+"""Value of ReturnNormalization.one_is if the normalised return 1 is the published score."""
 _POINTS = 201
 """Number of thresholds at which a performance profile is computed."""
 
@@ -105,11 +105,12 @@ def _label(setting: Setting) -> str:
 
 
 def _compare_pair(a: Setting, b: Setting, metric: str) -> PairComparison:
-    scores, others = b.scores(metric), a.scores(metric)
-    own, theirs = scores.tolist(), others.tolist()
-    apart = estimate_difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
-    assert apart is not None
-    return PairComparison(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), t_test(own, theirs), None)
+    scores_a, scores_b = a.scores(metric), b.scores(metric)
+    values_a, values_b = scores_a.tolist(), scores_b.tolist()
+    difference = estimate_difference(values_b, values_a, bounds=a.bounds if a.bounds == b.bounds else None)
+    assert difference is not None
+    improvement = probability_of_improvement([scores_b], [scores_a])
+    return PairComparison(a.env, _label(a), _label(b), difference, improvement, t_test(values_b, values_a), None)
 
 
 # ---- several envs
@@ -120,7 +121,8 @@ def _compare_over_envs(
 ) -> tuple[list[OverallResult], list[ReturnNormalization], dict[str, Profile]]:
     """Compare the settings that have results in several envs, over the envs in which all of these settings have results.
 
-    The results are empty if fewer than two envs have results of all compared settings.
+    Returns the fields overall, scales and profiles of a Comparison. They are empty if fewer than two envs have results of all compared
+    settings.
     """
     of_label: dict[str, dict[str, Setting]] = {}
     for one in settings:
@@ -130,7 +132,7 @@ def _compare_over_envs(
     envs = [env for env in dict.fromkeys(one.env for one in settings) if wide and all(env in own for own in wide.values())]
     if len(envs) < 2:
         return [], [], {}
-    scales = [_scale(env, [own[env] for own in wide.values()], metric, published.get(env)) for env in envs]
+    scales = [_return_normalization(env, [own[env] for own in wide.values()], metric, published.get(env)) for env in envs]
     scores = {
         label: [(own[scale.env].scores(metric) - scale.zero) / (scale.one - scale.zero) for scale in scales] for label, own in wide.items()
     }
@@ -150,11 +152,11 @@ def _compare_over_envs(
     return overall, scales, {label: performance_profile(own, thresholds) for label, own in scores.items()}
 
 
-def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> ReturnNormalization:
-    """Return the scale for the normalised returns of an env.
+def _return_normalization(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> ReturnNormalization:
+    """Return the returns of an env that are normalised to 0 and 1.
 
     The return of the random baseline is normalised to 0. If the baseline is unknown, the lowest score of the settings is normalised to 0.
-    The first known one of these returns is normalised to 1: the published score, the highest possible return, the highest score of the
+    The first known return in this list is normalised to 1: the published score, the highest possible return, the highest score of the
     settings. If that return is not above the return for 0, the lowest score of the settings is normalised to 0 and the highest to 1.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
@@ -172,9 +174,9 @@ def _scale(env: str, settings: Sequence[Setting], metric: str, published: float 
 
 
 def _random_baseline(setting: Setting) -> float | None:
-    found = [value for run in setting.runs if (value := run.metrics.get("random_baseline")) is not None]
+    measured = [value for run in setting.runs if (value := run.metrics.get("random_baseline")) is not None]
     shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
-    return found[0] if found else shipped.get(str(setting.runs[0].settings().get("env.name")))
+    return measured[0] if measured else shipped.get(str(setting.runs[0].settings().get("env.name")))
 
 
 def profile_figure(comparison: Comparison, colours: Sequence[str]) -> Figure:

@@ -31,7 +31,7 @@ _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
 and time between two lines if the table has no new row."""
 _REFRESH = 0.5
 """Minimum time in seconds between two refreshes of the live table of several runs."""
-_WIDE = 16
+_MAX_ROWS = 16
 """Maximum number of rows of the live table. If a trial has more Sessions or policies, the table shows only Sessions and policies that are
 not done."""
 
@@ -200,7 +200,7 @@ class ProgressDisplay(Display):
                 self.show_session_end(session, status, detail)
 
     def start(self, name: str) -> None:
-        """If there is no live table, print that the trial starts. The first event of the trial arrives only after some seconds."""
+        """If there is no live table, print that the trial starts, since the first event of the trial arrives only after some seconds."""
         if not self.live:
             self.print_line(f"starting {name} …")
 
@@ -258,18 +258,18 @@ class ProgressDisplay(Display):
         """Return the live table with as many columns as fit the width of the terminal without clipped numbers."""
         columns = list(_COLUMNS)
         for dropped in _DROPPED:
-            table = self._table_of(columns)
+            table = self._table_with_columns(columns)
             if Measurement.get(self.console, self.console.options, table).minimum < self.console.width:
                 return table
             columns.remove(dropped)
-        return self._table_of(columns)
+        return self._table_with_columns(columns)
 
-    def _table_of(self, columns: list[str]) -> Table:
+    def _table_with_columns(self, columns: list[str]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in columns:
             table.add_column("" if name == "bar" else name, justify="right", no_wrap=True)
-        begun = [index for index, state in enumerate(self.states) if state.status != "done"]
-        for index in range(len(self.states)) if len(self.states) <= _WIDE else begun[:_WIDE]:
+        not_done = [index for index, state in enumerate(self.states) if state.status != "done"]
+        for index in range(len(self.states)) if len(self.states) <= _MAX_ROWS else not_done[:_MAX_ROWS]:
             cells = self._cells(index)
             table.add_row(*(cells[name] for name in columns))
         return table
@@ -332,9 +332,9 @@ def format_number(value: float | None) -> str:
 
 
 def format_with_error(value: float | None, error: float | None) -> str:
-    """Format an estimate with its standard error, such as "487.2 ± 6.1", or "-" if the value is None.
+    """Format an estimate with its standard error, such as "487.2 ± 6.1". If the value is None, return "-".
 
-    The standard error has two significant digits.
+    The standard error has two significant digits. A standard error that is None, zero or not finite is omitted.
     """
     if value is None or not error or not (math.isfinite(error) and math.isfinite(value)):
         return format_number(value)

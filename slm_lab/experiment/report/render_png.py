@@ -42,7 +42,7 @@ _SYMBOLS = {"finished": "o", "stopped": "v", "running": "s"}
 _STROKES = {"finished": "-", "stopped": "--", "running": ":"}
 """Status of a trial → marker of the trial (_SYMBOLS), and line style of the trial (_STROKES)."""
 
-_FEW = 3
+_INTEGER_TICKS_FROM = 3
 """If the horizontal axis ends below this number, its ticks need not be integers."""
 
 
@@ -56,7 +56,7 @@ class PNGRenderer:
         if not isinstance(figure, Figure):
             return _draw_trials(figure)
         panels, legend = figure.panels, _legend_handles(figure.panels)
-        columns, rows = _legend_form(list(legend))
+        columns, rows = _legend_shape(list(legend))
         around = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1) + _BELOW
         if len(panels) == 1 and panels[0].height is None:
             return self._standard.draw(figure, [max(_HEIGHT - around, 0.3 * _HEIGHT)], legend, columns)
@@ -166,7 +166,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(8))
     else:
         ends = [float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)]
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=not ends or max(ends) >= _FEW))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=not ends or max(ends) >= _INTEGER_TICKS_FROM))
     axes.set_xlabel(panel.x_label if labelled else "", color=figures.INK, size=10)
     axes.set_ylabel(panel.y_label, color=figures.INK, size=10)
     for kind in panel.bars:
@@ -218,7 +218,7 @@ def _legend_names(panel: Panel) -> dict[str, str]:
     If the panel has many faint lines, all faint lines share one name.
     """
     faint = [line.name for line in panel.lines if line.faint and not line.group]
-    together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
+    together = f"{len(faint)} {panel.faint_name}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 
 
@@ -244,7 +244,7 @@ def _legend_handles(panels: tuple[Panel, ...]) -> dict[str, Any]:
     return dict(reversed(entries.items())) if any(panel.best_last for panel in panels) else entries
 
 
-def _legend_form(names: list[str]) -> tuple[int, int]:
+def _legend_shape(names: list[str]) -> tuple[int, int]:
     """Return the number of columns and the number of rows of a legend with the entries `names`."""
     columns = next((n for n in range(8, 1, -1) if _legend_fits(names, n)), 1)
     return columns, -(-len(names) // columns)

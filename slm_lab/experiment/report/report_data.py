@@ -21,21 +21,21 @@ null. The JSON object has these keys:
     means       [{name, indices, workers}]                  the bold lines, each the mean over the tables `indices` or, for columns that
                                                             are neither returns nor metrics, over the tables `workers` if present
     tables      {mode: {index: {column: [rows]}}}           mode is train, eval or trial (trial: over frames only)
-    returns     [{column, label}]                           the returns that a user can choose, the default first
+    returns     [{column, label, mode}]                     the returns that a user can choose, the default first
     bounds      [low, high]                                 range of possible returns, null if unknown
     levels      [{value, label}]                            horizontal lines in the graph of the return
     panels      [{group, title, unit, mode, note, core, joint, columns: [{column, label}]}]
-                core: whether the y axis shows only the range of most values, joint: whether the columns are of all workers together
+                core: whether the y axis shows only the range of most values; joint: whether the columns are of all workers together
     thinned     maximum number of table rows per point of a line
-    events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
+    events      [{frame, seconds, line, name, kind, text}]  notices, restarts and failures on the time axis
     metrics     {columns, rows, note}                       table of metrics
     settings    {changed: {columns, rows}, previous: {name, href, rows}, spec: text}
     origin      [{label, value}]                            versions, git commit, host and command
     commands    [{label, command}]                          shell commands
     files       [{label, href}]                             links to files
     paragraphs  [text]                                      results of a study
-    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study, where a cell is text, number or {text, href},
-                                                            and `texts` lists the columns whose text is wrapped
+    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study, where a cell is text, number or {text, href};
+                                                            texts: whether the text in the last column is wrapped
     figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
 """
 
@@ -146,15 +146,16 @@ def diagnosis(run: Run) -> list[dict[str, Any]] | None:
     """
     try:
         found = diagnose_run(run, checkpoints=False)
-        return [_finding(run, one) for one in found.findings] if found.checked else None
+        return [_finding_entry(run, finding) for finding in found.findings] if found.checked else None
     except Exception as error:
         notice(f"cannot diagnose {run.paths.root}: {type(error).__name__}: {error}")
         return None
 
 
-def _finding(run: Run, one: Finding) -> dict[str, str]:
-    texts = {"severity": one.severity, "title": f"{one.title}{sessions_text(run, one)}", "evidence": one.evidence, "advice": one.advice}
-    return {**texts, "key": change_option(one) or ""}
+def _finding_entry(run: Run, finding: Finding) -> dict[str, str]:
+    title = f"{finding.title}{sessions_text(run, finding)}"
+    texts = {"severity": finding.severity, "title": title, "evidence": finding.evidence, "advice": finding.advice}
+    return {**texts, "key": change_option(finding) or ""}
 
 
 class _Trial:
@@ -178,7 +179,7 @@ class _Trial:
 
     @property
     def has_opponents(self) -> bool:
-        """Whether returns depend on other policies that learn too, so that the returns of different seeds cannot be compared."""
+        """Whether returns depend on other policies that learn too. If so, the returns of different seeds cannot be compared."""
         return bool(self.run.spec.get("meta", {}).get("self_play") is not None or self.run.spec.get("agent", {}).get("policies"))
 
     @cached_property
@@ -530,6 +531,7 @@ def _baseline(run: Run) -> float | None:
 
 
 def _scatter_to_rows(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return an array with `values` at the positions where the boolean array `rows` is True, and NaN at all other positions."""
     full = np.full(len(rows), np.nan)
     full[rows] = values
     return full

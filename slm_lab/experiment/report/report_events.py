@@ -40,8 +40,8 @@ class _Process(NamedTuple):
 def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return the events of all Sessions of a trial in order of time, as dicts with the keys frame, seconds, line, name, kind and text.
 
-    The kind of an event is start, notice or failed. Notices of a Session with the same text are merged into one event, whose text says how
-    often the notice occurred.
+    The kind of an event is start, notice or failed. If several notices of a Session have the same text, they are merged into one event,
+    whose text says how often the notice occurred.
 
     Args: names: index of each table → name of the line that is drawn from this table.
     """

@@ -123,7 +123,7 @@ def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPl
 
 
 def _common_data(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
-    """Return the entries that are common to the data of the reports of searches and studies (see report_data.py)."""
+    """Return the entries that the data of a search report and of a study report have in common (see report_data.py)."""
     return {
         "version": VERSION,
         "kind": kind,
@@ -141,8 +141,8 @@ def _figure(figure: AnyFigure, href: str | None = None) -> dict[str, Any]:
     return {"title": title[0].upper() + title[1:], "note": figure.subtitle, "plot": plotly_json(figure), "href": href}
 
 
-def _commands(found: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"label": label, "command": command} for label, command in found.items()]
+def _command_entries(commands: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"label": label, "command": command} for label, command in commands.items()]
 
 
 # ---- search
@@ -164,8 +164,8 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
 def search_data(summary: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
     """Return the data of the HTML report of a search (see report_data.py)."""
     figures = [*return_figures(summary, paths, "eval" if spec.meta.rigorous_eval else "train").items()]
-    own = search_figures(summary)
-    ordered: dict[str, AnyFigure] = dict(figures[:1]) | {name: own[name] for name in ("parallel_coordinates", "importance", "")}
+    over_keys = search_figures(summary)
+    ordered: dict[str, AnyFigure] = dict(figures[:1]) | {name: over_keys[name] for name in ("parallel_coordinates", "importance", "")}
     ordered |= dict(figures[1:])
     run = Run(paths, paths.trials()[0] if paths.trials() else 0)
     return {
@@ -182,7 +182,7 @@ def search_data(summary: SearchSummary, paths: RunPaths, spec: Spec, *, running:
         "figures": [_figure(figure) for figure in ordered.values() if not figure_is_empty(figure)],
         "settings": {"spec": json.dumps(run.spec | {"meta": {**run.spec.get("meta", {}), "run": None}}, indent=2, default=str)},
         "origin": origin(run),
-        "commands": _commands(_search_commands(summary, paths)),
+        "commands": _command_entries(_search_commands(summary, paths)),
         "files": [
             {"label": path.name, "href": path.name}
             for path in (paths.best_spec, paths.experiment_df, paths.importance, paths.search_state)
@@ -199,7 +199,7 @@ def figure_is_empty(figure: AnyFigure) -> bool:
 
 def _search_facts(summary: SearchSummary) -> list[dict[str, Any]]:
     best, records = summary.best, summary.ranked
-    facts = [{"label": "trials", "value": str(len(records)), "note": summary.status_counts_text(shown=False).partition(": ")[2]}]
+    facts = [{"label": "trials", "value": str(len(records)), "note": summary.status_counts_text(for_figure=False).partition(": ")[2]}]
     if best is not None:
         value = best.confirmed if best.confirmed is not None else best.metric
         interval = best.confirmed_interval
@@ -296,10 +296,10 @@ def study_data(
     decide: bool = False,
 ) -> dict[str, Any]:
     """Return the data of the HTML report of a study (see report_data.py)."""
-    found = study_settings(study, results)
-    study, reason = with_usable_metric(study, found)
-    rows = study_rows(study, found, failed)
-    decided = decisions(study, found) if decide else []
+    settings = study_settings(study, results)
+    study, reason = with_usable_metric(study, settings)
+    rows = study_rows(study, settings, failed)
+    decided = decisions(study, settings) if decide else []
     sentences = result_sentences(study, [row._replace(difference=None) for row in rows] if decided else rows)
     folder = shlex.quote(str(display_path(paths.root)))
     commands = study_commands(study, paths)
@@ -314,11 +314,13 @@ def study_data(
             complete=complete,
         ),
         "facts": _study_facts(study, results, failed),
-        "paragraphs": [*([reason] if reason else []), *decision_lines(study, decided), *sentences] if found else ["No run has ended yet."],
+        "paragraphs": [*([reason] if reason else []), *decision_lines(study, decided), *sentences]
+        if settings
+        else ["No run has ended yet."],
         "tables_of": [_comparison(study, rows), _runs(study, paths, results), _definitions(study), _origins(results)],
-        "figures": _study_figures(study, paths, found),
+        "figures": _study_figures(study, paths, settings),
         "settings": {"spec": json.dumps({study.name: study.raw}, indent=2, ensure_ascii=False, default=str)},
-        "commands": _commands(commands | {"export": f"slm-lab export {folder}", "this page": f"slm-lab report {folder}"}),
+        "commands": _command_entries(commands | {"export": f"slm-lab export {folder}", "this page": f"slm-lab report {folder}"}),
         "files": [{"label": path.name, "href": path.name} for path in map(paths.table, _TABLES) if path.is_file()],
     }
 
@@ -375,8 +377,8 @@ def _run_report_path(paths: StudyPaths, result: ResultRun) -> str | None:
     return page.relative_to(paths.root).as_posix() if page is not None and page.is_file() else None
 
 
-def _study_figures(study: StudyPlan, paths: StudyPaths, found: Mapping[tuple[str, str], Setting]) -> list[dict[str, Any]]:
-    figures = study_figures(study, found)
+def _study_figures(study: StudyPlan, paths: StudyPaths, settings: Mapping[tuple[str, str], Setting]) -> list[dict[str, Any]]:
+    figures = study_figures(study, settings)
     with_file = {name: paths.graph(name, "html") for name in figures}
     hrefs = {name: file.relative_to(paths.root).as_posix() if file.is_file() else None for name, file in with_file.items()}
     return [{**_figure(figure, hrefs[name]), "title": figure.title} for name, figure in figures.items()]

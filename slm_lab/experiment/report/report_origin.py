@@ -25,10 +25,10 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def run_settings(run: Run) -> dict[str, Any]:
-    """Return the settings of a run: the spec as text, and two tables of spec keys.
+    """Return the settings of a run as a dict: the spec as text (key "spec"), and two tables of spec keys ("changed" and "previous").
 
     The table "changed" has the spec keys whose values are not the defaults. The table "previous" has the spec keys whose values differ from
-    the previous run with the same name.
+    those in the previous run with the same name, or is None if there is no previous run.
     """
     body = {**run.spec, "meta": {key: value for key, value in run.spec.get("meta", {}).items() if key != "run"}}
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
@@ -67,14 +67,14 @@ def _text(value: Any) -> str:
 
 
 def _previous_differences(run: Run) -> dict[str, Any] | None:
-    """Return the table of spec keys whose values differ from the previous run with the same name, or None if there is no previous run."""
+    """Return the table of the spec keys that differ from the previous run with the same name, or None if there is no previous run."""
     other = previous_run(run)
     if other is None:
         return None
     name = other.paths.root.name
-    rows = [[key, _text(own), _text(theirs)] for key, (own, theirs) in diff(run.settings(), other.settings()).items()]
-    value = other.metrics.get("current_return")
-    note = f"{other.status}, current return {format_number(value)}" if isinstance(value, int | float) else other.status
+    rows = [[key, _text(value), _text(previous)] for key, (value, previous) in diff(run.settings(), other.settings()).items()]
+    current = other.metrics.get("current_return")
+    note = f"{other.status}, current return {format_number(current)}" if isinstance(current, int | float) else other.status
     href = f"../{name}/{REPORT}" if (other.paths.root / REPORT).is_file() else None
     return {"name": name, "href": href, "note": note, "columns": ["key", "this run", name], "rows": rows}
 
@@ -176,6 +176,7 @@ def _study_env_entry(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mappi
 
 
 def _published_score(body: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
+    """Return the published score for the env and the entry of a run in a study, or None. The arguments are as in `_study_env_entry`."""
     entry = about["entry"]
     score = _study_env_entry(body, about).get("published")
     score = score.get(entry) if isinstance(score, dict) else score

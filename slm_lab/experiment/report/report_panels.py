@@ -1,4 +1,4 @@
-"""Define the graphs of an HTML report: the table columns that each graph shows, its title and its unit.
+"""Define the graphs of an HTML report: the title, the unit and the table columns of each graph.
 
 A column that is not listed in this module, for example an entry of the env's `info`, has its own graph in the last group of graphs.
 """
@@ -28,7 +28,7 @@ _NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi", "elo_se")
 
 
 class PanelSpec(NamedTuple):
-    """Description of a graph of the report that shows one or several table columns."""
+    """Description of a graph in the report. The graph shows one or several table columns."""
 
     title: str
     unit: str

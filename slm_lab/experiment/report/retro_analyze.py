@@ -272,7 +272,7 @@ def _remarks(folder: Path, body: Mapping[str, Any], tables: _Tables, old_env: st
     env = body["env"]["name"]
     remarks = [f"{folder} is a run of SLM Lab; its total_reward is the mean return of the {LAST_EPISODES}"]
     if _OTHER_SIMULATORS.match(old_env):
-        remarks.append(f"not computed: strength and the metrics made of it, which need the random baseline of {old_env}")
+        remarks.append(f"not computed: strength and the metrics computed from strength, which need the random baseline of {old_env}")
     elif env != old_env:
         remarks.append(f"{old_env} is now {env}, whose random baseline is used")
     found = {name for table in tables.values() for name, cells in table.items() if np.isfinite(parse_numbers(cells)).any()}

@@ -40,6 +40,7 @@ class RowComparison:
     only: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Frames of the rows that only the first table has, and frames of the rows that only the second table has."""
     only_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Names of the columns that only the first table has, and names of the columns that only the second table has."""
 
     @property
     def rows_equal(self) -> bool:
@@ -47,20 +48,20 @@ class RowComparison:
         return self.first is None and not any(self.only)
 
 
-def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: float = math.inf) -> RowComparison:
-    """Compare the rows of two tables that have the same frame, for frames with `after` < frame ≤ `up_to`.
+def compare_rows(a: Columns, b: Columns, *, after: float = 0.0, up_to: float = math.inf) -> RowComparison:
+    """Compare each row of table `a` with the row of table `b` that has the same frame, for frames with `after` < frame ≤ `up_to`.
 
     Two cells are equal if their texts or their numbers are equal.
     """
-    at_one, at_other = (_positions(table, after, up_to) for table in (one, other))
-    frames = [frame for frame in at_one if frame in at_other]
-    only = (tuple(frame for frame in at_one if frame not in at_other), tuple(frame for frame in at_other if frame not in at_one))
-    names = [name for name in one if name in other and name not in MEASURED]
-    only_columns = tuple(tuple(name for name in table if name not in rest) for table, rest in ((one, other), (other, one)))
+    rows_a, rows_b = (_positions(table, after, up_to) for table in (a, b))
+    frames = [frame for frame in rows_a if frame in rows_b]
+    only = (tuple(frame for frame in rows_a if frame not in rows_b), tuple(frame for frame in rows_b if frame not in rows_a))
+    names = [name for name in a if name in b and name not in MEASURED]
+    only_columns = tuple(tuple(name for name in table if name not in rest) for table, rest in ((a, b), (b, a)))
     for count, frame in enumerate(frames):
-        i, j = at_one[frame], at_other[frame]
-        if differ := tuple(name for name in names if not _equal(one[name][i], other[name][j])):
-            cell = CellDifference(frame, i + 1, differ[0], one[differ[0]][i], other[differ[0]][j])
+        i, j = rows_a[frame], rows_b[frame]
+        if differ := tuple(name for name in names if not _cells_equal(a[name][i], b[name][j])):
+            cell = CellDifference(frame, i + 1, differ[0], a[differ[0]][i], b[differ[0]][j])
             return RowComparison(len(frames), count, cell, differ, only, (only_columns[0], only_columns[1]))
     return RowComparison(len(frames), len(frames), None, (), only, (only_columns[0], only_columns[1]))
 
@@ -71,10 +72,10 @@ def _positions(table: Columns, after: float, up_to: float) -> dict[int, int]:
     return {int(cell): index for index, cell in cells if cell.isdecimal() and after < int(cell) <= up_to}
 
 
-def _equal(one: str, other: str) -> bool:
-    if one == other:
+def _cells_equal(a: str, b: str) -> bool:
+    if a == b:
         return True
     try:
-        return float(one) == float(other)
+        return float(a) == float(b)
     except ValueError:
         return False

@@ -66,7 +66,7 @@ _TAIL = 4_096
 
 
 class Run:
-    """One trial of a run folder. Files are read on first use and cached. To read files again that have changed, create a new Run.
+    """One trial of a run folder. Files are read on first use and cached. To read changed files again, create a new Run.
 
     `train` and `eval` are pandas DataFrames. The analysis itself uses the numpy arrays of `tables`, and does not need pandas.
     """
@@ -409,7 +409,7 @@ def _with_name_key(net: Any) -> Any:
 
 
 def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section at `path` of a saved spec, in which missing keys have their default values."""
+    """Return `section`, which is the section at `path` of a saved spec, with the default values of missing keys added."""
     models = models_at(path, spec)
     fields = models[0].model_fields if len(models) == 1 else {}
     defaults = {key: field.default for key, field in fields.items() if field.default not in (None, PydanticUndefined)}

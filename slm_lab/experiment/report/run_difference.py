@@ -74,8 +74,8 @@ class ReturnComparison:
     @property
     def difference_shown(self) -> bool | None:
         """Whether the interval of the difference excludes 0, or None if the difference has no interval."""
-        one = self.difference
-        return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
+        interval = self.difference
+        return None if interval is None or interval.low is None or interval.high is None else interval.low > 0 or interval.high < 0
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
         for mode in ("train", "eval"):
             files = [run.paths.session_df(index, mode, run.trial) for run in (a, b)]
             if all(file.is_file() for file in files):
-                one, other = map(_columns, files)
-                yield TableDifference(index // a.policies, index % a.policies, mode, compare_rows(one, other))
+                columns_a, columns_b = map(_columns, files)
+                yield TableDifference(index // a.policies, index % a.policies, mode, compare_rows(columns_a, columns_b))
 
 
 def _columns(file: Path) -> dict[str, list[str]]:
@@ -149,15 +149,16 @@ def _columns(file: Path) -> dict[str, list[str]]:
 
 def _compare_returns(a: Run, b: Run) -> ReturnComparison | None:
     metric, reason = comparable_metric("current_return", [Setting("A", [a]), Setting("B", [b])])
-    own, other = _final_returns(a, metric), _final_returns(b, metric)
-    if not own or not other:
+    returns_a, returns_b = _final_returns(a, metric), _final_returns(b, metric)
+    if not returns_a or not returns_b:
         return None
     seeds = [run.spec.get("meta", {}).get("random_seed") for run in (a, b)]
-    paired = seeds[0] == seeds[1] and a.trial == b.trial and own.keys() == other.keys() and not (a.shares_one_net or b.shares_one_net)
-    values, others = [own[s] for s in sorted(own)], [other[s] for s in sorted(other)]
+    same_seeds = seeds[0] == seeds[1] and a.trial == b.trial and returns_a.keys() == returns_b.keys()
+    paired = same_seeds and not (a.shares_one_net or b.shares_one_net)
+    values, others = ([returns[s] for s in sorted(returns)] for returns in (returns_a, returns_b))
     bounds = return_range(a.settings())
-    found = estimate_difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
-    return ReturnComparison(metric, reason, own, other, paired, found, needed_seeds(values, others, paired=paired))
+    difference = estimate_difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
+    return ReturnComparison(metric, reason, returns_a, returns_b, paired, difference, needed_seeds(values, others, paired=paired))
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
@@ -167,8 +168,8 @@ def _final_returns(run: Run, metric: str) -> dict[int, float]:
     """
     with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
     sessions = [0] if run.shares_one_net else list(dict.fromkeys(with_rows))
-    found = zip(sessions, (seed.final_return(metric) for seed in seed_results(run)), strict=True)
-    return {session: value for session, value in found if value is not None}
+    returns = zip(sessions, (seed.final_return(metric) for seed in seed_results(run)), strict=True)
+    return {session: value for session, value in returns if value is not None}
 
 
 def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bool) -> int | None:
@@ -199,27 +200,27 @@ def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bo
 # ---- output
 
 
-def difference_json(found: RunDifference) -> dict[str, Any]:
+def difference_json(difference: RunDifference) -> dict[str, Any]:
     """Return the comparison of two runs as a dict for a JSON document."""
     return {
-        "a": str(found.a.paths.root),
-        "b": str(found.b.paths.root),
-        "keys": [pair._asdict() for pair in found.keys],
-        "implied": found.implied,
-        "records": [pair._asdict() for pair in found.records],
-        "rows_equal": found.rows_equal,
-        "tables": [_table_json(one) for one in found.tables],
-        "only": {"a": found.only[0], "b": found.only[1]},
-        "returns": None if found.returns is None else _returns_json(found.returns),
+        "a": str(difference.a.paths.root),
+        "b": str(difference.b.paths.root),
+        "keys": [pair._asdict() for pair in difference.keys],
+        "implied": difference.implied,
+        "records": [pair._asdict() for pair in difference.records],
+        "rows_equal": difference.rows_equal,
+        "tables": [_table_json(one) for one in difference.tables],
+        "only": {"a": difference.only[0], "b": difference.only[1]},
+        "returns": None if difference.returns is None else _returns_json(difference.returns),
     }
 
 
-def _table_json(one: TableDifference) -> dict[str, Any]:
-    rows = one.rows
+def _table_json(table: TableDifference) -> dict[str, Any]:
+    rows = table.rows
     return {
-        "session": one.session,
-        "policy": one.policy,
-        "mode": one.mode,
+        "session": table.session,
+        "policy": table.policy,
+        "mode": table.mode,
         "rows": rows.rows,
         "equal": rows.equal,
         "first": None if rows.first is None else rows.first._asdict(),
@@ -230,35 +231,35 @@ def _table_json(one: TableDifference) -> dict[str, Any]:
 
 
 def _returns_json(returns: ReturnComparison) -> dict[str, Any]:
-    one = returns.difference
+    difference = returns.difference
     return {
         "metric": returns.metric,
         "metric_reason": returns.reason or None,
         "a": {str(session): value for session, value in returns.a.items()},
         "b": {str(session): value for session, value in returns.b.items()},
         "paired": returns.paired,
-        "difference": None if one is None else one._asdict(),
+        "difference": None if difference is None else difference._asdict(),
         "shown": returns.difference_shown,
         "seeds_needed": returns.needed,
     }
 
 
-def difference_text(found: RunDifference) -> str:
+def difference_text(difference: RunDifference) -> str:
     """Return the comparison of two runs as text for the terminal.
 
     The lines of the text have at most 80 characters, except lines that contain the path of a folder.
     """
     width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
-    parts = [[f"{name}  {display_path(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
-    parts.append(_pair_lines("key", found.keys, width) or ["no key differs"])
-    if found.implied:
-        only = f"and {found.implied} more key{'s' * (found.implied > 1)}, which only one run has because a component has another name"
-        parts[-1] += textwrap.wrap(only, width)
-    unknown = [name for name, run in (("A", found.a), ("B", found.b)) if not _recorded_origin(run)]
+    parts = [[f"{name}  {display_path(run.paths.root)}" for name, run in (("A", difference.a), ("B", difference.b))]]
+    parts.append(_pair_lines("key", difference.keys, width) or ["no key differs"])
+    if difference.implied:
+        more = f"and {difference.implied} more key{'s' * (difference.implied > 1)}"
+        parts[-1] += textwrap.wrap(f"{more}, which only one run has because a component has another name", width)
+    unknown = [name for name, run in (("A", difference.a), ("B", difference.b)) if not _recorded_origin(run)]
     same = f"versions and machine of {' and '.join(unknown)} are not recorded" if unknown else "same versions and machine"
-    parts.append(([] if unknown else _pair_lines("made with", found.records, width)) or [same])
-    parts.append([line for text in _row_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
-    parts.append([line for text in _return_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
+    parts.append(([] if unknown else _pair_lines("made with", difference.records, width)) or [same])
+    parts.append([line for text in _row_texts(difference) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
+    parts.append([line for text in _return_texts(difference) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -270,7 +271,7 @@ def _pair_lines(title: str, pairs: Sequence[KeyDifference], width: int) -> list[
     room = (width - 4 - max(map(len, [title, *keys]))) // 2
     size = max(room, 14)
     longest = width - 4 - 2 * size
-    cells = [[_shorten(pair.key, longest, end=True), *(_value_text(pair.key, value, size) for value in pair[1:])] for pair in pairs]
+    cells = [[_shorten(pair.key, longest, keep_end=True), *(_value_text(pair.key, value, size) for value in pair[1:])] for pair in pairs]
     return format_table([[title, "A", "B"], *cells])
 
 
@@ -281,32 +282,32 @@ def _value_text(key: str, value: Any, size: int) -> str:
     return _shorten(text, size)
 
 
-def _shorten(text: str, size: int, *, end: bool = False) -> str:
-    """Shorten a text to at most `size` characters. If `end` is True, the end of the text is kept, else the beginning."""
+def _shorten(text: str, size: int, *, keep_end: bool = False) -> str:
+    """Shorten a text to at most `size` characters. If `keep_end` is True, the end of the text is kept, else the beginning."""
     if len(text) <= size:
         return text
-    return f"…{text[1 - size :]}" if end else f"{text[: size - 1]}…"
+    return f"…{text[1 - size :]}" if keep_end else f"{text[: size - 1]}…"
 
 
-def _row_texts(found: RunDifference) -> list[str]:
-    if models := [name for name, run in zip("AB", (found.a, found.b), strict=True) if isinstance(run.paths, ModelPaths)]:
+def _row_texts(difference: RunDifference) -> list[str]:
+    if models := [name for name, run in zip("AB", (difference.a, difference.b), strict=True) if isinstance(run.paths, ModelPaths)]:
         return [f"rows and returns are not compared: {' and '.join(models)} {'is a model' if len(models) == 1 else 'are models'}"]
-    if not found.tables:
+    if not difference.tables:
         return ["rows: the runs have no table in common"]
-    if found.rows_equal:
-        count = sum(one.rows.rows for one in found.tables)
-        return [f"rows are equal: {count:,} rows in {len(found.tables)} table{'s' * (len(found.tables) > 1)}, times aside"]
+    if difference.rows_equal:
+        count = sum(one.rows.rows for one in difference.tables)
+        return [f"rows are equal: {count:,} rows in {len(difference.tables)} table{'s' * (len(difference.tables) > 1)}, times aside"]
     texts = ["rows (times aside):"]
-    texts += [f"{_table_name(one, found.a.policy_names)}: {_table_text(one.rows)}" for one in found.tables]
-    for name, sessions in zip("AB", found.only, strict=True):
+    texts += [f"{_table_name(one, difference.a.policy_names)}: {_table_text(one.rows)}" for one in difference.tables]
+    for name, sessions in zip("AB", difference.only, strict=True):
         if sessions:
             texts.append(f"only in {name}: session{'s' * (len(sessions) > 1)} {', '.join(map(str, sessions))}")
     return texts
 
 
-def _table_name(one: TableDifference, policies: Sequence[str]) -> str:
-    policy = f" policy {policies[one.policy]}" if len(policies) > 1 else ""
-    return f"session {one.session}{policy}{' evaluation' if one.mode == 'eval' else ''}"
+def _table_name(table: TableDifference, policies: Sequence[str]) -> str:
+    policy = f" policy {policies[table.policy]}" if len(policies) > 1 else ""
+    return f"session {table.session}{policy}{' evaluation' if table.mode == 'eval' else ''}"
 
 
 def _table_text(rows: RowComparison) -> str:
@@ -316,20 +317,20 @@ def _table_text(rows: RowComparison) -> str:
         return f"{first} {cell.a or 'empty'} in A, {cell.b or 'empty'} in B"
     extra = [f"{len(only):,} more row{'s' * (len(only) > 1)} in {name}" for name, only in zip("AB", rows.only, strict=True) if only]
     if not rows.rows:
-        return f"no row of the same frame; {', '.join(extra)}" if extra else "no rows"
+        return f"no rows with the same frame; {', '.join(extra)}" if extra else "no rows"
     return "; ".join([f"{rows.rows:,} rows are equal", *extra])
 
 
-def _return_texts(found: RunDifference) -> list[str]:
-    returns = found.returns
-    if found.a.env != found.b.env:
-        return [f"returns are not compared: the envs are {found.a.env} and {found.b.env}"]
-    if any(isinstance(run.paths, ModelPaths) for run in (found.a, found.b)):
+def _return_texts(difference: RunDifference) -> list[str]:
+    returns = difference.returns
+    if difference.a.env != difference.b.env:
+        return [f"returns are not compared: the envs are {difference.a.env} and {difference.b.env}"]
+    if any(isinstance(run.paths, ModelPaths) for run in (difference.a, difference.b)):
         return []
     if returns is None:
         return ["returns are not compared: a run has none yet"]
     lines = [f"{returns.metric} at the end (95 % interval over seeds):"]
-    for name, run, values in (("A", found.a, returns.a), ("B", found.b, returns.b)):
+    for name, run, values in (("A", difference.a, returns.a), ("B", difference.b, returns.b)):
         status = "" if run.status == "done" else f"; {run.status}"
         seeds = ", ".join(number_text(value) for value in values.values())
         lines.append(f"{name}  {estimate_text(estimate_mean(list(values.values()), return_range(run.settings())))}; seeds: {seeds}{status}")
@@ -346,7 +347,7 @@ def difference_sentence(returns: ReturnComparison) -> str:
     many = counts[0] if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"
     seeds = f"{many} seed{'s' * (counts != (1, 1))}"
     if one.low is None or one.high is None:
-        more = "an interval needs at least 2 seeds on each side, such as --set meta.max_session=4"
+        more = "an interval needs at least 2 seeds on each side; use, for example, --set meta.max_session=4"
         return f"No difference shown with {seeds}: A − B = {_minus_sign_text(one.value)}, without an interval; {more}"
     if one.value == one.low == one.high == 0:
         return f"The returns are equal in each of {seeds}"
@@ -357,7 +358,8 @@ def difference_sentence(returns: ReturnComparison) -> str:
     if one.value == 0:
         return f"No difference shown with {seeds}: {interval}"
     if returns.needed is None:
-        return f"No difference shown with {seeds}: {interval}; more than {_MOST_SEEDS:,} seeds would be needed to show one of this size"
+        more = f"more than {_MOST_SEEDS:,} seeds would be needed to show a difference of this size"
+        return f"No difference shown with {seeds}: {interval}; {more}"
     each = "" if returns.paired else " each"
     return f"No difference shown with {seeds}: {interval}; about {returns.needed} seeds{each} would show a difference of this size"
 

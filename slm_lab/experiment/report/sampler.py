@@ -253,9 +253,8 @@ def _process_sort_key(process: str) -> tuple[int, int, str]:
 def _assign_lanes(spans: Sequence[Span]) -> list[int]:
     """Assign each span to a lane, and return the number of the lane of each span.
 
-    The spans in a lane, which is a strip of a row of the timeline, do not overlap.
-
-    A span gets the lane with the lowest number that is free when the span begins. The spans must be sorted by `begin`.
+    A lane is a strip of a row of the timeline. The spans in a lane do not overlap: a span gets the lane with the lowest number that is free
+    when the span begins. The spans must be sorted by `begin`.
     """
     ends: list[float] = []
     lanes = []

@@ -82,12 +82,12 @@ class SearchSummary:
         """Metric of each trial in `trials_with_metric`, float64 [T]."""
         return np.array([one.known_metric for one in self.trials_with_metric], dtype=float)
 
-    def status_counts_text(self, *, shown: bool = True) -> str:
+    def status_counts_text(self, *, for_figure: bool = True) -> str:
         """Return a text with the number of trials of each status, such as "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)".
 
-        Args: shown: whether failed trials are marked as "(not shown)", for the text of a figure, in which failed trials are not shown.
+        Args: for_figure: whether the text is for a figure. Figures do not show failed trials, so that their number is marked "(not shown)".
         """
-        words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
+        words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * for_figure}
         counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
         trials = len(self.ranked)
         if not trials:
@@ -95,6 +95,7 @@ class SearchSummary:
         return f"{trials} trial{'s' * (trials != 1)}: " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
 
     def trials(self) -> Trials:
+        """Return `trials_with_metric` for a figure, coloured by strength or, if no trial has a strength, by the metric of the search."""
         label, value_T = "strength", np.array([one.metrics.get("strength") for one in self.trials_with_metric], dtype=float)
         if not np.isfinite(value_T).any():
             label, value_T = self.metric, self.known_metric_T
@@ -175,8 +176,8 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
     if metric in ("current_return", "final_return", "total_reward_ma"):
         with suppress(UserError):  # the saved spec cannot be read
             bounds = return_range(Run(runs, trial).settings())
-    found = estimate_mean([(read_json(file) or {}).get(metric) for file in files], bounds)
-    return None if found is None or found.low is None or found.high is None else (found.low, found.high)
+    mean = estimate_mean([(read_json(file) or {}).get(metric) for file in files], bounds)
+    return None if mean is None or mean.low is None or mean.high is None else (mean.low, mean.high)
 
 
 def _best_spec(summary: SearchSummary, best: TrialRecord, folder: str) -> bytes:
@@ -197,7 +198,7 @@ def _best_spec(summary: SearchSummary, best: TrialRecord, folder: str) -> bytes:
     used = (f"{key} = {to_json(value)}" for key, value in best.values.items())
     comment = [
         f"Trial {best.trial}, the best by {summary.metric} ({format_number(best.metric)}{confirmed}) of a search in {folder}.",
-        f"The search had {summary.status_counts_text(shown=False)}.",
+        f"The search had {summary.status_counts_text(for_figure=False)}.",
         f"Searched: {', '.join(keys)}.",
         f"Used: {', '.join(used)}.",
     ]
@@ -278,26 +279,26 @@ def _stack_axes(axes: Sequence[tuple[Scale, np.ndarray]], summary: SearchSummary
 
 def importance_figure(summary: SearchSummary) -> Figure:
     """Return a figure with a horizontal bar for each searched key, which shows the importance of the key."""
-    names, found = short_names(summary.space.keys), summary.importance
+    names, importance = short_names(summary.space.keys), summary.importance
     title = f"{summary.title}, search: importance of the searched keys for {summary.metric}"
-    if found is None:
+    if importance is None:
         needs = f"importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
         why = f"{summary.status_counts_text()}; {needs}"
         nothing = "nothing to show: too few trials, or all with the same result"
         return Figure(title, (Panel("", x_label=METHOD, nothing=nothing),), why)
-    ordered = [*reversed(found.shares.items())]
+    ordered = [*reversed(importance.shares.items())]
     bars = [Bar(0.0, max(share, 0.0), row, 0.6, f"{key}: {share:.0%}") for row, (key, share) in enumerate(ordered)]
     rows = {names[key]: float(row) for row, (key, _) in enumerate(ordered)}
     panel = Panel(
         "",
         x_label="share of the importance of all keys (PED-ANOVA)",
-        bars=(Bars("how far its values among the best trials differ from those among all", figures.MEAN_COLOUR, bars),),
+        bars=(Bars("how far the key's values among the best trials differ from its values among all trials", figures.MEAN_COLOUR, bars),),
         rows=rows,
         y_limits=(-0.7, len(rows) - 0.3),
         x_max=max(1.0, *(bar.end for bar in bars)),
         height=max(60, 30 * len(rows)),
     )
-    subtitle = f"PED-ANOVA of {found.trials} trials, of which the best {found.best} are compared with all"
+    subtitle = f"PED-ANOVA: the best {importance.best} of {importance.trials} trials are compared with all of them"
     return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
 
 
@@ -305,9 +306,9 @@ def return_figures(summary: SearchSummary, paths: RunPaths, mode: DataMode) -> d
     """Return a dict of the figures of the mean returns of all trials over frames: name → figure. The ten best trials are highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in summary.ranked if one.status != "failed"}
     best = {one.trial: (rank, one) for rank, one in enumerate(summary.trials_with_metric[: figures.BEST])}
-    found = {}
+    drawn_figures = {}
     for name, label in _RETURN_LABELS.items():
-        drawn = {trial: of[name] for trial, of in curves.items() if name in of and len(of[name].frame)}
+        drawn = {trial: by_name[name] for trial, by_name in curves.items() if name in by_name and len(by_name[name].frame)}
         others = [trial for trial in drawn if trial not in best]
         group = f"{len(others)} other trial{'s' * (len(others) != 1)}"
         lines = [Line(f"trial {trial}", drawn[trial], figures.GREY, faint=True, group=group) for trial in others]
@@ -316,9 +317,9 @@ def return_figures(summary: SearchSummary, paths: RunPaths, mode: DataMode) -> d
                 lines.append(Line(f"{rank + 1}. trial {trial}: {format_number(one.metric)}", drawn[trial], _BEST_COLOURS[rank]))
         what = "moving average of the mean return" if name.endswith("_ma") else "mean return"
         highlighted = f"; the best {len(best)} by {summary.metric} in colour" if best else ""
-        panel = Panel(label, lines, best_last=True, each="other trials")
-        found[name] = Figure(f"{summary.title}, search: {what} of each trial", (panel,), summary.status_counts_text() + highlighted)
-    return found
+        panel = Panel(label, lines, best_last=True, faint_name="other trials")
+        drawn_figures[name] = Figure(f"{summary.title}, search: {what} of each trial", (panel,), summary.status_counts_text() + highlighted)
+    return drawn_figures
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
@@ -365,24 +366,35 @@ def _value_text(value: Any) -> str:
 
 
 def _axis(summary: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
-    """Return the axis of a searched key, and the position of each trial on this axis, float64 [T].
+    """Return the axis of a searched key, and the position on this axis of each trial in `summary.trials_with_metric`, float64 [T].
 
     If the key is not active in a trial, the position of the trial is NaN.
+
+    Args: jitter: see `_categorical_axis`.
     """
     label = short_names(summary.space.keys)[key]
-    same = [one for one in summary.space.named.values() if one.text == key]
-    if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in summary.trials_with_metric):
-        return _categorical_axis(label, key, same, summary.trials_with_metric, jitter=jitter)
+    search_keys = [one for one in summary.space.named.values() if one.text == key]
+    if any(one.has_options for one in search_keys) or any(not _is_number(one.values.get(key, 0)) for one in summary.trials_with_metric):
+        return _categorical_axis(label, key, search_keys, summary.trials_with_metric, jitter=jitter)
     value_T = np.array([one.values.get(key, np.nan) for one in summary.trials_with_metric], dtype=float)
-    ends = [] if any(one.is_normal for one in same) else [end for one in same for end in one.bounds]
-    return _numeric_axis(label, value_T, log=all(one.is_log for one in same), ends=ends)
+    ends = [] if any(one.is_normal for one in search_keys) else [end for one in search_keys for end in one.bounds]
+    return _numeric_axis(label, value_T, log=all(one.is_log for one in search_keys), ends=ends)
 
 
 def _categorical_axis(
-    label: str, key: str, same: Sequence[SearchKey], known: Sequence[TrialRecord], *, jitter: bool
+    label: str, key: str, search_keys: Sequence[SearchKey], trials: Sequence[TrialRecord], *, jitter: bool
 ) -> tuple[Scale, np.ndarray]:
-    options = [_comparable_text(value) for one in same if one.has_options for value in one.args]
-    options += [_comparable_text(one.values[key]) for one in known if key in one.values]
+    """Return an axis with one place for each different value of a searched key, and the position of each trial on this axis, float64 [T].
+
+    If the key is not active in a trial, the position of the trial is NaN.
+
+    Args:
+        key: path of the searched key.
+        search_keys: the search keys with the path `key`. There are several if the key is nested in several options of another key.
+        jitter: whether trials with the same value are spread around the place of the value, so that their markers do not overlap.
+    """
+    options = [_comparable_text(value) for one in search_keys if one.has_options for value in one.args]
+    options += [_comparable_text(one.values[key]) for one in trials if key in one.values]
     texts = {value: json.loads(value) for value in dict.fromkeys(options)}
     step = 1 / max(len(texts) - 1, 1)
     edge = 0.15 if jitter else 0.0
@@ -391,7 +403,7 @@ def _categorical_axis(
     position_T = np.array(
         [
             places[_comparable_text(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan
-            for one in known
+            for one in trials
         ]
     )
     every = -(-len(texts) // _MAX_OPTIONS)
@@ -400,7 +412,7 @@ def _categorical_axis(
 
 
 def _comparable_text(value: object) -> str:
-    """Convert a value to a text. Equal values have equal texts, so that values that are not hashable can be compared by their texts."""
+    """Return a value as JSON text. Equal values have equal texts, so that values that are not hashable can be compared by their texts."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -446,5 +458,6 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
+    """Return the powers of ten between `low` and `high`. If there are fewer than two, return `low` and `high` too."""
     powers = [10.0**power for power in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
     return powers if len(powers) > 1 else [low, *powers, high]

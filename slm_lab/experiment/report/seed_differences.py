@@ -22,7 +22,7 @@ _WINDOW = 0.2
 _SMALL = 0.05
 """Differences between two return curves that are smaller than this fraction of the range of all returns are not explained."""
 _FALL = 0.3
-"""A fall of the return of a seed from its previous best value is reported if it is at least this fraction of the range of all returns."""
+"""A fall of a seed's return from its previous best value is reported if the fall is at least this fraction of the range of all returns."""
 _EFFECT, _RELATIVE, _SHOWN = 1.0, 0.1, 3
 """Smallest difference of a diagnostic that is reported, in standard deviations and relative to the larger mean, and maximum number of
 reported diagnostics."""
@@ -116,10 +116,10 @@ def learned_return(curves: Iterable[Curve], baseline: float | None) -> float | N
     return low + _SHARE * (float(values.max()) - low)
 
 
-def first_frame_at_level(one: Curve, level: float | None) -> float | None:
+def first_frame_at_level(returns: Curve, level: float | None) -> float | None:
     """Return the first frame at which a curve is at or above `level`, or None if the curve stays below `level` or `level` is None."""
-    above = np.flatnonzero(one.value >= (math.inf if level is None else level))
-    return float(one.frame[above[0]]) if len(above) else None
+    above = np.flatnonzero(returns.value >= (math.inf if level is None else level))
+    return float(returns.frame[above[0]]) if len(above) else None
 
 
 def round_text(value: float, digits: int = 4) -> str:
@@ -127,9 +127,10 @@ def round_text(value: float, digits: int = 4) -> str:
     return format_number(float(f"{value:.{digits}g}"))
 
 
-def _sort_key(table: Table, one: Curve) -> tuple[float, float]:
+def _sort_key(table: Table, returns: Curve) -> tuple[float, float]:
+    """Return (current return in the last row of `table`, mean of `returns`) of a seed."""
     value = current_return(table)["current_return"]
-    return -math.inf if value is None else value, float(one.value.mean())
+    return -math.inf if value is None else value, float(returns.value.mean())
 
 
 def _return_range(curves: Iterable[Curve]) -> float:
@@ -162,27 +163,27 @@ def _mean_gap_sentence(pair: _Pair, own: Curve, best: Curve, level: float | None
         return f"{text}."
     own_frame, best_frame = (None if frame is None else f"at frame {frame:,.0f}" for frame in times)
     if own_frame is None:
-        return f"{text}; it never reached {round_text(level)}, {pair.best_name} did {best_frame}."
-    return f"{text}; it reached {round_text(level)} {own_frame}, {pair.best_name} {best_frame or 'never did'}."
+        return f"{text}; it never reached {round_text(level)}, but {pair.best_name} did {best_frame}."
+    return f"{text}; it reached {round_text(level)} {own_frame}, and {pair.best_name} {best_frame or 'never did'}."
 
 
-def _fall_sentence(pair: _Pair, one: Curve) -> str:
+def _fall_sentence(pair: _Pair, returns: Curve) -> str:
     """Return a sentence about the largest fall of a seed's return from its previous best value, or "" if this fall is small."""
-    falls = np.maximum.accumulate(one.value) - one.value
+    falls = np.maximum.accumulate(returns.value) - returns.value
     low = int(falls.argmax())
     if falls[low] < _FALL * pair.scale:
         return ""
-    high = int(one.value[: low + 1].argmax())
-    from_to = f"from {round_text(one.value[high])} at frame {one.frame[high]:,.0f}"
-    return f"It fell {from_to} to {round_text(one.value[low])} at frame {one.frame[low]:,.0f}."
+    high = int(returns.value[: low + 1].argmax())
+    best = f"{round_text(returns.value[high])} at frame {returns.frame[high]:,.0f}"
+    return f"It fell from {best} to {round_text(returns.value[low])} at frame {returns.frame[low]:,.0f}."
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
     """Return sentences about the frames at which the returns of two seeds differ most, and about the diagnostics near these frames."""
-    found = _largest_gap(pair)
-    if found is None:
+    largest = _largest_gap(pair)
+    if largest is None:
         return []
-    begin, end, gap = found
+    begin, end, gap = largest
     gap_text = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} (on average {'+' if gap > 0 else '−'}{round_text(abs(gap), 3)})."
     differing = sorted(_differing_diagnostics(pair, max(0.0, 2 * begin - end), end), reverse=True)[:_SHOWN]
     if not differing:

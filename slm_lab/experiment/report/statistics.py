@@ -122,9 +122,9 @@ def _percentiles(samples: np.ndarray) -> Interval:
 def t_test(values: Sequence[float], others: Sequence[float], *, paired: bool = False) -> float | None:
     """Return the two-sided p-value of the t-test of equal means that belongs to the interval of `metrics.estimate_difference`.
 
-    The test is the paired t-test, a test of the differences `values` − `others`, if paired, else Welch's t-test. Returns None if there are
-    fewer than two differences, or fewer than two elements of `values` or `others`, or if the tested values do not vary by more than
-    rounding errors.
+    If `paired` is true, the test is the paired t-test, which tests the differences `values` − `others`. Otherwise, the test is Welch's
+    t-test. Returns None if there are fewer than two differences, or fewer than two elements of `values` or `others`, or if the tested
+    values do not vary by more than rounding errors.
 
     Args: paired: whether each element of `values` belongs to the element of `others` at the same position.
     """

@@ -42,7 +42,7 @@ SCORES = {
 _Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
-    "staleness": ("staleness", "updates by other workers meanwhile"),
+    "staleness": ("staleness", "updates by other workers between pull and push"),
     "lock_wait": ("lock wait", "wait for the lock (ms)"),
     "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
 }
@@ -115,19 +115,19 @@ def write_report(
         failed: (study entry, env) of each run that failed.
         decide: whether to report for which entries the difference from the reference entry is decided (see report/decision.py).
     """
-    found = study_settings(study, results)
-    if not found and not failed:
+    settings = study_settings(study, results)
+    if not settings and not failed:
         return ["no run has ended yet: there is nothing to compare"]
-    study, reason = with_usable_metric(study, found)
-    rows = study_rows(study, found, failed)
+    study, reason = with_usable_metric(study, settings)
+    rows = study_rows(study, settings, failed)
     writer = Writer(paths.root)
     markdown = markdown_table(study, rows, reason)
-    figures = study_figures(study, found)
+    figures = study_figures(study, settings)
     paths.graph("x", "png").parent.mkdir(exist_ok=True)
     with writer.suppress_drawing_errors():
         writer.draw(figures, paths.graph)
     plain = [flatten_row(row._asdict()) for row in rows]
-    decided = decisions(study, found) if decide else []
+    decided = decisions(study, settings) if decide else []
     about = {"study": study.name, "metric": study.metric, "metric_reason": reason or None}
     content = {**about, "rows": plain, "decisions": [_decision_row(one) for one in decided]}
     writer.write("table not written", (paths.table("md"), markdown.encode))
@@ -138,14 +138,14 @@ def write_report(
     return [*text_lines(study, rows, decided, reason), *([str(display_path(table))] if table.is_file() else [])]
 
 
-def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
+def with_usable_metric(study: StudyPlan, settings: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
     """Return a copy of the study whose metric is the one that `comparable_metric` chooses, and the reason for the change.
 
     The reason is "" if the metric has not changed.
 
-    Args: found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
+    Args: settings: dict (env, study entry) → Setting with the ended runs of the entry in the env.
     """
-    metric, reason = comparable_metric(study.metric, found.values())
+    metric, reason = comparable_metric(study.metric, settings.values())
     return replace(study, spec=study.spec.model_copy(update={"metric": metric})), f"{reason}." if reason else ""
 
 
@@ -154,35 +154,35 @@ def _decision_row(one: Decision) -> dict[str, Any]:
     return row | flatten_row({"difference": one.difference}) | {"bounded": one.bounded}
 
 
-def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
+def decision_lines(study: StudyPlan, decided: Sequence[Decision]) -> list[str]:
     """Return a sentence for each Decision, and a text that explains the intervals of the decisions. Return [] if there are no decisions."""
-    lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
-    return [*lines, decision_explanation(found)] if lines else []
+    lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in decided]
+    return [*lines, decision_explanation(decided)] if lines else []
 
 
 def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
-    """Return a dict in the order of the study: (env, entry) → Setting with those runs of the entry in the env that have ended."""
-    found: dict[tuple[str, str], list[ResultRun]] = {}
+    """Return a dict in the order of the study: (env, entry) → Setting with the ended runs of the entry in the env."""
+    runs_of: dict[tuple[str, str], list[ResultRun]] = {}
     for env in study.envs:
         for entry in study.entries:
-            own = [one for one in results if (one.content["env"], one.content["entry"]) == (env, entry)]
-            if own:
-                found[env, entry] = sorted(own, key=lambda one: one.random_seed)
-    return {key: Setting(key[1], list(runs)) for key, runs in found.items()}
+            runs = [one for one in results if (one.content["env"], one.content["entry"]) == (env, entry)]
+            if runs:
+                runs_of[env, entry] = sorted(runs, key=lambda one: one.random_seed)
+    return {key: Setting(key[1], list(runs)) for key, runs in runs_of.items()}
 
 
-def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[EntryResult]:
+def study_rows(study: StudyPlan, settings: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[EntryResult]:
     """Return the results of each study entry in each env.
 
     Args:
-        found: dict (env, study entry) → Setting with those runs of the entry in the env that have ended.
+        settings: dict (env, study entry) → Setting with the ended runs of the entry in the env.
         failed: (study entry, env) of each run that failed.
     """
     rows = []
     for env in study.envs:
-        base = found.get((env, study.spec.baseline or ""))
+        base = settings.get((env, study.spec.baseline or ""))
         for entry in study.entries:
-            setting = found.get((env, entry))
+            setting = settings.get((env, entry))
             count = sum(one == (entry, env) for one in failed)
             if setting is not None:
                 rows.append(_row(study, env, setting, base, count))
@@ -233,7 +233,7 @@ def _scores(setting: Setting, metric: str) -> list[float]:
 def _compared_scores(setting: Setting, base: Setting | None, metric: str, *, paired: bool = False) -> tuple[list[float], list[float]]:
     """Return the scores of `setting` and the scores of `base`, or two empty lists if `base` is None or is `setting` itself.
 
-    With paired=True, the lists contain one score for each random_seed that both have, in the same order.
+    With paired=True, the lists contain one score for each random_seed that both settings have, in the same order.
     """
     if base is None or base is setting:
         return [], []
@@ -270,17 +270,17 @@ def compare_with_published(score: Estimate | None, published: float | None) -> s
 # ---- figures
 
 
-def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
+def study_figures(study: StudyPlan, settings: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
     """Return a dict of the figures of a study: name → figure. For each env, the dict has figures of the metric over each axis of the study.
 
     For each env, the dict also has figures of the variance between seeds and of additional table columns, such as the gradient norm.
     """
     figures: dict[str, Figure] = {}
     for env in study.envs:
-        settings = [setting for (own, _), setting in found.items() if own == env]
+        of_env = [setting for (key_env, _), setting in settings.items() if key_env == env]
         suffix = f"_{file_stem(env)}" if len(study.envs) > 1 else ""
         for x in study.spec.x:
-            for name, figure in _figures(study, env, settings, x).items():
+            for name, figure in _figures(study, env, of_env, x).items():
                 figures[f"{name}{suffix}"] = figure
     return figures
 
@@ -435,7 +435,7 @@ def _difference_definition(*, paired: bool) -> str:
         what = "mean difference between the score of the entry and the score of the baseline with the same random_seed"
         test, pairs = "the paired t-test", ", which need not have the same random_seed"
         used = (
-            ' Only each random_seed for which both have a result is used; the column "pairs" shows the number of these pairs. The score of '
+            ' Only random_seeds for which both have a result are used; the column "pairs" shows the number of these pairs. The score of '
             "a run is the mean over its Sessions."
         )
     else:
@@ -507,7 +507,8 @@ def _solved_sentences(study: StudyPlan, rows: Sequence[EntryResult]) -> Iterator
         level, frames, seconds = format_number(study.solve_score(row.env)), row.solve_frames.value, row.solve_seconds
         at_most = "at most " if row.solve_frames.at_most else ""
         after = "" if seconds is None else f" and {'at most ' if seconds.at_most else ''}{number_text(seconds.value)} s"
-        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {at_most}{frames:,.0f} global frames{after}"
+        median = f"the median is {at_most}{frames:,.0f} global frames{after}"
+        when = "at least half of the seeds never did" if math.isinf(frames) else median
         yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_env_suffix(study, row)}; {when}."
 
 
@@ -516,8 +517,8 @@ def definitions(study: StudyPlan) -> dict[str, str]:
     terms = {
         "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
         "score": f"The score of a seed is {SCORES[study.metric]}.",
-        "seconds to solve": "Seconds from the start of training until the return counts as solved, for runs that trained one at a time "
-        "(wall_t in x); otherwise concurrent runs slow each other down.",
+        "seconds to solve": "Seconds from the start of training until the seed counts as solved. With wall_t in x, the runs train one at a "
+        "time; otherwise, concurrent runs slow each other down.",
         "global frames": "Frames of all workers and envs together.",
         "updates/s": "Optimizer steps per second, of all workers together.",
         "staleness": "Updates by other workers between the moment a worker reads the weights and the moment it applies its gradient.",

@@ -26,11 +26,11 @@ _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "current_return", "current_return_se", "total_reward",
     "total_reward_ma", "grad_norm", "staleness", "lock_wait", "lag_mean",
 )  # fmt: skip
-_OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
+_EVALUATION_COLUMNS = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
 
 
 def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: float | None = None) -> None:
-    """Write the result of a run of a study that has ended to a JSON file.
+    """Write a JSON file with the result of a study run that has ended.
 
     Args:
         identity: dict with the keys entry, env, random_seed, digest, settings and spec_version, which are copied into the file.
@@ -64,7 +64,7 @@ def _processor_model(description: str) -> str:
 
 
 def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]]:
-    columns = _COLUMNS if mode == "train" else _OF_EVALUATION
+    columns = _COLUMNS if mode == "train" else _EVALUATION_COLUMNS
     return {
         str(index): {
             name: [round_to_five_digits(value) for value in values.tolist()]
@@ -118,7 +118,7 @@ class ResultRun(Run):
                 for index in set(self.content["train"]) - set(tables):
                     self._tables[mode][int(index)] = {"frame": np.empty(0)}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            again = "delete it to have it made again from the run's folder, or the run repeated"
+            again = "delete this file; the study then creates it again from the run folder, or repeats the run"
             raise UserError(f"{file} cannot be read as a result of a study: {error}; {again}") from None
 
     def settings(self) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fig
 def common_strengths(strengths: Sequence[Strengths]) -> AlignedCurves:
     """Return the strengths of several tables at the frames that all tables share.
 
-    If the tables share few frames, interpolate the strengths.
+    If the tables share few frames, the strengths are interpolated (see `align_or_interpolate`).
     """
     curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))
@@ -218,5 +218,5 @@ def _figure(name: str, lines: list[Line], labels: Labels) -> Figure:
         frame = max(float(line.curve.frame[-1]) for line in lines)
         across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))
         lines = [Line(BASELINE, across, GREY, dashed=True), *lines]
-    panel = Panel(y_label.format(episodes=labels.episodes[labels.mode]), lines, x_label=labels.frames.label, each=labels.unit_name)
+    panel = Panel(y_label.format(episodes=labels.episodes[labels.mode]), lines, x_label=labels.frames.label, faint_name=labels.unit_name)
     return Figure(f"{labels.title}: {what}", (panel,))

@@ -20,9 +20,9 @@ from slm_lab.lib.text import last_line
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
-_SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
-"""_SECONDS is the maximum duration of a measurement in seconds. A measurement ends earlier if it contains more than _UPDATES updates and
-has taken more than _ENOUGH seconds."""
+_MAX_SECONDS, _MIN_SECONDS, _MIN_UPDATES = 3.0, 1.0, 4
+"""_MAX_SECONDS is the maximum duration of a measurement in seconds. A measurement ends earlier if it contains more than _MIN_UPDATES
+updates and has taken more than _MIN_SECONDS seconds."""
 
 
 class _SpeedObserver(Observer):
@@ -47,7 +47,7 @@ class _SpeedObserver(Observer):
 
     @property
     def has_enough_updates(self) -> bool:
-        return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
+        return len(self.marks) > _MIN_UPDATES and self.marks[-1][0] - self.begin > _MIN_SECONDS
 
     def frames_per_second(self) -> float | None:
         """Return the number of frames per second, measured over complete updates, or None if there was no update."""
@@ -106,7 +106,7 @@ def measure_speed(session: Session) -> float | None:
     speed = session.learners[0].user_observers[0]
     assert isinstance(speed, _SpeedObserver)
     session.sink = MemorySink()
-    timer = threading.Timer(_SECONDS, _request_stop, [session])
+    timer = threading.Timer(_MAX_SECONDS, _request_stop, [session])
     timer.daemon = True
     timer.start()
     try:
@@ -155,7 +155,7 @@ def _format_time(spec: Spec, plan: Plan, speed: float | None) -> str:
     frames, sessions, concurrent = spec.session_frames, spec.meta.max_session, plan.concurrent_sessions(spec.meta)
     several = f" × {sessions} sessions, {concurrent} at a time" if sessions > 1 else ""
     if speed is None:
-        return f"time unknown: no update within {_SECONDS:g} s"
+        return f"time unknown: no update within {_MAX_SECONDS:g} s"
     limit = spec.meta.max_seconds or math.inf
     seconds = _training_seconds(spec, plan, speed)
     ended = " (meta.max_seconds)" if frames / speed > limit else ""

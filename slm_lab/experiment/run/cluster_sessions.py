@@ -25,7 +25,7 @@ from slm_lab.spec.models.spec import Spec
 
 @contextmanager
 def cluster_host(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
-    """Yield the spec of a job, adapted to the cluster job.plan.cluster, and the SessionHost that runs the Sessions on this cluster.
+    """Yield (spec of the job, adapted to the cluster job.plan.cluster; SessionHost that runs the Sessions on this cluster).
 
     Raises UserError if the cluster cannot be used, or SpecError if the spec requires a single machine.
     """
@@ -106,7 +106,7 @@ class _ClusterHost:
 
 
 def session_gpus(job: SessionsJob, cluster: Cluster) -> float:
-    """Return the number of GPUs that a Session reserves, which is 1 if its net computes on a GPU and a node has a GPU, and otherwise 0."""
+    """Return the number of GPUs that a Session reserves: 1 if the Session's net computes on a GPU and a node has a GPU, otherwise 0."""
     return float(_wants_gpu(job.spec, job.plan.device) and any(node.gpus >= 1 for node in cluster.nodes))
 
 

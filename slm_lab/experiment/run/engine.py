@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
+_SESSION_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
 """Start method → memory in bytes of a Session's process, without memory that is shared with other processes.
 
-The numbers of bytes were measured with A3C on CartPole, whose Sessions need about the minimum memory of any Session. Processes that are
-forked from the fork server share the memory of torch. Together with the processes of the trial and the fork server, 2 Sessions take 382 MB
-and 8 Sessions take 566 MB.
+The numbers of bytes were measured with A3C on CartPole. No other Session needs much less memory than a Session of this training. Processes
+that are forked from the fork server share the memory of torch. Together with the processes of the trial and the fork server, 2 Sessions
+take 382 MB and 8 Sessions take 566 MB.
 """
 
 
@@ -153,9 +153,9 @@ def choose_engine(spec: Spec, plan: Plan | None = None) -> str:
 
 def _check_memory(spec: Spec) -> None:
     """Raise SpecError if the processes of all Sessions that train one net (meta.distributed) do not fit into the memory of this machine."""
-    sessions, available, worker = spec.meta.max_session, memory_bytes(), _WORKER_BYTES[start_method()]
-    if sessions * worker > available:
-        each, has, fit = worker / 2**20, available / 2**30, available // worker
+    sessions, available, session_bytes = spec.meta.max_session, memory_bytes(), _SESSION_BYTES[start_method()]
+    if sessions * session_bytes > available:
+        each, has, fit = session_bytes / 2**20, available / 2**30, available // session_bytes
         needed = f"{sessions} concurrent sessions (meta.distributed) need at least {each:.0f} MiB each"
         message = f"{needed}; this machine has {has:,.1f} GiB, enough for {fit}"
         raise SpecError(spec.name, [Problem("meta.max_session", message)])
@@ -197,6 +197,7 @@ def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
 
 
 def _build_each(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
+    """Build each spec once, call `report` with the built Session, and return the results. The argument `source` is that of check_builds."""
     from slm_lab.experiment.run.build_report import measurement_spec
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session

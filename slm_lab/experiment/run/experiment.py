@@ -1,4 +1,4 @@
-"""Code that trial, search and study share: handling of the folder, its lock and signals, and the loop that runs tasks."""
+"""Code that trials, searches and studies share: it manages the folder, the lock of the folder and signals, and runs tasks in a loop."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Experiment(Generic[Paths]):
         return self.paths
 
     @contextmanager
-    def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
+    def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupt_message: Callable[[], str]) -> Iterator[None]:
         """Convert signals to stop requests while the with-block runs, and release the lock of the experiment at the end.
 
         Args:
             folder: folder to which the experiment writes.
             method: start method of the processes that are started in the with-block.
-            interrupted: function that returns the error message if the with-block raises a KeyboardInterrupt without a message.
+            interrupt_message: function that returns the error message if the with-block raises a KeyboardInterrupt without a message.
 
         Raises UserError before the with-block runs if the folder cannot be written, and Interrupted if the with-block is interrupted.
         """
@@ -70,7 +70,7 @@ class Experiment(Generic[Paths]):
             with stop_on_signal(stop), server_in_use():
                 yield
         except KeyboardInterrupt as error:
-            self._log(message := str(error) or interrupted())
+            self._log(message := str(error) or interrupt_message())
             raise Interrupted(message, stop.number) from None
         except TrialFailed as error:
             self._log(str(error))
@@ -97,15 +97,15 @@ def acquire_lock(path: Path, what: str = "run") -> RunLock:
 
 
 @contextmanager
-def cleanup_on_error(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
-    """Context manager for writing the first files of an experiment. If the with-block fails, the folder that `new` returns is removed.
+def cleanup_on_error(data_dir: Path, new_folder: Callable[[], Path | None]) -> Iterator[None]:
+    """Context manager for writing the first files of an experiment. If the with-block fails, the folder `new_folder()` is removed.
 
-    If `new` returns None, no folder is removed. An OSError is replaced by a UserError.
+    If `new_folder` returns None, no folder is removed. An OSError is replaced by a UserError.
     """
     try:
         yield
     except BaseException as error:
-        if (folder := new()) is not None:
+        if (folder := new_folder()) is not None:
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise UserError(f"cannot write to the data folder {data_dir}: {error.strerror or error}") from None
@@ -120,7 +120,7 @@ def check_writable(folder: Path) -> None:
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         is_folder = existing.is_dir()
-    except OSError as error:  # an unreadable parent, a name that is too long
+    except OSError as error:  # for example, an unreadable parent folder, or a name that is too long
         raise UserError(f"cannot write to the data folder {folder}: {error.strerror or error}") from None
     if not is_folder:
         raise UserError(f"cannot write to the data folder {folder}: {existing} is not a folder")

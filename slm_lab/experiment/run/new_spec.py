@@ -39,7 +39,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, closest_word, nearest_hint
 from slm_lab.spec.rules.resolve import complete_short_spec
 
-_COMMENT_LETTERS = 110
+_MAX_COMMENT_LENGTH = 110
 """Maximum number of characters in a comment of a spec file."""
 
 
@@ -71,10 +71,10 @@ def commented_text(spec: Spec, command: str) -> str:
     """
     agent = spec.agent
     first = {key: value for key in ("gamma", "lam") if (value := getattr(agent.algorithm, key, None)) is not None}
-    sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _set_keys(agent.algorithm, first))}
+    sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _explicit_keys(agent.algorithm, first))}
     if agent.algorithm.learns:
-        sections["memory"] = (agent.memory, _set_keys(agent.memory))
-    sections |= {key: (net, _set_keys(net)) for key in ("net", "critic_net") if (net := getattr(agent, key)) is not None}
+        sections["memory"] = (agent.memory, _explicit_keys(agent.memory))
+    sections |= {key: (net, _explicit_keys(net)) for key in ("net", "critic_net") if (net := getattr(agent, key)) is not None}
     lines = [
         f"// {spec.name}: {agent.algorithm.name} on {spec.env.name}. Keys that are absent have their defaults.",
         "{",
@@ -85,11 +85,17 @@ def commented_text(spec: Spec, command: str) -> str:
     ]
     for key, (model, values) in sections.items():
         lines += [f"      // {_key_comment(type(agent), key)}", f'      "{key}": {{', *_section_lines(model, values, 8), "      },"]
-    lines += ["    },", f"    // {_key_comment(Spec, 'env')}", '    "env": {', *_section_lines(spec.env, _set_keys(spec.env), 6), "    },"]
+    lines += [
+        "    },",
+        f"    // {_key_comment(Spec, 'env')}",
+        '    "env": {',
+        *_section_lines(spec.env, _explicit_keys(spec.env), 6),
+        "    },",
+    ]
     lines += [
         f"    // {_key_comment(Spec, 'meta')}",
         '    "meta": {',
-        *_section_lines(spec.meta, _set_keys(spec.meta), 6),
+        *_section_lines(spec.meta, _explicit_keys(spec.meta), 6),
         "    }",
         "  }",
         "}",
@@ -97,11 +103,14 @@ def commented_text(spec: Spec, command: str) -> str:
     return "\n".join([*_without_last_commas(lines), f"// Run it: {command}"]) + "\n"
 
 
-def _set_keys(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the explicitly set keys of a model as a dict. The key "name" and the entries of `more` precede the other keys."""
+def _explicit_keys(model: BaseModel, first: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the explicitly set keys of a model and their values. The order is "name", the keys of `first`, other keys.
+
+    Args: first: key → value for a key that is included even if it is not set explicitly.
+    """
     given = model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     head = {key: given[key] for key in ("name",) if key in given}
-    return {**head, **{key: given.get(key, value) for key, value in (more or {}).items()}, **given}
+    return {**head, **{key: given.get(key, value) for key, value in (first or {}).items()}, **given}
 
 
 def _section_lines(model: BaseModel, values: Mapping[str, Any], indent: int) -> Iterator[str]:
@@ -140,7 +149,7 @@ def _key_comment(model: type[BaseModel], key: str) -> str:
     sentence = re.split(r"(?<![A-Z])\. |; ", text)[0].rstrip(".")
     if sentence.count("(") > sentence.count(")"):
         sentence = sentence[: sentence.rindex("(")].rstrip()
-    return textwrap.shorten(sentence, _COMMENT_LETTERS, placeholder=" …")
+    return textwrap.shorten(sentence, _MAX_COMMENT_LENGTH, placeholder=" …")
 
 
 @cache
@@ -164,7 +173,7 @@ _SESSIONS = 2
 _IN_FRAMES = frozenset(
     {"frame", "start_step", "end_step", "alpha_anneal_frames", "T_max", "T_0", "step_size", "total_iters", "total_steps"}
 )
-"""Keys, at any depth of a spec, whose values are numbers of frames, which are scaled in proportion to env.max_frame."""
+"""Keys, at any depth of a spec, whose values are numbers of frames. These values are scaled in proportion to env.max_frame."""
 _CONV = frozenset({"ConvNet", "DuelingConvNet"})
 _LABELS = {"SoftActorCritic": "SAC", "ActorCritic": "A2C", "Reinforce": "REINFORCE", "DoubleDQN": "DDQN"}
 """Name of an algorithm → value of agent.name, for algorithms that are usually called by another name."""
@@ -193,7 +202,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     Args:
         name: name of the spec, or None for a name that consists of the algorithm and the env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME, or None for PPO. The entries of the agent section of `like` that fit
+        like: an algorithm, the name of a shipped spec, FILE:NAME, or None for PPO. The entries of the agent section of `like` that fit
             the env are copied to the new spec.
         comments: whether to write a comment for each key.
 
@@ -276,12 +285,12 @@ def _load_template(like: str | None) -> _Template:
     name = str(algorithm.get("name")) if isinstance(algorithm, dict) else ""
     model = _find_user_algorithm(name, f"--like {like}") if is_extension(name) else ALGORITHMS.get(name)
     if model is None:
-        raise UserError(f"--like {like}: its algorithm '{name}' is unknown; expected one of {', '.join(ALGORITHMS)}")
+        raise UserError(f"--like {like}: the algorithm '{name}' of this spec is unknown; expected one of {', '.join(ALGORITHMS)}")
     return _Template(like, model, agent, env, meta)
 
 
 def _algorithm_name(like: str) -> str | None:
-    """Return the algorithm that is called `like` in this package or in another library, or None if there is no such algorithm.
+    """Return the name of the algorithm that is called `like` in this package or in another library, or None if there is none.
 
     Raises UserError if the algorithm needs further keys, which a new spec does not contain.
     """
@@ -297,10 +306,10 @@ def _algorithm_name(like: str) -> str | None:
 
 def _find_user_algorithm(name: str, where: str) -> type[AlgorithmSpec]:
     try:
-        found: Any = import_model(name, AlgorithmSpec)
+        imported: Any = import_model(name, AlgorithmSpec)
     except ExtensionError as error:
         raise UserError(f"{where}: {error}") from None
-    model: type[AlgorithmSpec] = found
+    model: type[AlgorithmSpec] = imported
     return model
 
 
@@ -317,15 +326,16 @@ def _raw_spec(like: str) -> dict[str, Any]:
             (name,) = specs
         if name not in specs:
             which = f"has no spec '{name}'" if name else "holds several specs"
-            raise UserError(
-                f"--like {like}: {file} {which}{nearest_hint(name, specs) or f'; expected FILE:NAME, NAME of {_some_names(specs)}'}"
-            )
+            expected = f"; expected FILE:NAME, where NAME is one of {_some_names(specs)}"
+            raise UserError(f"--like {like}: {file} {which}{nearest_hint(name, specs) or expected}")
         return _as_dict(specs[name], like)
     shipped = {name: file for file, name, *_ in spec_summaries()}
     if like not in shipped:
         near = closest_word(like, [*ALGORITHMS, *OTHER_ALGORITHMS, *shipped], 0.5)
         hint = (
-            f"; did you mean '{near}'?" if near else f"; expected an algorithm ({', '.join(ALGORITHMS)}), a spec that ships, or FILE:NAME"
+            f"; did you mean '{near}'?"
+            if near
+            else f"; expected an algorithm ({', '.join(ALGORITHMS)}), the name of a shipped spec, or FILE:NAME"
         )
         raise UserError(f"--like {like}: unknown algorithm or spec{hint}")
     return _as_dict(raw_specs(SPEC_FOLDER / shipped[like])[like], like)
@@ -389,9 +399,8 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
     """Raise UserError if the algorithm cannot act in the env, or if the algorithm requires keys that a new spec does not contain."""
     memory = template.agent.get("memory") or {}
     if template.model.offline or "demonstration_fraction" in memory:
-        raise UserError(
-            f"--like {template.source}: it learns from recorded episodes, which a new spec does not name; see docs/demonstrations.md"
-        )
+        reason = "the algorithm learns from recorded episodes, which a new spec does not name; see docs/demonstrations.md"
+        raise UserError(f"--like {template.source}: {reason}")
     if memory.get("name") == "HindsightReplay" and info.observation.goals is None:
         needs = "observations with achieved_goal and desired_goal"
         raise UserError(f"--like {template.source}: HindsightReplay needs {needs}, which {env} does not have")
@@ -492,8 +501,7 @@ def _net_fits(net: Any, images: bool, alike: bool) -> bool:
 
 
 def _rescale_frames(value: Any, ratio: float) -> Any:
-    """Return a section of a spec in which the numbers of frames of schedules are multiplied by `ratio`, to adapt them to another
-    max_frame."""
+    """Return a section of a spec in which all numbers of frames (keys in _IN_FRAMES) are multiplied by `ratio`."""
     if not isinstance(value, dict):
         return value
     scaled = {key: _rescale_frames(item, ratio) for key, item in value.items()}

@@ -64,9 +64,9 @@ processes that the engine started have ended.
 _CLOSE_SECONDS = 15.0
 """Maximum time in seconds that the process of a Session has to close its envs and exit after it has reported the end of the Session."""
 _LOST = 10
-"""Maximum number of processes of a Session that Ray may place on dead nodes without counting as deaths of the Session's process.
+"""Maximum number of lost processes of a Session that do not count as deaths of the Session's process.
 
-Only processes that are lost together with their node, before they have built the Session, count towards _LOST.
+A process counts as lost if its node is lost before the process has built the Session. Ray may place several processes on dead nodes.
 """
 
 
@@ -104,7 +104,7 @@ class _RunningSession:
 
     task: SessionTask
     deaths: int = 0
-    """Number of processes of the Session that died, without processes that were lost with their node before the Session was built."""
+    """Number of processes of the Session that died. Processes that were lost before the Session was built are not counted (see _LOST)."""
     choices: Mapping[str, str | int] | None = None
     """The chosen_settings of the Session's SessionParts, or None until the Session is built."""
     begun: bool = False
@@ -148,21 +148,21 @@ class Sessions:
         self.running[self.executor.start(f"session {index}", run_session, task, resources=self.host.resources)] = _RunningSession(task)
 
     def _handle(self, event: Event) -> None:
-        one, stopping = self.running[event.task], self.job.stop.requested
+        session, stopping = self.running[event.task], self.job.stop.requested
         match event:
             case Message(_, "ready", (choices,)):
-                one.choices = choices
+                session.choices = choices
             case Message(task, "event", (SessionEnded() as end,)):
-                one.end = end
+                session.end = end
                 task.stop(_CLOSE_SECONDS)
             case Message(_, "event", (reported,)):
                 self.job.emit(reported)
             case Message(_, "user_error", (error,)):
                 if self.paths is None:
                     raise error
-                one.end = SessionEnded(one.task.index, "failed", str(error))
+                session.end = SessionEnded(session.task.index, "failed", str(error))
             case Message(_, "failed", (reason,)):
-                one.end = SessionEnded(one.task.index, "stopped" if stopping and one.choices is None else "failed", reason)
+                session.end = SessionEnded(session.task.index, "stopped" if stopping and session.choices is None else "failed", reason)
             case TaskStalled(task, seconds, phase, "notice"):
                 self.job.emit(Notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})"))
             case TaskStalled(task, seconds, phase, _):
@@ -174,47 +174,50 @@ class Sessions:
     def _handle_death(self, died: TaskDied) -> None:
         """Handle the death of a Session's process. The Session is restarted if it can be continued, and otherwise recorded as failed."""
         task, most = died.task, self.job.spec.meta.max_restart
-        one, reason = self.running[task], died.reason
-        deaths = one.deaths + (not (died.lost and one.choices is None and task.restart < most + _LOST))
+        session, reason = self.running[task], died.reason
+        deaths = session.deaths + (not (died.lost and session.choices is None and task.restart < most + _LOST))
         restarts = self.host.restarts or self.job.spec.meta.distributed
-        if one.end is None and restarts and deaths <= most and not self.job.stop.requested:
-            if deaths > one.deaths:
+        if session.end is None and restarts and deaths <= most and not self.job.stop.requested:
+            if deaths > session.deaths:
                 self.job.emit(Notice(f"{died.description}; restarting it ({deaths} of {most})"))
             try:
-                self._restart(task, replace(one, deaths=deaths, choices=None, begun=False))
+                self._restart(task, replace(session, deaths=deaths, choices=None, begun=False))
             except OSError as error:  # for example, no memory for a process; the other Sessions continue
                 reason = f"{reason}; a new process could not be started: {error.strerror or error}"
             else:
                 return
         self._end_session(
-            task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])]))
+            task, session.end or SessionEnded(session.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])]))
         )
 
-    def _restart(self, task: Task, one: _RunningSession) -> None:
+    def _restart(self, task: Task, session: _RunningSession) -> None:
         """Start a new process for a Session whose process has died.
 
         If several Sessions train one net, the new process joins the other Sessions. A Session that trains a separate net continues from its
         last checkpoint.
         """
         begun = self.paths is not None
-        one.task = replace(one.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or one.task.resumed)
-        self.executor.restart(task, one.task)
-        self.running[task] = one
+        session.task = replace(
+            session.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or session.task.resumed
+        )
+        self.executor.restart(task, session.task)
+        self.running[task] = session
 
     def _begin(self) -> None:
-        """Send the paths of the run folder to the Sessions that are built, which then start to train.
+        """Send the paths of the run folder to the Sessions that have been built. When a Session receives the paths, it starts to train.
 
-        If all Sessions train one net, the paths are sent only when all Sessions are built.
+        Before the first paths are sent, the run folder is created. If all Sessions train one net, the paths are sent only when all Sessions
+        have been built.
         """
-        ready = [(task, one) for task, one in self.running.items() if one.choices is not None and not one.begun]
+        ready = [(task, session) for task, session in self.running.items() if session.choices is not None and not session.begun]
         if self.job.stop.requested:  # signals are delayed while processes are started, so a stop may have been requested
             return
         if self.job.spec.meta.distributed and self.paths is None and len(ready) < len(self.running):
             return
-        for task, one in ready:
-            assert one.choices is not None
-            self.paths = self.paths or self.job.open_run(one.choices)
-            one.begun = True
+        for task, session in ready:
+            assert session.choices is not None
+            self.paths = self.paths or self.job.open_run(session.choices)
+            session.begun = True
             task.send(self.paths)
 
     def _end_session(self, task: Task, end: SessionEnded) -> None:
@@ -224,17 +227,17 @@ class Sessions:
         self.job.emit(end)
 
     def _stop(self) -> None:
-        """Request the Sessions that train to save their state. End the Sessions that do not train yet, which have no state to save."""
+        """Ask the Sessions that train to save their state. End the Sessions that do not train yet, since they have no state to save."""
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + STOP_SECONDS
-            if any(one.begun for one in self.running.values()):
+            if any(session.begun for session in self.running.values()):
                 self.job.emit(Notice(SAVING))
-            for task, one in list(self.running.items()):
-                if one.begun:
+            for task, session in list(self.running.items()):
+                if session.begun:
                     task.stop(STOP_SECONDS)
                 else:
-                    self._end_session(task, SessionEnded(one.task.index, "stopped"))
+                    self._end_session(task, SessionEnded(session.task.index, "stopped"))
 
 
 class _LocalHost:

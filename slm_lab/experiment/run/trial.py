@@ -65,10 +65,10 @@ class TrialResult(dict[str, Any]):
 
     def __repr__(self) -> str:
         """Return a text with the run folder and the metrics that are not None, one metric per line."""
-        known = {name: value for name, value in self.metrics.items() if value is not None}
-        width = max(map(len, known), default=0)
-        shown = (format_number(value) if is_number(value) else value for value in known.values())
-        lines = (f"  {name:<{width}}  {value}" for name, value in zip(known, shown, strict=True))
+        defined = {name: value for name, value in self.metrics.items() if value is not None}
+        width = max(map(len, defined), default=0)
+        shown = (format_number(value) if is_number(value) else value for value in defined.values())
+        lines = (f"  {name:<{width}}  {value}" for name, value in zip(defined, shown, strict=True))
         return "\n".join([f"TrialResult in {self.paths.root}", *lines])
 
     @cached_property
@@ -111,6 +111,8 @@ class Trial(Experiment[RunPaths]):
         index: index of the trial in the search to which the trial belongs, or 0.
         observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. If there
             are several Sessions, the observers must be importable, since each Session then runs in a separate process.
+        resumption: the run that the trial continues, or None for a new run.
+        lock: the lock of the run folder if the caller has acquired it already, else None.
         folder: run folder to which the trial writes its files, if the trial belongs to a search. The search has created and locked the
             folder.
         stop: stop request with which the caller can end the trial early.
@@ -163,9 +165,9 @@ class Trial(Experiment[RunPaths]):
         paths = find_run(folder)
         lock = acquire_lock(paths.lock)
         try:
-            found = read_run(paths, sets)
+            continued = read_run(paths, sets)
             plan = replace(plan or Plan(), data_dir=paths.root.parent)
-            return cls(found.spec, plan=plan, observers=observers, resumption=found, lock=lock, stop=stop, console=console)
+            return cls(continued.spec, plan=plan, observers=observers, resumption=continued, lock=lock, stop=stop, console=console)
         except BaseException:
             lock.release()
             raise
@@ -182,7 +184,7 @@ class Trial(Experiment[RunPaths]):
         self._shown = self.plan.data_dir if self._resumption is None else display_path(self.plan.data_dir)
         with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted_message), os_exit_raises():
             if self.plan.storage is not None and self._engine != "ray":
-                only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
+                only = "only a run on a cluster writes its checkpoints to this URL; remove --storage, or add --cluster"
                 raise UserError(f"--storage {self.plan.storage}: {only}")
             if self._needs_processes:
                 ensure_server()  # the server imports torch in the meantime
@@ -235,19 +237,19 @@ class Trial(Experiment[RunPaths]):
 
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
         """Run the Sessions of the trial, and return how they ended. If a run is continued, only the unfinished Sessions are run."""
-        found = self._resumption
+        continued = self._resumption
         job = SessionsJob(
             self.spec, self.plan, self.index, partial(self._create_run_folder, display), self._make_event_handler(display), stop
         )
-        if found is None:
+        if continued is None:
             return ENGINES[engine](job)
-        ends = [SessionEnded(index, "done") for index in found.starts if index not in found.sessions_to_run]
+        ends = [SessionEnded(index, "done") for index in continued.starts if index not in continued.sessions_to_run]
         for end in ends:
             display(end)
-        if not found.sessions_to_run:
+        if not continued.sessions_to_run:
             self._create_run_folder(display, None)
             return ends
-        return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.sessions_to_run), resumed=found.paths))]
+        return [*ends, *ENGINES[engine](replace(job, sessions=tuple(continued.sessions_to_run), resumed=continued.paths))]
 
     def _make_event_handler(self, display: ProgressDisplay) -> Emit:
         """Return a function that displays events and writes the HTML page of the run from time to time.
@@ -277,49 +279,49 @@ class Trial(Experiment[RunPaths]):
 
         Args: choices: see SessionParts.chosen_settings, or None if no Session is left to run.
         """
-        found = self._resumption
+        continued = self._resumption
         start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
-        if found is not None and start:
-            changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
-            starts = {str(index): one.to_dict() for index, one in found.starts.items()}
+        if continued is not None and start:
+            changed = {path: {"from": old, "to": new} for path, (old, new) in continued.changes.items()}
+            starts = {str(index): session.to_dict() for index, session in continued.starts.items()}
             start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
-        if found is None and start and self.plan.storage is not None:
+        if continued is None and start and self.plan.storage is not None:
             name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # unique even for runs on different machines
             start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
-        history = found.history if found is not None else []
+        history = continued.history if continued is not None else []
         saved = indented_json(dump_spec(self.spec.with_meta(run=[*history, *start])))
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self._folder
-            if found is not None and paths is None:
-                paths = found.paths
+            if continued is not None and paths is None:
+                paths = continued.paths
                 paths.make_dirs()
                 paths.remove_temporaries()
             elif paths is None:
                 paths = new_run(self._data_dir, self.spec.name)
                 made = paths.root
                 self.lock = RunLock(paths.lock)
-            own = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
-            for file in own if choices is not None else ():
+            spec_files = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
+            for file in spec_files if choices is not None else ():
                 replace_file(file, saved, sync=True)
         self._shown /= paths.root.name
         self.paths = paths
         if self._folder is None:  # the output of a trial of a search is already its log
             display.set_log_file(paths.trial_log(self.index))
-        self._say_begin(paths, display)
+        self._print_start(paths, display)
         return paths
 
-    def _say_begin(self, paths: RunPaths, display: ProgressDisplay) -> None:
+    def _print_start(self, paths: RunPaths, display: ProgressDisplay) -> None:
         """Print what is run. If a run is continued, also print the state in which the last start has left the run."""
-        found, meta = self._resumption, self.spec.meta
+        continued, meta = self._resumption, self.spec.meta
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
         display.begin(f"{self.spec.name}: {sessions} × {of_each}{self.spec.session_frames:,} frames, random_seed {meta.random_seed}")
         if isinstance(paths.checkpoint_dir, StoredPath):
             display.print_line(f"checkpoints in {paths.checkpoint_dir}")
-        if found is not None:
+        if continued is not None:
             display.print_line(f"continues {self._shown}")
-            for line in continuation_messages(found, self.lock.killed if self.lock is not None else None):
+            for line in continuation_messages(continued, self.lock.killed if self.lock is not None else None):
                 display.print_line(f"  {line}")
 
     def _analyze(self, ends: list[SessionEnded], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
@@ -363,11 +365,11 @@ class Trial(Experiment[RunPaths]):
         if status == "done":
             lines.append(f"train on:  slm-lab train@{shown} --set env.max_frame={2 * self.spec.env.max_frame}")
             if self.spec.meta.max_session == 1 and self.spec.policies == 1:
-                lines += ["one seed shows little: results differ between seeds; train three more:", f"  {_FOUR.format(shown)}"]
+                lines += ["one seed shows little: results differ between seeds; train three more:", f"  {_FOUR_SESSIONS.format(shown)}"]
         return lines
 
 
-_FOUR = "slm-lab train@{} --set meta.max_session=4"
+_FOUR_SESSIONS = "slm-lab train@{} --set meta.max_session=4"
 
 
 def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:

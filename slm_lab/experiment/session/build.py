@@ -143,7 +143,7 @@ class SessionParts:
         processes.enter_context(server_in_use())
         self._closing.append(processes.close)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
-        # one core per Session, which also makes the order of summation, and thus the results, independent of other processes
+        # one thread per Session; the order of summation, and thus the results, then do not depend on other processes
         torch.set_num_threads(1)
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # the threads of numpy's BLAS
         self._torch = TorchSettings()
@@ -219,7 +219,7 @@ class SessionParts:
         except WorkerFailed as error:
             raise UserError(f"{spec.env.name} cannot be built: {error}") from None
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
-        learners = [self._build_learner(policy, own, normalizers) for policy, own in enumerate(infos)]
+        learners = [self._build_learner(policy, policy_info, normalizers) for policy, policy_info in enumerate(infos)]
         self._info = info
         self._check_memory(learners)
         self._set_partners(learners)
@@ -301,7 +301,7 @@ class SessionParts:
             if self.spec.meta.eval_episodes != "auto" or self.spec.meta.rigorous_eval:
                 raise
             hint = f"; it is one of {num_envs} envs for evaluation: meta.eval_episodes=0 trains without evaluation"
-            raise SpecError(error.source, [replace(one, message=f"{one.message}{hint}") for one in error.problems]) from None
+            raise SpecError(error.source, [replace(problem, message=f"{problem.message}{hint}") for problem in error.problems]) from None
 
     @property
     def frames(self) -> int:
@@ -363,12 +363,12 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
     if spec.agent.policies is not None and not agents:
         problems.append(Problem("agent.policies", f"{name} has one agent without a name; remove it"))
     for policy, names in (spec.agent.policies or {}).items() if agents else ():
-        for i, one in enumerate(names):
-            if one not in agents:
-                message = f"unknown agent {one!r}{nearest_hint(one, agents)}; {name} has {', '.join(agents)}"
+        for i, agent in enumerate(names):
+            if agent not in agents:
+                message = f"unknown agent {agent!r}{nearest_hint(agent, agents)}; {name} has {', '.join(agents)}"
                 problems.append(Problem(f"agent.policies.{policy}[{i}]", message, "unknown"))
-    known = {one for names in (spec.agent.policies or {}).values() for one in names}
-    if spec.agent.policies is not None and not problems and (left := [one for one in agents if one not in known]):
+    assigned = {agent for names in (spec.agent.policies or {}).values() for agent in names}
+    if spec.agent.policies is not None and not problems and (left := [agent for agent in agents if agent not in assigned]):
         problems.append(Problem("agent.policies", f"no policy acts for {', '.join(left)}; each agent of {name} needs one"))
     if problems:
         raise SpecError(name, problems)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session
 
 
-def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
+def _load_weights(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
     """Initialise policies with the weights and observation statistics of checkpoints. Notices list the weights that are not used.
 
     Args:
@@ -46,11 +46,14 @@ def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | No
         missing = learner.agent.copy_matching_weights(saved["weights"])
         if not any(value.dim() > 1 for name, value in own.items() if name not in missing):  # only biases match: a different net
             matrices = {name: value for name, value in own.items() if value.dim() > 1}
-            raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_format_shapes(matrices)}")
+            raise UserError(
+                f"meta.init_from: {path} has no weight matrix with the name and shape of one in this net: {_format_shapes(matrices)}"
+            )
         if missing:
-            notice(f"meta.init_from: not in {where}, so initialised at random: {_format_shapes({name: own[name] for name in missing})}")
+            shapes = _format_shapes({name: own[name] for name in missing})
+            notice(f"meta.init_from: these weights are not in {where} and are initialised at random: {shapes}")
         if unused := {name: value for name, value in saved["weights"].items() if name not in own or name in missing}:
-            notice(f"meta.init_from: not in this net, so not used: {_format_shapes(unused)}")
+            notice(f"meta.init_from: these weights are not in this net and are not used: {_format_shapes(unused)}")
         if learner.agent.has_own_critics:
             notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
         if not learner.normalizers.load_foreign_obs_statistics(statistics):
@@ -63,7 +66,7 @@ def _format_shapes(weights: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True)
 class PendingRestore:
-    """State of a continued Session that is restored when training begins.
+    """The part of a continued Session's state that is restored when training begins.
 
     The state in a PendingRestore cannot be restored earlier, since the files of the run must be available and the envs must have been
     reset.
@@ -163,7 +166,7 @@ def load_initial_weights(session: Session) -> None:
     if session.spec.meta.init_from is not None:
         policies = session.spec.agent.policies
         names = [None] * len(session.learners) if policies is None else list(policies)
-        _load_weights_of(session.learners, names, session.spec.meta.init_from, session.plan.data_dir)
+        _load_weights(session.learners, names, session.spec.meta.init_from, session.plan.data_dir)
     if session.context.store is not None:
         session.context.store.publish()
 
@@ -171,8 +174,8 @@ def load_initial_weights(session: Session) -> None:
 def restore_session(session: Session, paths: RunPaths) -> None:
     """Restore a built Session from its last checkpoint. If there is no checkpoint, the Session starts from the beginning.
 
-    Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session replaces a process that died while other
-    Sessions train the net, an unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
+    Raises UserError if the checkpoint cannot be read or does not fit the spec. If a new process of the Session joins other Sessions that
+    already train the net, an unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
     """
     index, trial, takes_over = session.index, session.trial, session.context.joins_running_sessions
     path = paths.checkpoint(index * session.spec.policies, "last", trial)
@@ -203,7 +206,7 @@ def restore_session(session: Session, paths: RunPaths) -> None:
 def load_session_state(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
     """Load the state from which a Session continues. This function must be called once, after `build` and before the first step.
 
-    If the Session replaces a process that died while other Sessions train the net, only counters, observers and replay memory are loaded.
+    If a new process of the Session joins other Sessions that already train the net, only counters, observers and replay memory are loaded.
     A process that replaces a dead process uses new random streams and envs, since the saved random streams and envs could cause the same
     failure again.
 

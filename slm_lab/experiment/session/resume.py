@@ -43,13 +43,13 @@ _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec
 """Pattern of the spec keys whose value is the frame at which a schedule ends."""
 
 
-_MAPPED = 2**30
+_MEMORY_MAP_BYTES = 2**30
 """File size in bytes above which the arrays of a checkpoint are memory-mapped from the file instead of loaded into memory."""
 
 
 @dataclass(frozen=True)
 class SessionStart:
-    """Description of whether, and from which frame, a Session of a continued run continues."""
+    """Description of how a Session starts when its run is continued, and the frame that the Session has reached."""
 
     status: Literal["finished", "continues", "new"]
     frame: int = 0
@@ -93,8 +93,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
         sets: overrides of spec keys, each as "KEY=VALUE".
         trial: number of the trial if the folder belongs to a search, or None if the run is a single trial.
 
-    Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or cannot be continued with the overrides
-    `sets`.
+    Raises SpecError if the saved spec is invalid, and UserError if the run cannot be continued or if the overrides `sets` are not allowed.
     """
     name, t = paths.spec_name, trial or 0
     if trial is None and paths.has_several_trials:
@@ -106,17 +105,19 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
         spec = load_spec(file, name, [*longer, *sets], for_search=False)  # the last value of a key applies, so `sets` take precedence
     history = read_start_history(file)
     if history and history[0].get("mode") == "dev":
-        raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
+        raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train its spec with: {paths.spec} {name} train")
     starts, begun_with = _read_session_starts(paths, saved, spec, t)
     changes = changed_keys(saved if begun_with is None else begun_with, spec)
     if begun_with is not None:
         _check_changes(changes, spec, paths)
-    found = ContinuedRun(paths, spec, history, changes, _add_inexact_reasons(starts, changes, history))
-    if begun_with is not None and changes and not found.sessions_to_run:
+    continued = ContinuedRun(paths, spec, history, changes, _add_inexact_reasons(starts, changes, history))
+    if begun_with is not None and changes and not continued.sessions_to_run:
         listed = "".join(f"\n  {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in changes.items())
-        raise UserError(f"{paths.root}: all sessions are finished, so this has no effect:{listed}\nextend the run: --set env.max_frame=…")
-    _check_frames(found)
-    return found
+        raise UserError(
+            f"{paths.root}: all sessions are finished, so these changes have no effect:{listed}\nextend the run: --set env.max_frame=…"
+        )
+    _check_frames(continued)
+    return continued
 
 
 def _schedule_overrides(saved: Spec, spec: Spec) -> list[str]:
@@ -152,13 +153,13 @@ def _read_session_starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -
     return starts, begun_with
 
 
-def _check_frames(found: ContinuedRun) -> None:
+def _check_frames(continued: ContinuedRun) -> None:
     """Raise UserError if env.max_frame was changed to a value below the number of frames that a Session has already collected."""
-    for index, start in found.starts.items():
-        if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
-            limit = f"env.max_frame: {found.spec.env.max_frame}"
+    for index, start in continued.starts.items():
+        if "env.max_frame" in continued.changes and start.frame > continued.spec.session_frames:
+            limit = f"env.max_frame: {continued.spec.env.max_frame}"
             raise UserError(
-                f"{found.paths.root}: {limit}: session {index} has already trained {start.frame} frames; expected at least as many"
+                f"{continued.paths.root}: {limit}: session {index} has already trained {start.frame} frames; expected at least as many"
             )
 
 
@@ -187,24 +188,26 @@ def changed_keys(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
 
     The value None stands for an absent key.
     """
-    one, other = (dict(flatten_leaves(dump_spec(spec)[spec.name])) for spec in (before, after))
-    return {path: pair for path, pair in diff(one, other).items() if not _IGNORED.fullmatch(path)}
+    old, new = (dict(flatten_leaves(dump_spec(spec)[spec.name])) for spec in (before, after))
+    return {path: pair for path, pair in diff(old, new).items() if not _IGNORED.fullmatch(path)}
 
 
-def continuation_messages(found: ContinuedRun, killed: str | None) -> list[str]:
+def continuation_messages(continued: ContinuedRun, killed: str | None) -> list[str]:
     """Return the lines to print when a run is continued: how the last start ended, the changed keys, and how each Session continues.
 
     Args: killed: description of the last start if it was killed, else None.
     """
     lines = [] if killed is None else [f"the last start, {killed}, {ENDED}"]
-    lines += [f"changed: {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in found.changes.items()]
-    if "env.max_frame" in found.changes:
-        old = found.changes["env.max_frame"][0]
+    lines += [f"changed: {path}: {_format_value(old)} → {_format_value(new)}" for path, (old, new) in continued.changes.items()]
+    if "env.max_frame" in continued.changes:
+        old = continued.changes["env.max_frame"][0]
         kept = [
-            path for path, value in flatten_leaves(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)
+            path
+            for path, value in flatten_leaves(dump_spec(continued.spec)[continued.spec.name])
+            if value == old and not isinstance(value, bool)
         ]
         lines += [f"unchanged: {path}: {_format_value(old)}, the previous env.max_frame" for path in kept]
-    for index, start in found.starts.items():
+    for index, start in continued.starts.items():
         match start.status:
             case "finished":
                 how = f"finished at frame {start.frame:,}"
@@ -215,7 +218,7 @@ def continuation_messages(found: ContinuedRun, killed: str | None) -> list[str]:
             case _:
                 how = f"continues at frame {start.frame:,}; not exact: {'; '.join(start.lost)}"
         lines.append(f"session {index}: {how}")
-    if not found.sessions_to_run:
+    if not continued.sessions_to_run:
         lines.append("no session is left to run; --set env.max_frame=… extends the run, --set meta.max_session=… adds seeds")
     return lines
 
@@ -229,7 +232,7 @@ def read_checkpoint(paths: RunPaths, path: Location, session: int | None, trial:
     """
 
     def load(path: Location) -> dict[str, Any]:
-        return state.load(path, mapped=isinstance(path, Path) and path.stat().st_size > _MAPPED)
+        return state.load(path, mapped=isinstance(path, Path) and path.stat().st_size > _MEMORY_MAP_BYTES)
 
     return _read(paths, path, session, trial, load)
 
@@ -252,8 +255,8 @@ def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
     """
     whose = "its sessions" if session is None else f"session {session}"
     policies = paths.table_numbers(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
-    found = (readable_checkpoint(paths, index, trial) for index in policies)
-    weights = next((path for path in found if path is not None), None)
+    readable = (readable_checkpoint(paths, index, trial) for index in policies)
+    weights = next((path for path in readable if path is not None), None)
     usable = weights if isinstance(weights, Path) else paths.root
     start = "" if weights is None else f", or start a new run with the weights of another checkpoint: --set meta.init_from={usable}"
     return f": restore it, or delete it to start {whose} from the beginning{start}"
@@ -271,7 +274,7 @@ def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
         if damaged:
-            why = "is damaged: its rows up to the last checkpoint do not match their checksum (CRC-32), which the checkpoint has"
+            why = "is damaged: its rows up to the last checkpoint do not match the checksum (CRC-32) in the checkpoint"
             raise UserError(f"{path} {why}; restore it, or delete it to continue without these rows")
 
 
@@ -328,7 +331,7 @@ def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: R
             if after.meta.distributed:
                 problems.append(f"{path}: {old} → {new}: the sessions of one net share the frames of the run")
             elif new < old:
-                problems.append(f"{path}: {old} → {new}: sessions can be added, not taken away")
+                problems.append(f"{path}: {old} → {new}: sessions can be added but not removed")
         elif not _CHANGEABLE_KEYS.fullmatch(path):
             problems.append(f"{path}: {_format_value(old)} → {_format_value(new)}")
     if problems:

@@ -33,8 +33,8 @@ STOP_GRACE = 5.0
 
 OpenStore = Callable[[Spec, int, Callable[[], EnvInfo], bool], Store]
 """Function open_store(spec, index, info, fresh), which returns the Store of Session `index` with the arrays that all Sessions of one net
-share. The function `info` returns the EnvInfo of the Session's env when the env is built. The flag `fresh` tells whether training has not
-begun yet."""
+share. The function `info` returns the EnvInfo of the Session's env when the env is built. The flag `fresh` is True if training of the net
+has not begun yet."""
 OpenSink = Callable[[RunPaths, int, int, int, Emit], RunSink]
 """Function open_sink(paths, trial, index, restart, emit), which returns the sink of Session `index` for the process that was started after
 `restart` restarts. The sink passes events other than rows to `emit`."""
@@ -51,7 +51,7 @@ class SessionTask:
     open_store: OpenStore | None = None
     """Function that opens the shared arrays of meta.distributed, or None if the Session trains a separate net."""
     fresh: bool = True
-    """Whether no process has begun to train the net. `fresh` is also True if the Session trains a separate net and starts from its last
+    """True if no process has begun to train the net yet, and also if the Session trains a separate net and starts from its last
     checkpoint."""
     resumed: RunPaths | None = None
     """The run from whose last checkpoint the Session continues, or None if the Session starts from the beginning."""

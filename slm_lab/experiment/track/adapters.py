@@ -54,9 +54,9 @@ class TrackedRun:
 
     @cached_property
     def settings(self) -> dict[str, Scalar]:
-        """Values of the spec by the path of their key. Lists are converted to JSON text, and keys whose value is null are omitted."""
-        found = dict(flatten_leaves(self.spec))
-        return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in found.items() if value is not None}
+        """Path of a spec key → value. Lists are converted to JSON text, and keys whose value is null are omitted."""
+        values = dict(flatten_leaves(self.spec))
+        return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in values.items() if value is not None}
 
     @cached_property
     def owner(self) -> _Owner:
@@ -89,8 +89,8 @@ class Adapter(ABC):
     """Base class of adapters to experiment trackers. If a method raises an exception, the tracker is switched off."""
 
     @abstractmethod
-    def start(self, run: TrackedRun, known: str | None) -> str:
-        """Begin a new run in the tracker, or continue the tracker's run with the id `known`. Return the id of the run."""
+    def start(self, run: TrackedRun, earlier_id: str | None) -> str:
+        """Begin a new run in the tracker, or continue the tracker's run with the id `earlier_id`. Return the id of the run."""
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -107,15 +107,15 @@ class Adapter(ABC):
 class Wandb(Adapter):
     """Adapter to Weights & Biases. With WANDB_MODE=offline, the tracker writes to the run's log folder, which `wandb sync` uploads."""
 
-    def start(self, run: TrackedRun, known: str | None) -> str:
+    def start(self, run: TrackedRun, earlier_id: str | None) -> str:
         import wandb
 
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             group=run.group,
             name=run.name,
-            id=known,
-            resume="allow" if known else None,
+            id=earlier_id,
+            resume="allow" if earlier_id else None,
             dir=str(run.paths.log_dir),
             config=run.spec,
             settings=wandb.Settings(console="off", silent=True),
@@ -135,9 +135,9 @@ class MLflow(Adapter):
 
     _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
     _PARAM_LETTERS, _PARAMS = 500, 100
-    """Maximum length of a parameter's value, and maximum number of parameters per request, that all MLflow servers accept."""
+    """Limits that all MLflow servers accept: maximum length of a parameter's value, and maximum number of parameters per request."""
 
-    def start(self, run: TrackedRun, known: str | None) -> str:
+    def start(self, run: TrackedRun, earlier_id: str | None) -> str:
         from mlflow.tracking import MlflowClient
 
         uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -146,18 +146,18 @@ class MLflow(Adapter):
             acquire_tracker_lock(None if lock is None else lock.fileno())  # the first of several processes creates the tables
             self.client = MlflowClient(uri or f"sqlite:///{home / 'mlflow.db'}")
             experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
-        if known is not None:
-            self.id = known
-            self.client.update_run(known, "RUNNING")
-            return known
+        if earlier_id is not None:
+            self.id = earlier_id
+            self.client.update_run(earlier_id, "RUNNING")
+            return earlier_id
         tags = {"group": run.group, "spec": run.paths.spec_name, "mlflow.note.content": str(run.paths.root)}
         self.id = self.client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
         self._log_params(run.settings)
         return self.id
 
     def _experiment(self, name: str) -> str:
-        found = self.client.get_experiment_by_name(name)
-        return str(found.experiment_id if found is not None else self.client.create_experiment(name))
+        experiment = self.client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment is not None else self.client.create_experiment(name))
 
     def _log_params(self, settings: Mapping[str, Scalar]) -> None:
         from mlflow.entities import Param
@@ -188,17 +188,17 @@ class Trackio(Adapter):
     """Adapter to Trackio. The tracker writes to a local folder (TRACKIO_DIR), which `trackio show` displays. If TRACKIO_SPACE_ID is set,
     the tracker writes to the Hugging Face Space with this id."""
 
-    def start(self, run: TrackedRun, known: str | None) -> str:
+    def start(self, run: TrackedRun, earlier_id: str | None) -> str:
         import trackio
 
-        name = known or run.name
+        name = earlier_id or run.name
         self.run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
             name=name,
             group=run.group,
             config=dict(run.settings),
             space_id=os.environ.get("TRACKIO_SPACE_ID"),
-            resume="allow" if known else "never",
+            resume="allow" if earlier_id else "never",
             embed=False,
             auto_log_cpu=False,
             auto_log_gpu=False,
@@ -217,12 +217,12 @@ class Trackio(Adapter):
 class TensorBoard(Adapter):
     """Adapter that writes TensorBoard event files to the run's log folder, with the values of the spec as hparams and the spec as text."""
 
-    def start(self, run: TrackedRun, known: str | None) -> str:
+    def start(self, run: TrackedRun, earlier_id: str | None) -> str:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder = run.paths.tensorboard(run.table, run.trial)
         self.writer = EventFileWriter(str(folder))
-        if known is None:
+        if earlier_id is None:
             self._add(0, _text("spec", f"```json\n{json.dumps(run.spec, indent=2, ensure_ascii=False)}\n```"))
             self._add(0, _session_start(run.settings, run.trial_name))
         return folder.name

@@ -25,18 +25,18 @@ def summary(paths: RunPaths, trial: int = 0, table: int = 0) -> dict[str, float]
     """
     spec = load_spec(paths.trial_spec(trial), paths.spec_name, for_search=False)
     mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-    train, evaluation = (_rows(paths.session_df(table, one, trial)) for one in _MODES)
+    train, evaluation = (_rows(paths.session_df(table, table_mode, trial)) for table_mode in _MODES)
     rows = evaluation if mode == "eval" else train
     baseline = known_baseline(spec.env)
     strengths = Strengths.from_table(rows, baseline.mean_return if baseline is not None and not spec.meta.distributed else None)
-    found = {
+    metrics = {
         **current_return(evaluation if spec.meta.may_evaluate and is_recent(evaluation, train) else rows),
         "final_return": last_value(rows, "total_reward"),
         "total_reward_ma": last_value(rows, "total_reward_ma"),
         **session_metrics(strengths),
         "frame": last_frame(train),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _rows(file: Path) -> Table:

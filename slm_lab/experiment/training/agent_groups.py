@@ -16,41 +16,44 @@ def find_space_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
     equal spaces."""
     if not info.groups:
         return []
-    one, other = info.groups[:2]
-    differ = f"the agents of {spec.env.name} have different spaces ({_difference(one, one.agents[0], other, other.agents[0])})"
+    first, second = info.groups[:2]
+    difference = _difference(first, first.agents[0], second, second.agents[0])
+    differ = f"the agents of {spec.env.name} have different spaces ({difference})"
     fitting = f'"policies": {json.dumps(fitting_policies(info))}'
-    single = {
+    needs_equal_spaces = {
         "meta.self_play": spec.meta.self_play is not None,
         "meta.distributed": spec.meta.distributed is not False,
         "meta.sampler": spec.meta.sampler is not None,
         "meta.demonstrations": spec.meta.demonstrations is not None,
     }
     advice = f"remove it, and set {fitting}" if spec.agent.policies is None else "remove it"
-    problems = [Problem(key, f"needs agents with equal spaces, but {differ}; {advice}") for key in single if single[key]]
+    problems = [
+        Problem(key, f"needs agents with equal spaces, but {differ}; {advice}") for key, is_set in needs_equal_spaces.items() if is_set
+    ]
     if spec.agent.policies is None:
         return problems or [Problem("agent.policies", f"{differ}, so that each kind needs a policy; set {fitting}")]
-    of = {agent: group for group in info.groups for agent in group.agents}
+    group_of = {agent: group for group in info.groups for agent in group.agents}
     for policy, names in spec.agent.policies.items():
-        known = [name for name in names if name in of]
-        if odd := next((name for name in known if of[name] is not of[known[0]]), None):
-            why = f"its agents have different spaces ({_difference(of[known[0]], known[0], of[odd], odd)})"
-            problems.append(Problem(f"agent.policies.{policy}[{names.index(odd)}]", f"{why}; these fit: {fitting}"))
+        agents = [name for name in names if name in group_of]
+        if odd := next((name for name in agents if group_of[name] is not group_of[agents[0]]), None):
+            reason = f"its agents have different spaces ({_difference(group_of[agents[0]], agents[0], group_of[odd], odd)})"
+            problems.append(Problem(f"agent.policies.{policy}[{names.index(odd)}]", f"{reason}; these fit: {fitting}"))
     return problems
 
 
-def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> str:
+def _difference(group: EnvInfo, agent: str, other_group: EnvInfo, other_agent: str) -> str:
     """Return a text that describes how the spaces of two agents differ.
 
     Args:
-        one, other: infos of the groups to which the agents belong. The agents of a group have equal spaces.
+        group, other_group: infos of the groups to which the agents belong. The agents of a group have equal spaces.
         agent, other_agent: names of the agents.
     """
     texts = []
     for kind in ("observation", "action"):
-        first, second = (space_from_dict(info.spaces[kind]) for info in (one, other) if info.spaces is not None)
-        if first != second:
-            describe = space_text if space_text(first) != space_text(second) else str
-            texts.append(f"{kind}s: {describe(first)} for {agent}, {describe(second)} for {other_agent}")
+        space, other = (space_from_dict(info.spaces[kind]) for info in (group, other_group) if info.spaces is not None)
+        if space != other:
+            describe = space_text if space_text(space) != space_text(other) else str
+            texts.append(f"{kind}s: {describe(space)} for {agent}, {describe(other)} for {other_agent}")
     return "; ".join(texts)
 
 

@@ -2,8 +2,8 @@
 
 The command `enjoy --record` writes a data set, and the spec key `meta.demonstrations` selects a data set.
 
-A data set is a .npz file of numpy. The file contains an array for each field of Demonstrations, and the array `header`, a JSON text with
-the env and its spaces.
+A data set is a .npz file of numpy. The file contains an array for each field of Demonstrations, and the array `header`, which is JSON text
+with the env and its spaces.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def write(path: Path, data: Demonstrations, header: Mapping[str, Any]) -> None:
     Args: header: entries of the file's header, such as the env and its spaces.
     """
     content = io.BytesIO()
-    about = {"version": VERSION, **header, "episodes": len(data.last_obs_E), "transitions": len(data)}
+    full_header = {"version": VERSION, **header, "episodes": len(data.last_obs_E), "transitions": len(data)}
     arrays = {name: getattr(data, name) for name in _ARRAYS}
-    np.savez_compressed(content, header=np.array(json.dumps(about)), **arrays)
+    np.savez_compressed(content, header=np.array(json.dumps(full_header)), **arrays)
     try:
         replace_file(path, content.getvalue(), sync=True)
     except OSError as error:
@@ -127,22 +127,23 @@ def _check_header(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, An
     if header["env"] is not None and _plain_id(header["env"]) != _plain_id(spec.env.name):
         raise _spec_error(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
     assert info.spaces is not None
-    for kind, same in (("observation", _observation_comparison(spec)), ("action", _same_actions)):
-        recorded, own = space_from_dict(header["spaces"][kind]), space_from_dict(info.spaces[kind])
-        if not same(recorded, own):
-            raise _spec_error(spec, f"{where} has {kind}s {recorded}; those of {spec.env.name} are {own}")
+    for kind, compatible in (("observation", _make_observation_comparison(spec)), ("action", _compatible_actions)):
+        recorded, of_env = space_from_dict(header["spaces"][kind]), space_from_dict(info.spaces[kind])
+        if not compatible(recorded, of_env):
+            raise _spec_error(spec, f"{where} has {kind}s {recorded}; those of {spec.env.name} are {of_env}")
 
 
 def _plain_id(name: str) -> str:
     return name.removeprefix("envpool:").rpartition(":")[2]
 
 
-def _observation_comparison(spec: Spec) -> Any:
-    return lambda one, other: is_compatible_space(one, other, spec.agent.input, image_channels(spec.env))
+def _make_observation_comparison(spec: Spec) -> Any:
+    """Return a function that returns whether two observation spaces are compatible for the policy of a spec."""
+    return lambda left, right: is_compatible_space(left, right, spec.agent.input, image_channels(spec.env))
 
 
-def _same_actions(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
-    return is_compatible_space(one, other) and action_codec(one)[0] == action_codec(other)[0]
+def _compatible_actions(left: spaces.Space[Any], right: spaces.Space[Any]) -> bool:
+    return is_compatible_space(left, right) and action_codec(left)[0] == action_codec(right)[0]
 
 
 def _spec_error(spec: Spec, message: str) -> SpecError:

@@ -20,7 +20,7 @@ from slm_lab.spec.models.memory import HindsightReplaySpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
-_OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
+_NOT_USER_CODE = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
 """Folders whose code does not belong to the user: the package slm_lab and the standard library."""
 
 
@@ -31,7 +31,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
     stores in its module or class is not restored.
 
     Raises SpecError if an env raises an error, or if an env returns values that its spaces or Gymnasium's interface do not allow. With
-    HindsightReplay, SpecError is also raised if the rewards of the step differ from the rewards computed from the goals of the step.
+    HindsightReplay, SpecError is also raised if the rewards of the step differ from the rewards that are computed from its goals.
     """
     saved = rng_state(device)
     try:
@@ -78,5 +78,5 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
 
 def _last_user_line(error: Exception) -> str:
     """Return the file and line of the innermost user code in the traceback of an error, or "" if the traceback contains no user code."""
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_USER_CODE)]
     return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""Playing of episodes without learning, for evaluation during training and for the mode enjoy."""
+"""Play episodes without learning, for evaluation during training and for the mode enjoy."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _UPDATE_COST = 4.0
 """Assumed duration of an off-policy update, in units of the duration of an evaluation step. Measured durations are 25 evaluation steps for
 DQN in CartPole, and 130 evaluation steps for SAC in HalfCheetah."""
 _ENVS = 8
-"""Number of training envs above which the time per frame is assumed to be inversely proportional to the number of envs. With 8 envs, PPO in
-CartPole takes 42 µs per frame."""
+"""Number of training envs. With more envs, the time per frame is assumed to be inversely proportional to the number of envs. With 8 envs,
+PPO in CartPole takes 42 µs per frame."""
 
 
 class Act(Protocol):
@@ -116,8 +116,8 @@ def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
         action_N: np.ndarray | None = None
-        for rows, own in policies:
-            action_K = own(obs_N[rows], first_N[rows], None if acts_N is None else acts_N[rows])
+        for rows, policy_act in policies:
+            action_K = policy_act(obs_N[rows], first_N[rows], None if acts_N is None else acts_N[rows])
             if action_N is None:
                 action_N = np.zeros((len(obs_N), *action_K.shape[1:]), action_K.dtype)
             action_N[rows] = action_K
@@ -139,8 +139,8 @@ def strip_padding(info: EnvInfo, names: Collection[str], act: Act) -> Act:
     """
     if not info.groups:
         return act
-    own, form = info.for_agents(names).observation, info.action
-    return lambda obs_K, first_K, acts_K=None, /: pad_rows(act(remove_padding(obs_K, own), first_K, acts_K), form)
+    unpadded, padded = info.for_agents(names).observation, info.action
+    return lambda obs_K, first_K, acts_K=None, /: pad_rows(act(remove_padding(obs_K, unpadded), first_K, acts_K), padded)
 
 
 def play_episodes(
@@ -152,18 +152,18 @@ def play_episodes(
     record: Record | None = None,
     rows: np.ndarray | None = None,
 ) -> list[float]:
-    """Play episodes, and return their returns (sums of raw rewards) in the order of the rows of `env`. Returns [] if a stop is requested
-    before all episodes end.
+    """Play episodes. Returns the return (sum of raw rewards) of each episode, in the order of the rows of `env`, or [] if a stop is
+    requested before all episodes end.
 
-    The number of episodes of each row is fixed before the first step. (The first `episodes` episodes to end would include too many short
-    episodes, so that their mean return would be biased.) If an episode does not end within MAX_STEPS, this episode and all later episodes
-    of its row are left out.
+    The number of episodes of each row is fixed before the first step. (If the first `episodes` episodes that end were counted, they would
+    include too many short episodes, and their mean return would be biased.) If an episode does not end within MAX_STEPS, this episode and
+    all later episodes of its row are left out.
 
     Args:
         act: function that chooses the actions.
         episodes: total number of episodes, or None for one episode per row.
         record: function that is called with each step (see Record).
-        rows: indices of the rows whose returns are returned, or None for all rows.
+        rows: indices of the rows for which returns are returned, or None for all rows.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)
@@ -191,7 +191,7 @@ def play_episodes(
             if left_N[episode.env]:
                 left_N[episode.env] -= 1
                 returns[episode.env].append(episode.total_reward)
-    played = [value for of_env in returns for value in of_env]
+    played = [value for row_returns in returns for value in row_returns]
     if len(played) < wanted:
         notice(f"evaluation: {wanted - len(played)} of {wanted} episodes did not end within {MAX_STEPS:,} steps; set env.max_t")
     return played if rows is None else [value for row in rows for value in returns[row]]

@@ -18,7 +18,7 @@ Beat = Callable[[int], None]
 
 
 def no_beat(phase: int) -> None:
-    """Do nothing. The function `no_beat` is used as the heartbeat function where heartbeats are not monitored."""
+    """Do nothing. `no_beat` is the heartbeat function if heartbeats are not monitored."""
 
 
 Transition = tuple[np.ndarray, np.ndarray, np.ndarray | None, ActOut, VecStep]
@@ -67,8 +67,7 @@ class ExperienceSource(Protocol):
 
     @property
     def unsaved_episodes_reason(self) -> str:
-        """Reason why `state_dict` does not contain the unfinished episodes. If `state_dict` contains the unfinished episodes, the reason is
-        meaningless."""
+        """Reason why `state_dict` does not contain the unfinished episodes. If `state_dict` contains them, the reason is meaningless."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         """Yield the experience step by step or as rollouts. The learner trains on each item before it requests the next item."""

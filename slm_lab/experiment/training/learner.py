@@ -107,8 +107,8 @@ class PolicyLearner:
             *((*SELF_PLAY_COLUMNS, *map(score_column, meta.self_play.fixed_opponents)) if meta.self_play else ()),
         )
         scheduled = tuple(self.spec.env.schedule or ())
-        own = (*map(schedule_column, scheduled), *map(info_column, meta.track_info))
-        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *own)))
+        from_env = (*map(schedule_column, scheduled), *map(info_column, meta.track_info))
+        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *from_env)))
         recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.track_info, self.window, scheduled)
         if self.evaluation is None:
             return recorder, None
@@ -121,9 +121,9 @@ class PolicyLearner:
         """Create the user's observers. Raises UserError if a factory returns an object that is not an Observer."""
         context = ObserverContext(self.spec, self.table, self.agent, self.clock)
         self.user_observers = [factory(context) for factory in factories]
-        for factory, made in zip(factories, self.user_observers, strict=True):
-            if not isinstance(made, Observer):
-                raise UserError(f"observers: {factory!r} returned {made!r}; expected a slm_lab.Observer")
+        for factory, observer in zip(factories, self.user_observers, strict=True):
+            if not isinstance(observer, Observer):
+                raise UserError(f"observers: {factory!r} returned {observer!r}; expected a slm_lab.Observer")
 
     @property
     def has_finished(self) -> bool:
@@ -185,9 +185,9 @@ class PolicyLearner:
             listener(row)
 
     def step(self, experience: Experience | CollectedRollout) -> None:
-        """Count the frames and episodes of an experience or a rollout, and learn from the experience or rollout."""
+        """Count the frames and episodes of an experience or a rollout, and learn from it."""
         if isinstance(experience, CollectedRollout):
-            self._learn(experience)
+            self._learn_from_rollout(experience)
             return
         agent, clock, episodes = self.agent, self.clock, experience.episodes
         if experience.time is not None:
@@ -203,7 +203,7 @@ class PolicyLearner:
         for hook in self._on_step:
             hook(episodes)
 
-    def _learn(self, collected: CollectedRollout) -> None:
+    def _learn_from_rollout(self, collected: CollectedRollout) -> None:
         """Count the frames and episodes of a rollout, and learn from the rollout unless training ends before the last step of the
         rollout."""
         clock, last = self.clock, len(collected.steps) - 1
@@ -240,7 +240,10 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def add_frame_note(self, error: BaseException, num_envs: int) -> None:
-        """Add a note to `error` with the frame at which `error` was raised (see user_code.describe_failure)."""
+        """Add a note to `error` with the frame at which `error` was raised (see user_code.describe_failure).
+
+        Args: num_envs: number of frames of one env step.
+        """
         call = error.call if isinstance(error, InvalidOutcome) else None
         frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised the error
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
@@ -252,18 +255,18 @@ class PolicyLearner:
         """
         assert self.eval_env is not None
         assert self.evaluation is not None
-        env, deterministic, own = self.eval_env, self.evaluation.deterministic, None
+        env, deterministic, own_rows = self.eval_env, self.evaluation.deterministic, None
         for names, learner in self.partners or [((), self)]:
             env.normalizers_of(names).copy_obs_statistics(learner.normalizers.state_dict())
         if self.partners is None or len(self.partners) == 1:
             act: Act = self.agent.action_function(deterministic=deterministic)
         else:
             rows = [env.info.agent_rows(names) for names, _ in self.partners]
-            acts = [strip_padding(env.info, names, one.agent.action_function(deterministic)) for names, one in self.partners]
+            acts = [strip_padding(env.info, names, learner.agent.action_function(deterministic)) for names, learner in self.partners]
             act = joint_act(list(zip(rows, acts, strict=True)))
-            own = next(of_one for of_one, (_, learner) in zip(rows, self.partners, strict=True) if learner is self)
+            own_rows = next(row_K for row_K, (_, learner) in zip(rows, self.partners, strict=True) if learner is self)
         before = self.eval_env.state_dict()
-        returns = play_episodes(self.eval_env, act, self.stop, self.beat, rows=own)
+        returns = play_episodes(self.eval_env, act, self.stop, self.beat, rows=own_rows)
         if not returns:  # interrupted: a continued run evaluates again, from the state before the evaluation
             self._eval_state = before
         return returns

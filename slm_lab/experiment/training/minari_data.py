@@ -1,4 +1,4 @@
-"""Reader of data sets in the format of Minari (https://minari.farama.org)."""
+"""Read data sets in the format of Minari (https://minari.farama.org)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, 
     observation, action = data.observation_space, data.action_space
     if isinstance(action, spaces.Dict | spaces.Tuple):
         raise ValueError(f"{where} has actions {action}; allowed: Discrete, Box, MultiDiscrete, MultiBinary")
-    known = None if data.env_spec is None else data.env_spec.id
-    header = {"env": known, "spaces": {"observation": space_to_dict(observation), "action": space_to_dict(action)}}
+    env_id = None if data.env_spec is None else data.env_spec.id
+    header = {"env": env_id, "spaces": {"observation": space_to_dict(observation), "action": space_to_dict(action)}}
     assert info.spaces is not None
     if space_to_dict(observation)["type"] != info.spaces["observation"]["type"]:
         raise ValueError(f"{where} has observations {observation}; this env has {space_from_dict(info.spaces['observation'])}")
@@ -70,8 +70,8 @@ def _open(minari: Any, where: str) -> Any:
         folder = path.parent if path.is_file() else path
         return minari.MinariDataset(folder / "data" if (folder / "data").is_dir() else folder)
     except Exception as error:  # Minari and h5py raise errors of many types
-        known = ", ".join(minari.list_local_datasets()) if where.startswith(PREFIX) else ""
-        hint = f"; local data sets: {known or 'none'}" if where.startswith(PREFIX) else ""
+        local = ", ".join(minari.list_local_datasets()) if where.startswith(PREFIX) else ""
+        hint = f"; local data sets: {local or 'none'}" if where.startswith(PREFIX) else ""
         raise ValueError(f"{where} cannot be read by Minari: {type(error).__name__}: {error}{hint}") from None
 
 

@@ -31,6 +31,7 @@ class PopulationBasedTraining:
     Args:
         spec: meta.sampler.pbt.
         learners: the learner of each policy.
+        seed: seed of the random choices.
         session: index of the Session, for the table of rounds.
     """
 
@@ -49,8 +50,7 @@ class PopulationBasedTraining:
         self._loaded = False
 
     def begin(self, sink: RunSink | None) -> None:
-        """Set the sink of the table of rounds. If no state was loaded, write the initial hyperparameters of each policy to the table of
-        rounds.
+        """Set the sink of the table of rounds. If no state was loaded, write the initial hyperparameters of each policy to this table.
 
         Args: sink: sink to which the table of rounds is written, or None to write no table.
         """
@@ -61,8 +61,8 @@ class PopulationBasedTraining:
 
     def is_round_due(self, policy: int) -> bool:
         """Return whether the next round of the policy with index `policy` is due."""
-        begun = self.learners[policy].clock.frame - self.spec.start
-        return begun >= 0 and begun // self.spec.period >= self.rounds[policy]
+        frames = self.learners[policy].clock.frame - self.spec.start
+        return frames >= 0 and frames // self.spec.period >= self.rounds[policy]
 
     def step(self, policy: int) -> None:
         """Perform a round of the policy with index `policy`."""
@@ -78,32 +78,32 @@ class PopulationBasedTraining:
             algorithm.apply_tuned_hyperparameters(self._mutate_hyperparameters(algorithm.tuning, algorithm.spec.gamma))
         self._record(policy, source)
         if source is not None:
-            learner.recorder.forget_episodes()  # the replaced policy has played these episodes
+            learner.recorder.forget_episodes()  # they were played by the replaced policy
 
     def _worst_and_best(self) -> tuple[list[int], list[int]]:
         """Return (indices of the worst policies, indices of the best policies) by mean return.
 
         Each returned list contains the fraction spec.replace_fraction of the population.
         """
-        reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
+        mean_return = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
-        ranked = sorted(reward, key=lambda p: reward[p])
+        ranked = sorted(mean_return, key=lambda p: mean_return[p])
         return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
         """Draw one of the best policies at random, and return its index if its mean return sufficiently exceeds that of `policy`.
 
-        Returns None if the difference of the two mean returns does not exceed both spec.reward_gap_absolute and spec.reward_gap · |mean
-        return of `policy`|.
+        The difference of the two mean returns must exceed both spec.reward_gap_absolute and spec.reward_gap · |mean return of `policy`|.
+        Otherwise, None is returned.
         """
         if not best:
             return None
         source = int(self.rng.choice(best))
-        own, other = self.learners[policy].total_reward, self.learners[source].total_reward
-        assert own is not None
-        assert other is not None
-        gap = other - own
-        return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(own) else None
+        policy_return, source_return = self.learners[policy].total_reward, self.learners[source].total_reward
+        assert policy_return is not None
+        assert source_return is not None
+        gap = source_return - policy_return
+        return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(policy_return) else None
 
     def _mutate_hyperparameters(self, tuning: TunedHyperparameters, gamma: float) -> TunedHyperparameters:
         lr, entropy_coef = (value * self._mutation_factor() for value in (tuning.lr, tuning.entropy_coef))
@@ -128,7 +128,7 @@ class PopulationBasedTraining:
         try:
             self.sink.append_extra_row(self.session, "pbt", COLUMNS, dict(zip(COLUMNS, values, strict=True)))
         except OSError as error:
-            notice(f"history of population-based training not written: {error.strerror or error}")
+            notice(f"the table of population-based training cannot be written: {error.strerror or error}")
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,5 +147,5 @@ def replace_policy(agent: Agent, source: Agent) -> None:
 
     The random streams of `agent` are not changed.
     """
-    own, copied = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # torch's optimizers return references, not copies
-    agent.algorithm.load_state_dict({key: own[key] if key == "rng" else value for key, value in copied.items()})
+    before, copied = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # torch's optimizers return references
+    agent.algorithm.load_state_dict({key: before[key] if key == "rng" else value for key, value in copied.items()})

@@ -1,4 +1,5 @@
-"""Determine values that a spec leaves open: device, place of inference, net of a short spec, and number of frames between rows.
+"""Determine values that a spec leaves open: the device, where inference runs, the net of a short spec, and the number of frames between
+rows.
 
 The modules torch and gymnasium are imported only inside functions, since a trial whose Sessions run in separate processes does not need
 these modules.
@@ -67,7 +68,7 @@ def check_unambiguous_observation(source: str, observation: ObservationSpace) ->
     Args: source: name of the spec, for the error message.
     """
     if observation.ambiguities:
-        raise SpecError(source, [Problem(one.key, one.message) for one in observation.ambiguities])
+        raise SpecError(source, [Problem(ambiguity.key, ambiguity.message) for ambiguity in observation.ambiguities])
 
 
 def _with_log_frequency(spec: Spec) -> Spec:

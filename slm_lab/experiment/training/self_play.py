@@ -71,7 +71,7 @@ _UNRATED = Rating()
 
 
 class Snapshot:
-    """A copy of the learning policy with its weights at one frame, which plays as an opponent."""
+    """A copy of the learning policy with the weights of one frame. The copy plays as an opponent."""
 
     def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = _UNRATED, score: float = 0.5) -> None:
         self.index, self.frame, self.policy, self.rating = index, frame, policy, rating
@@ -79,17 +79,15 @@ class Snapshot:
         """Moving average of the learning policy's score in games against this snapshot."""
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"index": self.index, "frame": self.frame, "rating": tuple(self.rating), "score": self.score}
-        return {**own, "weights": self.policy.weights(), "explore_var": self.policy.explore_var}
+        values = {"index": self.index, "frame": self.frame, "rating": tuple(self.rating), "score": self.score}
+        return {**values, "weights": self.policy.weights(), "explore_var": self.policy.explore_var}
 
 
 def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
     """Return the score of a team of agents in one game.
 
-    The score is the mean score over all pairs of an agent of the team and an agent outside the team.
-
-    The score of a pair is 1 if the agent of the team has the higher return, 0.5 if the two agents have equal returns, and 0 if the agent of
-    the team has the lower return.
+    The score is a mean over all pairs that consist of an agent of the team and an agent outside the team. The score of a pair is 1 if the
+    agent of the team has the higher return, 0.5 if the two agents have equal returns, and 0 if the agent of the team has the lower return.
 
     Args:
         returns_A: return of each agent in the game, [A].
@@ -100,17 +98,17 @@ def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
 
 
 def game_score(returns_A: np.ndarray, player: int) -> float:
-    """Return the score of a single player in a game, as defined in team_score.
+    """Return the score of a single agent in one game (see team_score).
 
     Args:
         returns_A: return of each agent in the game, [A].
-        player: index of the agent.
+        player: index of the agent whose score is returned.
     """
     return team_score(returns_A, np.arange(len(returns_A)) == player)
 
 
 class SelfPlay:
-    """Self-play of one policy, which chooses the opponent of each game, computes the opponent's actions, and rates snapshots.
+    """Self-play of one policy. A SelfPlay object chooses the opponent of each game, computes the opponents' actions, and rates snapshots.
 
     Args:
         spec: meta.self_play.
@@ -140,8 +138,8 @@ class SelfPlay:
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
         self.fixed = {path: self._build_fixed_opponent(path) for path in spec.fixed_opponents}
-        """Import path → scripted player, for each of spec.fixed_opponents. Each snapshot plays games against every scripted player, and its
-        mean scores are recorded."""
+        """Import path → scripted player, for each path in spec.fixed_opponents. Each snapshot plays games against every scripted player,
+        and the snapshot's mean scores are recorded."""
         self.rated: dict[str, float] = {}
         """Rating and scores of the newest snapshot: column → value."""
         self.frequency = spec.snapshot_frequency or max(1, learner.frames // SNAPSHOTS)
@@ -153,7 +151,8 @@ class SelfPlay:
         """Index of the snapshot that plays against the learning policy in each env, or −1 if the learning policy plays for all agents of
         the env."""
         self.player_E = np.zeros(num_envs, np.int64)
-        """Index of the agent for which the learning policy plays in each env in which a snapshot plays against the policy."""
+        """Index of the agent for which the learning policy plays in each env. The index is used only in envs with a snapshot as the
+        opponent."""
         self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
         self.sink: RunSink | None = None
         """Sink to which the table of snapshots is written, or None to write no table."""
@@ -175,26 +174,25 @@ class SelfPlay:
     @property
     def learner_mask_N(self) -> np.ndarray:
         """Whether the learning policy acts for each row (agent of one of the parallel envs) of the training env, bool [N]."""
-        own_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
-        return own_EA.ravel()
+        mask_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
+        return mask_EA.ravel()
 
-    def act(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
-        """Compute the actions of the snapshots in the rows (agents of parallel envs) for which a snapshot acts, and write these actions
-        into action_N.
+    def write_opponent_actions(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
+        """Compute the actions of the snapshots, and write the actions into `action_N`. Rows in which no snapshot acts are not changed.
 
         Args:
-            obs_N: observations of all rows.
+            obs_N: observations of all rows (agents of parallel envs).
             acts_N: whether the agent of each row acts in this step, bool [N], or None if all agents act.
-            action_N: actions of all rows in the format of `env.step`, which are changed in place.
+            action_N: actions of all rows in the format of `env.step`. This array is changed in place.
         """
-        theirs_N = ~self.learner_mask_N
+        acting_N = ~self.learner_mask_N
         if acts_N is not None:
-            theirs_N &= acts_N
-        if not theirs_N.any():
+            acting_N &= acts_N
+        if not acting_N.any():
             return
         opponent_N = np.repeat(self.opponent_E, self.num_agents)
         for snapshot in (*self.pool, *self.retired):
-            rows = np.flatnonzero(theirs_N & (opponent_N == snapshot.index))
+            rows = np.flatnonzero(acting_N & (opponent_N == snapshot.index))
             if len(rows):
                 out = snapshot.policy.act(obs_N[rows], None if self._state_N is None else self._state_N[rows])
                 action_N[rows] = snapshot.policy.env_action(out.action_N)
@@ -241,7 +239,8 @@ class SelfPlay:
         if self.learner.clock.frame < self.taken * self.frequency or self.stop.requested:
             return
         agent, before = self.learner.agent, (generator_state(self.rng), self.env.state_dict())
-        snapshot = Snapshot(self.taken, self.learner.clock.frame, self._policy(agent.policy.weights(), agent.final_explore_var or 0.0))
+        policy = self._build_policy(agent.policy.weights(), agent.final_explore_var or 0.0)
+        snapshot = Snapshot(self.taken, self.learner.clock.frame, policy)
         if not self._rate(snapshot):  # a continued run takes the snapshot, from the state before the rating
             set_generator_state(self.rng, before[0])
             self.env.load_state_dict(before[1])
@@ -251,7 +250,8 @@ class SelfPlay:
         while len(self.pool) > self.spec.pool:
             self.retired.append(self.pool.pop(0))
 
-    def _policy(self, weights: dict[str, torch.Tensor], explore_var: float) -> Policy:
+    def _build_policy(self, weights: dict[str, torch.Tensor], explore_var: float) -> Policy:
+        """Return a new policy with the given weights and exploration variable."""
         policy = self._build(self.rng)
         policy.load_weights(weights)
         policy.explore_var = explore_var
@@ -260,8 +260,8 @@ class SelfPlay:
     def _rate(self, snapshot: Snapshot) -> bool:
         """Rate a snapshot by games against random actions, the previous snapshot, and up to two older snapshots.
 
-        The snapshot also plays against the scripted players, and these games do not affect the rating. Returns False if a stop is requested
-        before all games have ended.
+        The snapshot also plays against the scripted players, but these games do not affect the rating. Returns False if a stop is requested
+        before all games have ended, and True otherwise.
         """
         games = self.spec.rating_games
         if not games:
@@ -270,22 +270,21 @@ class SelfPlay:
         places = np.linspace(0, len(others) - 1, min(_RATED_AGAINST, len(others))).astype(int).tolist()
         opponents: list[Snapshot | None] = [None, *([self.pool[-1]] if self.pool else []), *(others[place] for place in places)]
         self.env.normalizers.copy_obs_statistics(self.learner.normalizers.state_dict())
-        policies = [None if one is None else one.policy for one in opponents]
-        scores = [play_match(self.env, snapshot.policy, one, games, self.stop, self.beat) for one in policies]
+        policies = [None if opponent is None else opponent.policy for opponent in opponents]
+        scores = [play_match(self.env, snapshot.policy, policy, games, self.stop, self.beat) for policy in policies]
         fixed = {path: play_match(self.env, snapshot.policy, player, games, self.stop, self.beat) for path, player in self.fixed.items()}
         if self.stop.requested:
             return False
-        ratings = [0.0 if one is None else one.rating.elo for one in opponents]
-        snapshot.rating = estimate_elo(
-            [sum(one) for one in scores], [len(one) for one in scores], ratings, ratings[min(1, len(ratings) - 1)]
-        )
-        found: dict[str, float] = {"elo": snapshot.rating.elo, "elo_se": snapshot.rating.error}
-        found |= {name: float(np.mean(one)) for name, one in zip(SELF_PLAY_COLUMNS[2:], scores, strict=False)}
-        found |= {score_column(path): float(np.mean(of_player)) for path, of_player in fixed.items()}
-        self.rated = found
+        ratings = [0.0 if opponent is None else opponent.rating.elo for opponent in opponents]
+        totals, counts = [sum(score_G) for score_G in scores], [len(score_G) for score_G in scores]
+        snapshot.rating = estimate_elo(totals, counts, ratings, ratings[min(1, len(ratings) - 1)])
+        rated: dict[str, float] = {"elo": snapshot.rating.elo, "elo_se": snapshot.rating.error}
+        rated |= {name: float(np.mean(score_G)) for name, score_G in zip(SELF_PLAY_COLUMNS[2:], scores, strict=False)}
+        rated |= {score_column(path): float(np.mean(score_G)) for path, score_G in fixed.items()}
+        self.rated = rated
         if self.sink is not None:
             columns = ("frame", "snapshot", *SELF_PLAY_COLUMNS, *map(score_column, self.fixed))
-            values = {"frame": snapshot.frame, "snapshot": snapshot.index, **found}
+            values = {"frame": snapshot.frame, "snapshot": snapshot.index, **rated}
             self.sink.append_extra_row(self.session, "elo", columns, {column: values.get(column) for column in columns})
         return True
 
@@ -297,10 +296,10 @@ class SelfPlay:
         """Close the env in which rating games are played."""
         self.env.close()
 
-    def state_dict(self, episodes: bool) -> dict[str, Any]:
+    def state_dict(self, running_games: bool) -> dict[str, Any]:
         """Return the state of the pool, the ratings and the random stream.
 
-        Args: episodes: whether the state also contains the opponents and players of the running games.
+        Args: running_games: whether the state also contains the opponents and players of the running games.
         """
         state = {
             "rng": generator_state(self.rng),
@@ -309,7 +308,7 @@ class SelfPlay:
             "pool": [snapshot.state_dict() for snapshot in self.pool],
             "env": self.env.state_dict(),
         }
-        if episodes:
+        if running_games:
             hidden = None if self._state_N is None else torch.from_numpy(self._state_N.copy())
             state["retired"] = [snapshot.state_dict() for snapshot in self.retired]
             state["games"] = {"opponent": self.opponent_E.tolist(), "player": self.player_E.tolist(), "state": hidden}
@@ -323,11 +322,11 @@ class SelfPlay:
         self.env.resume()
 
     def _load_snapshot(self, state: dict[str, Any]) -> Snapshot:
-        policy = self._policy(state["weights"], state["explore_var"])
+        policy = self._build_policy(state["weights"], state["explore_var"])
         return Snapshot(int(state["index"]), int(state["frame"]), policy, Rating(*state["rating"]), float(state["score"]))
 
     def load_games(self, state: dict[str, Any]) -> None:
-        """Load the opponents and players of the running games from a state returned by `state_dict(episodes=True)`."""
+        """Load the opponents and players of the running games from a state returned by `state_dict(running_games=True)`."""
         self.retired = list(map(self._load_snapshot, state["retired"]))
         games = state["games"]
         self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
@@ -335,7 +334,7 @@ class SelfPlay:
 
 
 def play_match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
-    """Play games of a policy against an opponent, and return the policy's score in each game.
+    """Play games between a policy and an opponent, and return the policy's score in each game (see team_score).
 
     The agent for which the policy plays changes from game to game. The number of games is `games`, rounded up to a multiple of the number
     of envs. If a stop is requested, fewer scores are returned.
@@ -358,28 +357,29 @@ def _play_games(env: Env, policy: Policy, opponent: Policy | Player | None, play
     Args: player_E: index of the agent for which `policy` plays in each env, int64 [E].
     """
     A, obs_N = len(env.info.agents), env.reset()
-    own_N = (player_E[:, None] == np.arange(A)).ravel()
-    state_N = policy.initial_state(len(own_N))
+    policy_mask_N = (player_E[:, None] == np.arange(A)).ravel()
+    state_N = policy.initial_state(len(policy_mask_N))
     return_EA, over_E = np.zeros((len(player_E), A)), np.zeros(len(player_E), np.bool_)
     for _ in range(MAX_STEPS):
         beat(EVALUATING)
         action_N = env.sample()
         playing_N = np.repeat(~over_E, A) if env.acts_N is None else env.acts_N & np.repeat(~over_E, A)
-        for one, rows in ((policy, np.flatnonzero(playing_N & own_N)), (opponent, np.flatnonzero(playing_N & ~own_N))):
-            if isinstance(one, Policy) and len(rows):
-                out = one.act(obs_N[rows], None if state_N is None else state_N[rows])
-                action_N[rows] = one.env_action(out.action_N)
+        for player, mask_N in ((policy, policy_mask_N), (opponent, ~policy_mask_N)):
+            rows = np.flatnonzero(playing_N & mask_N)
+            if isinstance(player, Policy) and len(rows):
+                out = player.act(obs_N[rows], None if state_N is None else state_N[rows])
+                action_N[rows] = player.env_action(out.action_N)
                 if state_N is not None:
                     state_N[rows] = out.state_N
-            elif one is not None and len(rows):
-                action_N[rows] = one.act(obs_N[rows])
+            elif player is not None and len(rows):
+                action_N[rows] = player.act(obs_N[rows])
         step = env.step(action_N)
         obs_N = step.obs_N
         for index, of_player in returns_by_env(step, env).items():
             if not over_E[index]:
                 return_EA[index], over_E[index] = of_player, True
         if over_E.all():
-            return [game_score(returns_A, int(player)) for returns_A, player in zip(return_EA, player_E, strict=True)]
+            return [game_score(returns_A, int(index)) for returns_A, index in zip(return_EA, player_E, strict=True)]
         if stop.requested:
             return []
     raise PlainError(f"meta.self_play: a game of {env.name} did not end within {MAX_STEPS:,} steps; set env.max_t")
@@ -390,13 +390,13 @@ def returns_by_env(step: VecStep, env: Env) -> dict[int, np.ndarray]:
 
     Raises PlainError if a game ended only for some of its agents, since such a game has no winner.
     """
-    agents, found = env.info.agents, dict[int, dict[int, float]]()
+    agents, returns = env.info.agents, dict[int, dict[int, float]]()
     for episode in step.episodes:
         index, player = divmod(episode.env, len(agents))
-        found.setdefault(index, {})[player] = episode.total_reward
-    for index, of_player in found.items():
+        returns.setdefault(index, {})[player] = episode.total_reward
+    for index, of_player in returns.items():
         if len(of_player) < len(agents):
             ended = ", ".join(agents[player] for player in of_player)
             why = "needs a game that ends for all agents at once"
-            raise PlainError(f"meta.self_play: {why}; in env {index} of {env.name} it ended for {ended} alone; remove meta.self_play")
-    return {index: np.array([of_player[player] for player in range(len(agents))]) for index, of_player in found.items()}
+            raise PlainError(f"meta.self_play: {why}; in env {index} of {env.name}, a game ended only for {ended}; remove meta.self_play")
+    return {index: np.array([of_player[player] for player in range(len(agents))]) for index, of_player in returns.items()}

@@ -51,7 +51,7 @@ def make_entry(found: FoundFolder, trial: int = 0) -> Entry:
     try:
         if found.kind == "run":
             return entry | _run_entry(Run(found.paths, trial) if trial else _ListedRun(found.paths))
-        return entry | (_search_entry if found.kind == "search" else _study)(found)
+        return entry | (_search_entry if found.kind == "search" else _study_entry)(found)
     except Exception as error:  # a damaged folder may cause any error; the list must show the other folders
         return entry | {"status": "unreadable", "text": str(error) or type(error).__name__}
 
@@ -85,10 +85,10 @@ def _read_file(path: str) -> bytes:
 
 def _run_entry(run: Run) -> Entry:
     entry = basic_entry(run)
-    return entry | _progress_entry(run, entry) | _rating(run)
+    return entry | _progress_entry(run, entry) | _rating_entry(run)
 
 
-def _rating(run: Run) -> Entry:
+def _rating_entry(run: Run) -> Entry:
     """Return the keys of a run's entry that show the Elo rating of self-play, or {} if the run has no self-play.
 
     The Elo rating replaces the return, since returns in self-play depend on the opponents.
@@ -244,7 +244,7 @@ def _search_entry(found: FoundFolder) -> Entry:
     }
 
 
-def _study(found: FoundFolder) -> Entry:
+def _study_entry(found: FoundFolder) -> Entry:
     study = found.study
     name, spec = _study_spec(study)
     planned = sum(len(entry.get("random_seed") or spec["random_seed"]) for entry in spec["entries"]) * max(len(spec.get("envs") or []), 1)
@@ -315,7 +315,7 @@ def run_sparkline_points(run: Run) -> list[list[float]]:
     if run.spec.get("meta", {}).get("distributed"):
         target //= max(int(run.spec["meta"].get("max_session", 1)), 1)
     curves = [curve for path in table_paths(run) if len((curve := _read_thinned_curve(path))[0])]
-    return _mean(curves, target)
+    return _mean_points(curves, target)
 
 
 def table_paths(run: Run) -> Iterable[Path]:
@@ -324,7 +324,8 @@ def table_paths(run: Run) -> Iterable[Path]:
     return (run.paths.session_df(index, "train", run.trial) for index in indices)
 
 
-def _mean(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> list[list[float]]:
+def _mean_points(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> list[list[float]]:
+    """Return the points of the sparkline of a run: the mean of curves (frames, values) over the fraction of `target` frames."""
     if not curves:
         return []
     first, last = max(frame[0] for frame, _ in curves), max(frame[-1] for frame, _ in curves)

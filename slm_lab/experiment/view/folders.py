@@ -129,7 +129,7 @@ class DataFolder:
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
     def file(self, found: FoundFolder, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
-        """Return the path of the file `name` in the first of the subfolders `folders` of a run that contains the file.
+        """Return the path of the file `name` of a run. The subfolders `folders` of the run folder are searched in this order.
 
         Raises NotServed if the file does not exist, or if `name` does not end in one of `suffixes`.
         """

@@ -76,10 +76,10 @@ def _check_folder(data_dir: Path) -> None:
     if data_dir.is_dir():
         return
     if data_dir.exists():
-        raise UserError(f"'{data_dir}' is not a folder; expected the folder in which runs are, such as data")
+        raise UserError(f"'{data_dir}' is not a folder; expected a folder that contains runs, such as data")
     parent = data_dir.absolute().parent
     near = nearest_hint(data_dir.name, [path.name for path in parent.iterdir() if path.is_dir()], 0.5) if parent.is_dir() else ""
-    raise UserError(f"the data folder '{data_dir}' does not exist{near}; expected the folder in which runs are, such as data")
+    raise UserError(f"the data folder '{data_dir}' does not exist{near}; expected a folder that contains runs, such as data")
 
 
 def _bind(port: int | None) -> socket.socket:

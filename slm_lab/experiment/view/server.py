@@ -1,6 +1,7 @@
-"""Web server of `slm-lab view` on the local machine. Some routes read a data folder and return JSON; the others return HTML pages.
+"""Web server of `slm-lab view` on the local machine. Its routes return HTML pages, static files, and the content of a data folder.
 
-No route changes a file. Texts from run folders, such as names and logs, are sent as JSON and displayed as plain text, never as HTML.
+The content of a data folder is returned as JSON or, for a video, as a file. No route changes a file. Texts from run folders, such as names
+and logs, are sent as JSON and displayed as plain text, never as HTML.
 """
 
 from __future__ import annotations
@@ -74,24 +75,29 @@ class AnswerCache:
         self._kept: OrderedDict[Hashable, tuple[str, Any]] = OrderedDict()
         self._lock = Lock()
 
-    def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def answer(self, question: Hashable, version: str, page_version: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the answer to a request, with the additional keys "version" and "again" (seconds until the next request).
 
-        If `known`, the version that the page already has, equals `version`, return only the keys "version" and "again".
+        If the page already has the current version, return only the keys "version" and "again".
 
         Only one answer is computed at a time. Therefore, several open pages together use at most one processor core while a run trains.
+
+        Args:
+            version: current version of the files from which the answer is computed.
+            page_version: version of the answer that the page already has, or "" if the page has no answer yet.
+            compute: function that computes the answer.
         """
         begin = time.thread_time()
         with self._lock:
             kept_version, content = self._kept.pop(question, ("", {}))
-            if kept_version != version and known != version:
+            if kept_version != version and page_version != version:
                 content = compute()
                 kept_version = version
             if kept_version == version:
                 self._kept[question] = version, content
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return ({} if known == version else content) | {"version": version, "again": _refresh_seconds(time.thread_time() - begin)}
+        return ({} if page_version == version else content) | {"version": version, "again": _refresh_seconds(time.thread_time() - begin)}
 
 
 def _refresh_seconds(seconds: float) -> float:
@@ -204,9 +210,9 @@ class _Routes:
         return FileResponse(self.data.file(found, ("video", ""), _name_parameter(request), (".mp4",)), media_type="video/mp4")
 
     def _answer(self, request: Request, question: Hashable, version: str, compute: Callable[[], dict[str, Any]]) -> Response:
-        known = request.query_params.get("version", "")
+        page_version = request.query_params.get("version", "")
         try:
-            content = self.answers.answer(question, version, known, compute)
+            content = self.answers.answer(question, version, page_version, compute)
         except (NotServed, UserError):
             raise
         except Exception as error:  # a damaged file

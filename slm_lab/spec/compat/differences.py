@@ -168,17 +168,18 @@ def _note_episodes(spec: Spec) -> Notes:
     algorithm, atari = spec.agent.algorithm, spec.env.name.startswith("ALE/")
     if not atari and (algorithm.on_policy or spec.env.num_envs == 1):
         theirs = "runs on into the next episode" if algorithm.on_policy else "uses the first observation of the next episode"
-        yield _ENV, "time limits", f"an episode cut by a time limit keeps the value of its last observation; SLM Lab {theirs}"
+        message = f"returns cut by a time limit include the value of the last observation; SLM Lab {theirs}"
+        yield _ENV, "time limits", message
     if spec.env.max_t is not None:
         yield ("env", "max_t"), "max_t", f"ends episodes after {spec.env.max_t} steps; SLM Lab ignores it"
     if spec.env.num_envs > 1:
         yield _ENVS, "rows of resets", "the step in which an env resets is not trained on; SLM Lab trains on it"
     else:
-        yield _ENVS, "total_reward", "total_reward is the mean of the last 100 episodes; in SLM Lab, with 1 env, the last episode's"
+        message = "total_reward is the mean of the last 100 episodes; in SLM Lab, with 1 env, it is that of the last episode"
+        yield _ENVS, "total_reward", message
     if atari and spec.env.num_envs == 1:
-        message = (
-            "with 1 env SLM Lab takes no maximum over two frames, does not press FIRE and ignores life_loss_info; here it is as with more"
-        )
+        message = "with 1 env, SLM Lab takes no maximum over two frames, does not press FIRE and ignores life_loss_info"
+        message += "; here, 1 env is treated like several"
         yield _ENVS, "Atari with one environment", message
 
 
@@ -190,10 +191,10 @@ def _note_actions(spec: Spec) -> Notes:
         message = "actions outside the bounds of the env are clipped; SLM Lab passes them on, and their cost enters the reward"
         yield _ENV, "actions outside the bounds", message
     if algorithm.action_pdtype == "MultivariateNormal":
-        message = "has a full covariance; in SLM Lab a diagonal one, whose variances are the exponentials of the net's outputs"
+        message = "has a full covariance; in SLM Lab, a diagonal covariance, whose variances are the exponentials of the net's outputs"
         yield (*_ALGORITHM, "action_pdtype"), "MultivariateNormal", message
     if isinstance(algorithm, PPOSpec) and algorithm.action_policy != "default":
-        message = "probability ratios are those of the actions as they were chosen; in SLM Lab those of the nets' distributions"
+        message = "probability ratios use the distributions from which actions were chosen; SLM Lab uses the distributions of the nets"
         yield (*_ALGORITHM, "action_policy"), "exploration", message
 
 
@@ -202,7 +203,7 @@ def _note_rewards(spec: Spec) -> Notes:
     if isinstance(env.reward_scale, float) and env.reward_scale != 1.0:
         yield ("env", "reward_scale"), "reward_scale", "scales the rewards; SLM Lab does so in envs of MuJoCo Playground only"
     if atari and env.clip_reward is not None and env.num_envs > 1:
-        yield ("env", "clip_reward"), "clip_reward", "is used; SLM Lab clips Atari rewards at ±1 whatever value is given"
+        yield ("env", "clip_reward"), "clip_reward", "is used; SLM Lab always clips Atari rewards at ±1, regardless of the given value"
     if atari and env.clip_reward is None and env.num_envs == 1:
         yield _ENV, "clip_reward", "Atari rewards are replaced by their signs; SLM Lab does not clip them with 1 env"
     if env.normalize_reward:
@@ -218,7 +219,7 @@ def _note_memory(spec: Spec) -> Notes:
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) and spec.agent.algorithm.self_imitation else memory
     if isinstance(replay, PriorityKeys):
         message = (
-            "sampling is stratified (one transition from each of batch_size equal parts of the sum of priorities); in SLM Lab independent"
+            "sampling is stratified (one transition from each of batch_size equal parts of the sum of priorities); in SLM Lab, independent"
         )
         yield path, "prioritised draws", message
     if isinstance(replay, PriorityKeys) and spec.agent.net is not None and spec.agent.net.recurrent:
@@ -228,7 +229,7 @@ def _note_memory(spec: Spec) -> Notes:
             )
             yield path, "priorities of sequences", message
         if replay.initial_error is None:
-            theirs = "in SLM Lab, which stores no sequences, a new transition has that of an error of 100,000"
+            theirs = "in SLM Lab, which stores no sequences, a new transition has the priority of an error of 100,000"
             yield path, "priorities of sequences", f"a new sequence has the greatest priority so far; {theirs}"
 
 
@@ -245,14 +246,14 @@ def _note_learning(spec: Spec) -> Notes:
             message = f"the {rollout} transitions of a rollout are divided evenly; in SLM Lab the last minibatch has {rollout % size}"
             yield (*_ALGORITHM, "minibatch_size"), "minibatches", message
     if getattr(algorithm, "normalize_advantages", None) is False:
-        message = "false: advantages are used as they are; SLM Lab standardises them all the same"
+        message = "false: advantages are not normalised; SLM Lab standardises them nevertheless"
         yield (*_ALGORITHM, "normalize_advantages"), "normalize_advantages", message
     yield from _note_training_start(spec)
     if isinstance(algorithm, SARSASpec) and not spec.agent.memory.episodes:
         message = "the action after the last step of a rollout is drawn from the policy; in SLM Lab it is action 0"
         yield (*_ALGORITHM, "name"), "SARSA", message
     if algorithm.self_imitation:
-        message = "learns from the returns of whole episodes, the critic included; SLM Lab sums rewards over shuffled transitions"
+        message = "actor and critic learn from the returns of complete episodes; SLM Lab sums rewards over shuffled transitions"
         yield (*_ALGORITHM, "name"), "self-imitation", message
     if (
         isinstance(algorithm, ActorCriticSpec)
@@ -278,7 +279,8 @@ def _note_exploration(algorithm: QLearningSpec, num_envs: int) -> Notes:
         theirs = "takes the best action" if "action_pdtype" in given and algorithm.action_pdtype == "Argmax" else "samples softmax(Q)"
         yield _ALGORITHM, "exploration", f"action_policy is absent: epsilon_greedy is used; SLM Lab {theirs}"
     elif algorithm.action_policy == "epsilon_greedy" and num_envs > 1:
-        yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
+        message = "each env explores independently; in SLM Lab, either all envs or no envs explore in a vector step"
+        yield (*_ALGORITHM, "action_policy"), "exploration", message
     elif algorithm.action_policy == "default" and "action_pdtype" not in given:
         yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action is taken; SLM Lab samples from softmax(Q)"
 
@@ -352,14 +354,14 @@ def _note_nets(spec: Spec) -> Notes:
         message = "is applied to the advantages; SLM Lab ignores it in a dueling net"
         yield (*_NET, "out_layer_activation"), "out_layer_activation", message
     elif getattr(net, "out_layer_activation", None) is not None and algorithm.has_critic:
-        yield (*_NET, "out_layer_activation"), "out_layer_activation", "is that of the policy; in SLM Lab of values too"
+        yield (*_NET, "out_layer_activation"), "out_layer_activation", "applies to the policy; in SLM Lab, it also applies to values"
     if getattr(net, "normalize", False) and not spec.env.name.startswith("ALE/"):
-        yield (*_NET, "normalize"), "normalize", "divides observations of type uint8 by 255; SLM Lab all observations"
+        yield (*_NET, "normalize"), "normalize", "divides observations of type uint8 by 255; SLM Lab divides all observations"
     if net.lr_scheduler_spec is not None and net.lr_scheduler_spec.name == "LinearToZero":
-        theirs = "it is one update behind, so that the first has the full rate"
+        theirs = "it is one update behind, so that the first update has the full learning rate"
         if spec.agent.memory.episodes:
             theirs = "with this memory the schedule counts episodes as steps, so that the learning rate hardly falls"
-        yield (*_NET, "lr_scheduler_spec"), "LinearToZero", f"follows the frames collected; in SLM Lab {theirs}"
+        yield (*_NET, "lr_scheduler_spec"), "LinearToZero", f"follows the number of collected frames; in SLM Lab, {theirs}"
 
 
 def _note_normalised_layers(spec: Spec, net: NetSpec) -> Notes:
@@ -372,7 +374,7 @@ def _note_normalised_layers(spec: Spec, net: NetSpec) -> Notes:
         where = "in a DuelingMLPNet" if dueling else "with batch_norm"
         yield (*_NET, "layer_norm"), "layer_norm", f"is used; SLM Lab ignores it {where}"
     if isinstance(net, TorchArcNetSpec):
-        message = "batch normalisation and dropout are in evaluation mode when acting and for targets; in SLM Lab in training mode"
+        message = "for actions and targets, batch normalisation and dropout are in evaluation mode; in SLM Lab, they are in training mode"
         for key in ("arc", "actor_arc", "critic_arc"):
             arc, as_theirs = str(getattr(net, key) or ""), key == "critic_arc" and _is_crossq(spec)
             if "Dropout" in arc or ("Batch" in arc and not as_theirs):
@@ -391,7 +393,7 @@ def _note_actor_and_critic(spec: Spec) -> Notes:
         if critic_net is not None and not _is_crossq(spec):
             yield ("agent", "critic_net"), "critic_net", "is used; SLM Lab ignores it"
         elif critic_net is not None and critic_net.loss_spec != net.loss_spec:
-            yield ("agent", "critic_net", "loss_spec"), "loss_spec", "is that of the critics; in SLM Lab agent.net.loss_spec is"
+            yield ("agent", "critic_net", "loss_spec"), "loss_spec", "is the loss of the critics; SLM Lab uses agent.net.loss_spec"
         own = ["actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc"]
         own += ["critic_optim_spec", "critic_lr_scheduler_spec", "critic_arc"] if critic_net is None else []
         one_optimizer = net.use_same_optim and "use_same_optim" in net.model_fields_set  # if it is absent, these keys set it to false
@@ -399,24 +401,25 @@ def _note_actor_and_critic(spec: Spec) -> Notes:
             if getattr(net, key, None) is not None and (key.endswith("arc") or not one_optimizer):
                 yield (*_NET, key), "optimizers of actor and critics", "is used; SLM Lab ignores it"
     elif isinstance(net, TorchArcNetSpec) and algorithm.has_critic and net.use_same_optim and net.critic_arc != net.actor_arc:
-        yield (*_NET, "critic_arc"), "critic_arc", "is that of the critic; SLM Lab gives it the actor's with use_same_optim"
+        message = "is the architecture of the critic; with use_same_optim, SLM Lab uses the architecture of the actor"
+        yield (*_NET, "critic_arc"), "critic_arc", message
 
 
 def _note_meta(spec: Spec) -> Notes:
     meta = spec.meta
     if meta.distributed:
         message = "schedules and learning rates count the frames of all Sessions, and each update has its own gradient; in SLM Lab"
-        yield ("meta", "distributed"), "distributed", f"{message} they count each Session's, and 'synced' adds gradients up"
+        yield ("meta", "distributed"), "distributed", f"{message}, they count the frames of each Session, and 'synced' adds gradients up"
     if meta.rigorous_eval and meta.rigorous_eval != spec.env.num_envs:
-        message = f"evaluates in {meta.rigorous_eval} environments; SLM Lab in num_envs ({spec.env.num_envs})"
+        message = f"evaluates in {meta.rigorous_eval} environments; SLM Lab evaluates in num_envs ({spec.env.num_envs})"
         yield ("meta", "rigorous_eval"), "evaluation", message
     if meta.rigorous_eval and spec.agent.algorithm.soft:
         yield ("meta", "rigorous_eval"), "evaluation", "evaluates the policy; SLM Lab acts at random in its first evaluations"
     if meta.rigorous_eval and spec.env.num_envs > 1:
-        message = "total_reward of an evaluation is the mean over its episodes; in SLM Lab over the last 100 of all evaluations"
+        message = "total_reward of an evaluation is the mean over its episodes; in SLM Lab, over the last 100 episodes of all evaluations"
         yield ("meta", "rigorous_eval"), "evaluation", message
     if meta.rigorous_eval and spec.env.normalize_obs:
-        message = "evaluation uses the statistics of training; SLM Lab collects others"
+        message = "evaluation uses the observation statistics of training; SLM Lab collects separate statistics in evaluation"
         yield ("meta", "rigorous_eval"), "normalisation in evaluation", message
 
 

@@ -52,7 +52,7 @@ _PACKAGES = {
 """Maps each kind of env to the module that the env needs, and the requirement that installs this module with pip."""
 POOL = "envpool:"
 """Prefix of an env id that selects EnvPool's env even if Gymnasium has an env with the same id."""
-_ELSEWHERE = {"playground": ("dm_control", "mujoco_playground"), "dm_control": ("dm_control",)}
+_SUITES_BY_NAMESPACE = {"playground": ("dm_control", "mujoco_playground"), "dm_control": ("dm_control",)}
 """Maps the namespace of another library's env ids to EnvPool's suites that contain the envs of this library."""
 _SHORTENED = {"ballincup": "ballincupcatch", "pointmass": "pointmasseasy"}
 """Maps lower-case names of envs in MuJoCo Playground to names in DeepMind Control, for envs whose names differ."""
@@ -65,7 +65,7 @@ _MPE = (
     "simple_reference_v3", "simple_speaker_listener_v4", "simple_spread_v3", "simple_tag_v3", "simple_world_comm_v3", "collect_treasure_v1",
 )  # fmt: skip
 """Names of the envs of the package mpe2."""
-_OF_ZOO = {
+_PETTINGZOO_REQUIREMENTS = {
     "atari/": "multi_agent_ale_py", "butterfly/pistonball": "pymunk", "classic/chess": "chess", "classic/hanabi": "shimmy",
     "classic/leduc_holdem": "rlcard", "classic/texas_holdem": "rlcard", "sisl/multiwalker": "Box2D",
 }  # fmt: skip
@@ -95,7 +95,7 @@ def pettingzoo_envs() -> dict[str, PettingZooEnv]:
 
     for kind, registry in (("aec", aec_registry), ("parallel", parallel_registry)):  # an env in both registries is used as a parallel env
         for id_ in registry:
-            package = next((package for begin, package in _OF_ZOO.items() if id_.startswith(begin)), "pettingzoo")
+            package = next((package for begin, package in _PETTINGZOO_REQUIREMENTS.items() if id_.startswith(begin)), "pettingzoo")
             found[_pettingzoo_name(id_)] = PettingZooEnv(kind, id_, package)
     return found
 
@@ -154,7 +154,7 @@ class EnvPoolEnv(NamedTuple):
     def unsupported_reason(self) -> str | None:
         """The reason why this package does not support the env, or None if the env is supported."""
         if self.ids[0] in ("Cig-v1", "MultiDuel-v1"):
-            return "is a game for several players, which EnvPool 1.2.5 ends with a crash"
+            return "is a game for several players, and EnvPool 1.2.5 crashes in it"
         if self.ids[-1].startswith("Sudoku-"):
             return "needs a file of puzzles that the packages of EnvPool 1.2.5 do not contain"
         if self.suite == "myosuite" and not _seeds_myosuite_resets():
@@ -193,7 +193,7 @@ def envpool_id(name: str) -> str | None:
     """
     if name.startswith(POOL):
         return name.removeprefix(POOL)
-    if ":" in name or name in KNOWN or name.startswith("ALE/") or name not in envpool_envs() or _is_registered(name):
+    if ":" in name or name in KNOWN or name.startswith("ALE/") or name not in envpool_envs() or _is_registered_elsewhere(name):
         return None
     return name
 
@@ -212,7 +212,7 @@ def success_entry(name: str) -> str:
     return "" if env is None else env.success
 
 
-def _is_registered(name: str) -> bool:
+def _is_registered_elsewhere(name: str) -> bool:
     """Return whether a package that is not in _ALSO_IN_ENVPOOL has registered an env id with Gymnasium."""
     registered = _registered_envs()
     if name not in registered:
@@ -247,7 +247,7 @@ def _to_envpool_id(name: str) -> str:
     """Return EnvPool's env id for a name such as playground/CheetahRun or dm_control/cheetah-run, or `name` itself for names of other
     forms."""
     namespace, _, task = name.partition("/")
-    suites, letters = _ELSEWHERE.get(namespace, ()), _normalized_id(task)
+    suites, letters = _SUITES_BY_NAMESPACE.get(namespace, ()), _normalized_id(task)
     if namespace == "playground":
         letters = _SHORTENED.get(letters, letters)
     envs = envpool_envs().values() if suites else ()
@@ -269,9 +269,9 @@ def _newest_version(base: str, exact: bool = False) -> str | None:
 
     Upper and lower case are equivalent unless `exact` is true, because PyBullet writes Walker2D instead of Walker2d.
     """
-    same = [name for name in KNOWN if "/" not in name and name.rpartition("-v")[0].lower() == base.lower()]
-    same = [name for name in same if not exact or name.rpartition("-v")[0] == base]
-    return max(same, key=_version, default=None)
+    versions = [name for name in KNOWN if "/" not in name and name.rpartition("-v")[0].lower() == base.lower()]
+    versions = [name for name in versions if not exact or name.rpartition("-v")[0] == base]
+    return max(versions, key=_version, default=None)
 
 
 def short_name(name: str) -> str:
@@ -306,7 +306,7 @@ def unavailable_reason(name: str) -> str | None:
     return _missing_package_reason(name, kind)
 
 
-_WITH_PETTINGZOO_S_INTERFACE = frozenset({"pettingzoo", "mpe2", "magent2"})
+_PETTINGZOO_PACKAGES = frozenset({"pettingzoo", "mpe2", "magent2"})
 _JAX = frozenset({"brax", "gymnax", "jumanji", "pgx", "craftax", "navix", "xminigrid", "kinetix", "mujoco_playground"})
 _PETTINGZOO_ID = re.compile(r"[a-z][a-z0-9_]*_v\d+")
 
@@ -316,10 +316,10 @@ def _other_library_error(name: str) -> str | None:
     other envs."""
     module, _, id_ = name.rpartition(":")
     top = re.split(r"[.:/]", name)[0]
-    if top in _WITH_PETTINGZOO_S_INTERFACE or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered_envs()):
+    if top in _PETTINGZOO_PACKAGES or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered_envs()):
         return f"{name} is an env of PettingZoo's kind, with several agents; write '{PETTINGZOO}{name.removeprefix('pettingzoo.')}'"
     if top == "jaxmarl":
-        return f"{name} is an env in JAX with several agents, which is not supported; envs of PettingZoo are"
+        return f"{name} is an env in JAX with several agents, which is not supported; envs of PettingZoo are supported"
     if top not in _JAX or not module:
         return None
     found = next((f"; EnvPool has '{known}'" for known in (id_, f"Jumanji/{id_}") if known in envpool_envs()), "")
@@ -358,13 +358,13 @@ def package_hint(name: str) -> str:
     return f'; the package {module} has it too: "{module}:{name}"' if module is not None and _is_installed(module) else ""
 
 
-_OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
+_GYMNASIUM_SUITES = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
 """EnvPool's suites whose env ids also exist in Gymnasium and ALE, with a few exceptions (Catch-v0, NChain-v0)."""
 
 
 def _envpool_only_ids() -> list[str]:
     """Return the ids of EnvPool's supported envs, except envs of suites that also exist in Gymnasium."""
-    left_out = _OF_GYMNASIUM if _seeds_myosuite_resets() else (*_OF_GYMNASIUM, "myosuite")
+    left_out = _GYMNASIUM_SUITES if _seeds_myosuite_resets() else (*_GYMNASIUM_SUITES, "myosuite")
     return [name for name, env in envpool_envs().items() if env.suite not in left_out and not env.unsupported_reason]
 
 
@@ -420,7 +420,7 @@ def _ids_after_import(module: str) -> list[str]:
     return sorted(gymnasium.registry)
 
 
-_GONE = {"gridworld": "Unity", "tennis": "Unity", "2dball": "Unity", "3dball": "Unity"}
+_REMOVED_ENVS = {"gridworld": "Unity", "tennis": "Unity", "2dball": "Unity", "3dball": "Unity"}
 """Maps lower-case names of envs in specs of the library SLM Lab, which no package provides any more, to the origin of the envs."""
 
 
@@ -428,11 +428,11 @@ def _removed_env_reason(name: str) -> str:
     """Return the reason why an env in specs of the library SLM Lab can no longer be created by the name `name`, or "" for all other
     names."""
     found = re.match(r"Unity|Roboschool|playground/", name)
-    origin = found.group().rstrip("/") if found else "PyBullet" if re.search(r"BulletEnv-v\d+$", name) else _GONE.get(name.lower())
+    origin = found.group().rstrip("/") if found else "PyBullet" if re.search(r"BulletEnv-v\d+$", name) else _REMOVED_ENVS.get(name.lower())
     if origin is None:
         return ""
     if origin == "playground":
-        names = {env.ids[-1].rpartition("-v")[0] for env in envpool_envs().values() if env.suite in _ELSEWHERE["playground"]}
+        names = {env.ids[-1].rpartition("-v")[0] for env in envpool_envs().values() if env.suite in _SUITES_BY_NAMESPACE["playground"]}
         near = nearest_hint(name.removeprefix("playground/"), names).replace("'", "'playground/", 1)
         return f"'{name}' is not an env of DeepMind Control or MuJoCo Playground in EnvPool{near}"
     return f"'{name}' is a {origin} env, which no package provides any more; Gymnasium has no equivalent"
@@ -445,13 +445,13 @@ def _unknown_id_hint(name: str, ids: Iterable[str]) -> str:
     another package.
     """
     current = [*(known for known in ids if current_id(known) == known), *_envpool_only_ids()]
-    same = [known for known in current if _env_base_name(known) == _env_base_name(name)]
-    if same:
+    versions = [known for known in current if _env_base_name(known) == _env_base_name(name)]
+    if versions:
         namespace = name.lower().rpartition("/")[0]
-        same = [known for known in same if namespace and known.lower().rpartition("/")[0] == namespace] or same
-        return f"; did you mean '{max(same, key=_version)}'?"
-    foreign = f" (for an env of another package write 'package.module:{name}')"
-    return nearest_hint(name, current, cutoff=0.85) or nearest_hint(name, current) + foreign
+        versions = [known for known in versions if namespace and known.lower().rpartition("/")[0] == namespace] or versions
+        return f"; did you mean '{max(versions, key=_version)}'?"
+    package_form = f" (for an env of another package write 'package.module:{name}')"
+    return nearest_hint(name, current, cutoff=0.85) or nearest_hint(name, current) + package_form
 
 
 def _env_base_name(name: str) -> str:

@@ -21,11 +21,11 @@ RENAMED: dict[KeyPath, KeyPath] = {
 _ALGORITHMS = {"HydraDQN": "DQN"}
 """Maps old names of algorithms to current names. HydraDQN of SLM Lab v2 was DQN with a HydraMLPNet that had one head for each env. With one
 env, HydraDQN is the same as DQN."""
-_WRITTEN = "SLM Lab writes it when it runs a spec"
+_WRITTEN = "SLM Lab writes this key when it runs a spec"
 _FRAMES = ("total_t", "frame")
 """Values of the old key max_tick_unit (SLM Lab v2, v3) with which the old key max_tick counts frames."""
 DROPPED: dict[KeyPath, str] = {
-    ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
+    ("agent", "algorithm", "normalize_state"): "a key of env; SLM Lab ignores it here",
     ("body",): "there is one agent and one env",
     ("git_sha",): "now in meta.run",
     ("name",): "a spec is named by its key",
@@ -179,7 +179,7 @@ def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
             ("env", "max_tick"), f"counts in units of {format_json(unit)} (max_tick_unit); expected frames: set env.max_frame instead"
         )
         del env["max_tick"]
-        report.record_move(("env", "max_frame"), ("env", "max_tick"))  # prevents that the missing max_frame is reported as another problem
+        report.record_move(("env", "max_frame"), ("env", "max_tick"))  # so that the missing max_frame is not reported too
 
 
 def _has_grid(search: Any) -> bool:

@@ -41,14 +41,14 @@ class LoadOptions:
     """Whether the spec is used for a hyperparameter search (see `load_spec`)."""
 
 
-def build(name: str, raw: dict[str, Any], request: LoadOptions, report: Report) -> Spec | None:
+def build(name: str, raw: dict[str, Any], options: LoadOptions, report: Report) -> Spec | None:
     """Return the Spec that `raw` describes, or None if `raw` is invalid. Problems are added to `report`, and `raw` is not modified."""
     report.for_slm_lab = is_for_slm_lab(raw)
-    body = _to_current_form(raw, request, report) | {"name": name}
+    body = _to_current_form(raw, options, report) | {"name": name}
     found = report.empty_copy()
     spec, guessed = validate(body, found), set[KeyPath]()
     report.merge(found)
-    if whole := spec is not None:
+    if is_valid := spec is not None:
         spec = derive_dataset_sizes(spec)
     else:
         spec, guessed = _build_valid_part(body, report)
@@ -56,12 +56,12 @@ def build(name: str, raw: dict[str, Any], request: LoadOptions, report: Report) 
         return None
     found = report.empty_copy()
     check_rules(spec, found, algorithm_known=("agent", "algorithm", "name") not in guessed)
-    if whole and not found.problems:
+    if is_valid and not found.problems:
         check_updates(spec, found)
         note_differences(spec, found)
-    spec, searched = _check_search(spec, body, report, found, whole)
-    if not request.for_search and spec.search is not None:
-        by_sets = whole and bool(searched.problems) and _is_valid_without_sets(name, raw, request)
+    spec, searched = _check_search(spec, body, report, found, is_valid)
+    if not options.for_search and spec.search is not None:
+        by_sets = is_valid and bool(searched.problems) and _is_valid_without_sets(name, raw, options)
         found.note(("search",), _left_out_note(searched.problems if by_sets else []))
         searched = report.empty_copy() if by_sets else searched
         spec = spec.model_copy(update={"search": None})
@@ -71,15 +71,15 @@ def build(name: str, raw: dict[str, Any], request: LoadOptions, report: Report) 
     return resolved if not report.problems else None
 
 
-def _to_current_form(raw: dict[str, Any], request: LoadOptions, report: Report) -> dict[str, Any]:
+def _to_current_form(raw: dict[str, Any], options: LoadOptions, report: Report) -> dict[str, Any]:
     """Return a copy of a raw spec in the form that the pydantic models expect. The --set arguments are applied to the copy.
 
     Each function that `_to_current_form` calls modifies the copy in place, and returns the copy.
     """
     raw = migrate_spec(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
-    raw = migrate_spec(_apply_set_arguments(raw, request.overrides, report), report)
-    raw = adapt_slm_lab_spec(drop_nulls(read_arc_files(raw, request.folder, report)), report)
+    raw = migrate_spec(_apply_set_arguments(raw, options.overrides, report), report)
+    raw = adapt_slm_lab_spec(drop_nulls(read_arc_files(raw, options.folder, report)), report)
     return prune_search(drop_ineffective_keys(guess_missing_names(raw), report), report)
 
 
@@ -89,7 +89,7 @@ def _check_version(raw: dict[str, Any], report: Report) -> None:
     starts = value_at(raw, ("meta", "run"))
     last = starts[-1] if isinstance(starts, list) and starts else None  # meta.run has one entry for each start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
-        why = "another version of slm_lab saved this spec; remove meta.run to use its values as they are meant now"
+        why = "another version of slm_lab saved this spec; remove meta.run to read the spec with the current meaning of its keys"
         report.add_problem(("meta", "run"), f"spec_version {format_json(version)}; expected {SPEC_VERSION}: {why}")
 
 
@@ -102,26 +102,26 @@ def _apply_set_arguments(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], 
                 report.add_problem(path, f"unknown key{nearest_hint(str(path[-1]), names)}", "unknown")
         set_value_at(raw, path, copy.deepcopy(value), report)  # all specs of a file get the same value objects
         if path[:2] == ("meta", "run"):
-            report.add_problem(path, "has no effect: written by a run, ignored on load")
+            report.add_problem(path, "has no effect: slm_lab writes meta.run, and ignores it when a spec is loaded")
     return raw
 
 
-def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
+def _check_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, is_valid: bool) -> tuple[Spec, Report]:
     """Check the search section of a spec, and return the spec and a report with the problems of the search section.
 
     Notes on the search section are added to the report `found`. If the spec was written for SLM Lab, keys and values that cannot be
     searched are removed from the search section, both in the returned spec and in `raw`.
 
-    Args: whole: whether the user's spec is valid. If `whole` is False, `spec` contains only the valid keys of the user's spec.
+    Args: is_valid: whether the user's spec is valid. If `is_valid` is False, `spec` contains only the valid keys of the user's spec.
     """
     searched, problems_of = report.empty_copy(), partial(_find_problems, spec.name)
-    check_search(raw, searched, problems_of if whole else None)
-    if searched.problems and whole and report.for_slm_lab:
+    check_search(raw, searched, problems_of if is_valid else None)
+    if searched.problems and is_valid and report.for_slm_lab:
         drop_unusable_values(raw, searched.problems, found)
         searched = report.empty_copy()
         check_search(raw, searched, problems_of)
         spec = spec.model_copy(update={"search": raw["search"]})
-    if whole and not searched.problems:
+    if is_valid and not searched.problems:
         note_search_differences(raw, found)
     return spec, searched
 
@@ -135,17 +135,16 @@ def _left_out_note(problems: list[Problem]) -> str:
     if not problems:
         return why
     count, first = len(problems), problems[0]
-    return f"{why} (with --set {count} of its values {'is' if count == 1 else 'are'} invalid, first {first.path}: {first.message})"
+    return f"{why} (with --set, {count} of its values {'is' if count == 1 else 'are'} invalid; the first is {first.path}: {first.message})"
 
 
-def _is_valid_without_sets(name: str, raw: dict[str, Any], request: LoadOptions) -> bool:
-    """Return whether --set arguments change keys of the spec, and whether the search section is valid without the changes.
+def _is_valid_without_sets(name: str, raw: dict[str, Any], options: LoadOptions) -> bool:
+    """Return whether --set arguments change keys of the spec and the search section is valid without these changes.
 
-    The check without the changes still uses the values that --set arguments give to variables (`${var}`), because `raw` already contains
-    these values.
+    The check uses the values that --set arguments give to variables (`${var}`), because `raw` already contains these values.
     """
-    problems = _find_problems(name, raw, request.folder) if request.overrides else []
-    return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
+    problems = _find_problems(name, raw, options.folder) if options.overrides else []
+    return bool(options.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
 def _find_problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:

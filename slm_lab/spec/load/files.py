@@ -173,8 +173,8 @@ _TOKEN = re.compile(
 def parse_file(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Read and parse a spec file (JSON or YAML), and return its content.
 
-    Args: repeated: dict to which, for specs in the form of SLM Lab v4, the name of the spec and a list of messages about duplicate keys are
-    added. In specs in the form of SLM Lab v4, the last value of a duplicate key is used.
+    Args: repeated: dict to which messages about duplicate keys are added, as {name of the spec: [messages]}. Duplicate keys are allowed
+    only in specs in the form of SLM Lab v4, in which the last value of a duplicate key is used.
 
     Raises: SpecError if the file cannot be read, or contains invalid text, a duplicate key, or NaN. The error message names the line and
     the column.
@@ -266,7 +266,8 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
     """
     clean, quoted, duplicates, outermost = list[str](), list[int](), list[tuple[str, str, int]](), ""
     keys: list[set[str]] = []
-    """Keys that have been read of each JSON object (or list) around the current position, from the outermost to the innermost object."""
+    """For each JSON object (or list) around the current position, from the outermost to the innermost: the keys that have been read so
+    far."""
     before, start, comma = "", 0, 0
     """The last token, the position of this token, and its index in `clean` if it is a comma after a value, else 0."""
     for match in _TOKEN.finditer(text):

@@ -50,11 +50,12 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
     """Load the spec `name` of a spec file, with --set arguments applied.
 
     Args:
-        path: path of a spec file, or a dict with the content of a spec file, {name: {agent, env, …}}, or with one spec, {agent, env, …}.
+        path: path of a spec file, or a dict that contains either the content of a spec file, {name: {agent, env, …}}, or one spec, {agent,
+            env, …}.
         name: name of the spec, which may be omitted if there is only one spec. A single spec without a name gets the name "spec".
         sets: --set arguments, such as "var=value" or "agent.algorithm.gamma=0.9".
         for_search: whether the spec is used for a hyperparameter search. If `for_search` is False, the search section is checked and then
-            removed with a notice, and values in the search section that only --set arguments make invalid are not errors.
+            removed with a notice. Values in the search section that are invalid only because of --set arguments are not errors.
 
     Raises: SpecError with all problems of the spec. Notices on the spec are logged (see `lib.log.notice`).
     """
@@ -86,8 +87,8 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return a spec as a dict of JSON values, `{name: {agent, env, meta, search}}`. Loading the returned dict gives the same spec without
     notices.
 
-    The returned dict includes default values, except for keys that the spec does not give and whose values a run determines. The keys whose
-    values a run determines are meta.log_frequency and, in a spec without agent.net (see Spec.lacks_net), agent.net and the keys of
+    The returned dict includes default values, except for keys that the spec does not give and whose values a run determines. A run
+    determines the values of meta.log_frequency and, for a spec without agent.net (see Spec.lacks_net), of agent.net and the keys of
     agent.algorithm. The key meta.eval_episodes is left out if other keys disable the default evaluations.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
@@ -152,7 +153,8 @@ def log_notices(notes: list[str]) -> None:
 
 
 def _find_entry_key(name: str, entries: dict[str, Any], arguments: SetArguments, source: str) -> str:
-    """Return the key of that entry of a spec file which contains the spec `name`. Raises SpecError if no entry contains this spec.
+    """Find the entry of a spec file that contains the spec `name`, and return the key of this entry. Raises SpecError if no entry contains
+    the spec.
 
     The returned key is `name` itself, or the key of an entry whose `spec_params` expand to a spec with the name `name`.
     """
@@ -230,7 +232,7 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
         elif len(path) > 1:  # a single word is always the name of a variable
             words.append(f"{show_path(path)}={text}")
     if not words:
-        return "; a name without a dot is a variable of the spec, a key is named by its path (env.max_frame)"
+        return "; a name without a dot is a variable of the spec, and a key is named by its path, such as env.max_frame"
     return f"; did you mean {' or '.join(words[:3])}?"
 
 
@@ -286,8 +288,8 @@ def parse_set_arguments(sets: Sequence[str]) -> SetArguments:
 
 
 def mark_set_arguments(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
-    """Return a copy of a SpecError with the source `source`. "(from --set)" is appended to messages about keys that the --set arguments
-    `sets` give."""
+    """Return a copy of a SpecError with the source `source`. "(from --set)" is appended to each message about a key that the --set
+    arguments `sets` give."""
     given = parse_set_arguments(sets).overrides
     problems = []
     for problem in error.problems:

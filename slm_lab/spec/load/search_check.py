@@ -19,7 +19,7 @@ from slm_lab.spec.models.search import (
 from slm_lab.spec.models.spec import SECTION_KEYS
 from slm_lab.spec.report import KeyPath, Problem, Report, format_json, set_value_at, show_path, to_path, type_to_name_key, value_at
 
-Problems = Callable[[dict[str, Any]], list[Problem]]
+FindProblems = Callable[[dict[str, Any]], list[Problem]]
 """Function that returns the problems of a raw spec."""
 _MOST_VALUES = 1000
 """Maximum number of values of one search key that are checked."""
@@ -33,7 +33,7 @@ _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "a
 both lam and num_step_returns.)"""
 
 
-def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
+def check_search(raw: dict[str, Any], report: Report, problems_of: FindProblems | None) -> None:
     """Add a problem to `report` for each malformed key of the search section, and for each search value that is invalid in the spec.
 
     A search value is reported only if it is invalid with the spec's own values of the other searched keys, and also with all tested
@@ -50,10 +50,10 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
         return
     _check_algorithm(raw, keys, report)
     base = {key: value for key, value in raw.items() if key not in ("search", "name")}
-    values = _ValueChecker(base, keys, problems_of)
+    checker = _ValueChecker(base, keys, problems_of)
     for key, above in walk_search_keys(keys):
-        _check_key(key, above, values, report)
-    if len(report.problems) == before and (problems := values.problems_of_combinations()):
+        _check_key(key, above, checker, report)
+    if len(report.problems) == before and (problems := checker.problems_of_combinations()):
         report.add_problem(("search",), f"no combination of its values is valid: {problems[0]}")
 
 
@@ -76,7 +76,7 @@ def note_search_differences(raw: dict[str, Any], report: Report) -> None:
             report.note(("search", *key.where), "sizes are used as they are; SLM Lab rounds them up to multiples of num_envs")
         schedule = value_at(raw, section) if section[:2] == _ALGORITHM and name in ("start_val", "end_val") else None
         if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
-            report.note(("search", *key.where), "no_decay is start_val; in SLM Lab it is end_val, unless that is 0")
+            report.note(("search", *key.where), "the value of no_decay is start_val; in SLM Lab it is end_val, unless end_val is 0")
 
 
 def drop_unusable_values(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
@@ -95,7 +95,7 @@ def drop_unusable_values(raw: dict[str, Any], problems: Sequence[Problem], repor
         key = to_path(str(text).rpartition("__")[0])[-1:]
         if any(problem.code == "unknown" for problem in found):
             if key and key[0] in known:
-                report.note(path, f"is not a key of that section, which SLM Lab ignores; not searched ({found[0].message})")
+                report.note(path, f"is not a key of that section, and SLM Lab ignores it; not searched ({found[0].message})")
                 del node[text]
             continue
         form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])
@@ -139,7 +139,7 @@ def set_searched_value(raw: dict[str, Any], path: KeyPath, value: Any, report: R
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:
     """Add a problem to `report` for each search key that cannot be searched, or whose path another search key varies at the same time.
 
-    Args: keys: search keys. above: paths of the search keys whose options contain the search keys `keys`.
+    Args: above: paths of the search keys whose options contain the search keys `keys`.
     """
     seen = set(above)
     for key in keys:
@@ -170,9 +170,9 @@ def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Rep
 class _ValueChecker:
     """Tester of search values, which sets the values in a copy of a raw spec and validates the copy."""
 
-    def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
+    def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: FindProblems) -> None:
         self.base, self.keys, self.problems_of = base, keys, problems_of
-        self.known = problems_of(copy.deepcopy(base))
+        self.base_problems = problems_of(copy.deepcopy(base))
         """Problems of the raw spec without search values."""
         self.contexts = min(max(len(key.values_to_check()) for key, _ in walk_search_keys(keys)), _MOST_CONTEXTS)
 
@@ -209,10 +209,10 @@ class _ValueChecker:
         attempt, report = copy.deepcopy(self.base), Report()
         for key, value in active_values(keys, choose):
             set_searched_value(attempt, key.path, value, report)
-        return report.problems or [problem for problem in self.problems_of(attempt) if problem not in self.known]
+        return report.problems or [problem for problem in self.problems_of(attempt) if problem not in self.base_problems]
 
 
-def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _ValueChecker, report: Report) -> None:
+def _check_key(key: SearchKey, above: Mapping[KeyPath, int], checker: _ValueChecker, report: Report) -> None:
     location = ("search", *key.where)
     for value in key.values_to_check()[:_MOST_VALUES]:
         if not (key.has_options or key.is_normal or value in key.bounds) and any(
@@ -221,11 +221,11 @@ def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _ValueCheck
             continue  # problems of the ends of the value's range are already reported
         shown = format_json(key.args[value] if key.has_options else value)
         below = {inner.text for inner in key.nested[value]} if key.nested else set()
-        for problem in values.problems_of_values({**above, key.where: value}):
+        for problem in checker.problems_of_values({**above, key.where: value}):
             if problem.path in below:
                 continue  # this problem is reported when the nested key is checked
-            is_own = problem.path == key.text
+            is_at_key = problem.path == key.text
             if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
-                report.add_problem(location, problem.message if is_own else str(problem), "unknown")
+                report.add_problem(location, problem.message if is_at_key else str(problem), "unknown")
                 return  # the problem is the same for every value of the key
-            report.add_problem(location, f"invalid value {shown}: {problem.message if is_own else problem}")
+            report.add_problem(location, f"invalid value {shown}: {problem.message if is_at_key else problem}")

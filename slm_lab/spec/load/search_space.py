@@ -1,5 +1,5 @@
-"""The search space of a spec, which contains the searched hyperparameters with their distributions and returns the spec of a trial for
-given values."""
+"""The search space of a spec: the searched hyperparameters and their distributions. For given values of the hyperparameters, the search
+space returns the spec of a trial."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ class SearchSpace:
     def trial_values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
         """Return the values of one trial.
 
-        Args: choose: function that returns the choice (see KeyChoices) for the name of a search key and the search key.
+        Args: choose: function that takes the name of a search key and the search key, and returns the choice (see KeyChoices).
         """
         return {key.text: value for key, value in active_values(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:
-        """Convert choices (see KeyChoices) to a dict from dotted paths to values. Search keys without a choice are omitted."""
+        """Return the values that the choices `choices` stand for. Search keys without a choice are omitted."""
         keys = [key for key in self.search_keys if show_path(key.where) in choices]
         return {key.text: value for key, value in active_values(keys, lambda key: choices[show_path(key.where)])}
 
     def choices_of(self, values: Mapping[str, Any]) -> KeyChoices:
-        """Convert a dict from dotted paths to values to choices (see KeyChoices). A search key without a value, or without a matching
-        option, is omitted."""
-        return dict(_known_choices(self.search_keys, values))
+        """Return the choices that stand for the values `values`, which have dotted paths as keys. A search key without a value, or without
+        a matching option, is omitted."""
+        return dict(_matching_choices(self.search_keys, values))
 
     def trial_spec(self, values: Mapping[str, Any]) -> Spec:
         """Return the spec of a trial, which is the searched spec with the values `values` and without the search section.
@@ -137,7 +137,7 @@ def value_at_quantile(key: SearchKey, uniform: float) -> Any:
     if key.step and not key.is_log:
         count = round((high - low) / key.step)
         return key.multiple_of_step(low / key.step + min(int(uniform * (count + 1)), count))
-    half = key.step / 2 if key.step else 0.0  # each multiple of the step represents the values to which this multiple is nearest
+    half = key.step / 2 if key.step else 0.0  # each multiple of the step represents all values that are rounded to it
     low, high = max(low - half, low / 2), high + half
     value = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low))) if key.is_log else low + uniform * (high - low)
     return round_to_range(key, value)
@@ -153,7 +153,7 @@ def _round(value: float) -> float:
     return float(f"{value:.8g}")
 
 
-def _known_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _matching_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in keys:
         if key.text not in values:
             continue
@@ -163,33 +163,33 @@ def _known_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iter
         elif value in key.args:
             index = key.args.index(value)
             yield show_path(key.where), index
-            yield from _known_choices(key.nested[index] if key.nested else (), values)
+            yield from _matching_choices(key.nested[index] if key.nested else (), values)
 
 
-def suggest_choice(asked: Any, name: str, key: SearchKey) -> Any:
-    """Return the number that an Optuna trial suggests for a search key.
+def suggest_choice(trial: Any, name: str, key: SearchKey) -> Any:
+    """Return the number that the Optuna trial `trial` suggests for a search key.
 
     The suggested number is the index of an option, a number in the range of the search key or, for a normal distribution, a quantile (0 to
     1).
     """
     if key.has_options:
-        return asked.suggest_categorical(name, range(len(key.args)))
+        return trial.suggest_categorical(name, range(len(key.args)))
     if key.is_normal:
-        return asked.suggest_float(name, 0.0, 1.0)
+        return trial.suggest_float(name, 0.0, 1.0)
     low, high = key.bounds
     if key.is_integer:
-        return asked.suggest_int(name, int(low), int(high), log=key.is_log, step=1 if key.is_log else int(key.step or 1))
-    return asked.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
+        return trial.suggest_int(name, int(low), int(high), log=key.is_log, step=1 if key.is_log else int(key.step or 1))
+    return trial.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
 
 
 def create_frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: float | None, state: Any = None) -> Any:
     """Return an Optuna trial with the choices `choices` and the objective value `metric`. If `state` is None, the trial has the state
     COMPLETE."""
-    asked = optuna.trial.FixedTrial(choices)
+    fixed_trial = optuna.trial.FixedTrial(choices)
     for name in choices:
-        suggest_choice(asked, name, space.named[name])
+        suggest_choice(fixed_trial, name, space.named[name])
     state = optuna.trial.TrialState.COMPLETE if state is None else state
-    return optuna.trial.create_trial(state=state, value=metric, params=choices, distributions=dict(asked.distributions))
+    return optuna.trial.create_trial(state=state, value=metric, params=choices, distributions=dict(fixed_trial.distributions))
 
 
 def _grid_combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:

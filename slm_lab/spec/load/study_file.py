@@ -54,8 +54,8 @@ def differing_paths(before: Mapping[str, Any], after: Mapping[str, Any], spec: S
 
     Args: spec: the spec that has the settings `after`.
 
-    A key that only `after` contains is left out if it has its default value, because the key may have been added to the package later, and
-    the default value does not change what was learned before.
+    A key that only `after` contains is left out if it has its default value, because the key may have been added to the package after the
+    run with the settings `before`, and the default value does not change what this run learned.
     """
     ((_, body),) = dump_spec(spec).items()
     return [path for path in diff(before, after) if path in before or not _is_default(path, after[path], body)]
@@ -124,8 +124,8 @@ def _apply_set_arguments(body: Any, sets: Sequence[str], report: Report) -> Any:
 
 
 def _set_argument_path(body: dict[str, Any], key: KeyPath) -> KeyPath:
-    """Return the path in a raw study that a --set argument changes. The path of a --set argument ("set", "env", "max_frame") becomes
-    ("set", "env.max_frame").
+    """Return the path in a raw study at which the value of a --set argument is set. The path ("set", "env", "max_frame") in a --set
+    argument becomes ("set", "env.max_frame").
 
     This function flattens the object at a key `set` to dotted paths in place, and removes the changed path from the object so that the new
     value comes last.
@@ -159,8 +159,10 @@ def _check_study(spec: StudySpec, report: Report) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             report.add_problem(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
-    own: list[tuple[KeyPath, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
-    for location, seeds in [((), spec.random_seed), *own]:
+    entry_seeds: list[tuple[KeyPath, Sequence[int]]] = [
+        (("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)
+    ]
+    for location, seeds in [((), spec.random_seed), *entry_seeds]:
         for seed, count in Counter(seeds).items():
             if count > 1:
                 report.add_problem((*location, "random_seed"), f"has {seed} {count} times; expected each seed once")
@@ -174,7 +176,7 @@ def _check_study(spec: StudySpec, report: Report) -> None:
     for path in solves if spec.metric is None else ():
         report.add_problem(
             path,
-            "needs 'metric': the column that is compared with it (current_return, evaluation, return_new, total_reward or total_reward_ma)",
+            "needs 'metric', which is compared with this score (current_return, evaluation, return_new, total_reward or total_reward_ma)",
         )
     for index, env in enumerate(spec.envs):
         for label in env.published if isinstance(env.published, dict) else ():
@@ -188,7 +190,7 @@ def _check_entries(spec: StudySpec, labels: list[str], report: Report) -> None:
     several entries have."""
     for index, entry in enumerate(spec.entries):
         if entry.env is not None and spec.envs:
-            report.add_problem(("entries", index, "env"), "has no effect with envs: each entry is run in each of them")
+            report.add_problem(("entries", index, "env"), "has no effect with envs: each entry is run in each env of envs")
         if entry.published is not None and len(spec.envs) > 1:
             report.add_problem(
                 ("entries", index, "published"), f"is one score for {len(spec.envs)} envs; give the scores of each env in envs"
@@ -198,7 +200,7 @@ def _check_entries(spec: StudySpec, labels: list[str], report: Report) -> None:
 
 
 def _add_label_problem(index: int, label: str, other: int, report: Report) -> None:
-    report.add_problem(("entries", index, "label"), f"'{label}' is the label of entries[{other}] too; give each entry its own")
+    report.add_problem(("entries", index, "label"), f"'{label}' is the label of entries[{other}] too; give each entry its own label")
 
 
 class _RunPlanner:
@@ -253,8 +255,8 @@ class _RunPlanner:
         seeds: dict[tuple[str, str], set[int]] = {}
         for run in runs:
             seeds.setdefault((run.entry, run.env), set()).add(run.random_seed)
-        for (entry, env), own in seeds.items():
-            if (base := seeds.get((str(self.study.baseline), env))) is not None and own.isdisjoint(base):
+        for (entry, env), entry_seeds in seeds.items():
+            if (base := seeds.get((str(self.study.baseline), env))) is not None and entry_seeds.isdisjoint(base):
                 message = f"has no random_seed in common with the baseline '{self.study.baseline}'; paired needs at least one"
                 self.report.add_problem(("entries", self.entries[entry, env], "random_seed"), message)
 
@@ -291,7 +293,7 @@ class _RunPlanner:
     def _find_raw_spec(self, file: str, name: str) -> tuple[Path, Any]:
         """Return the path of the spec file and the raw spec of a study's entry. Raises SpecError if the file or the spec cannot be used.
 
-        The spec file is searched in the folder of the study's file, and then by `find_spec_file`.
+        The spec file is first looked up in the folder of the study's file, and then with `find_spec_file`.
         """
         if not file and name.endswith((".json", ".yaml", ".yml")):
             message = f"'{name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole"
@@ -307,7 +309,7 @@ class _RunPlanner:
         return path, raw
 
     def _collect_set_values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
-        """Return a dict from paths and variables to their values, which the keys `set` of the study, an env and an entry give.
+        """Return the values in the keys `set` of the study, the env and the entry, as a dict from paths and variables to values.
 
         If a key `set` is invalid, add a problem to the report and return None.
         """
@@ -319,9 +321,9 @@ class _RunPlanner:
         for at, section in given:
             for key, value in _flatten_set_values(section, at, self.report):
                 if key == "meta.random_seed":
-                    self.report.add_problem((*at, key), "is the study's own random_seed; set that")
+                    self.report.add_problem((*at, key), "is not used: the study has its own key random_seed; set that key")
                 if env is not None and key in ("env", "env.name"):
-                    self.report.add_problem((*at, key), f"is the name of an env, {env.name}, which envs gives")
+                    self.report.add_problem((*at, key), f"is not used: envs gives the name of the env, {env.name}")
                 values.pop(key, None)  # the last value is used, even after a value of an enclosing section
                 values[key] = value
         return None if len(self.report.problems) > before else values

@@ -57,10 +57,12 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
-    """Return a dict from the path of each unknown name of a component (such as a net) among the paths `wrong` to a likely name.
+    """Return a dict from the path of each unknown name of a component (such as a net) to a likely name.
 
     With a likely name, the other keys of the component can be checked. For a name "package.module:Class" that cannot be imported, the dict
     contains no likely name, because the keys of the class are unknown.
+
+    Args: wrong: paths of the invalid and missing keys of `raw` (see `invalid_paths`).
     """
     likely = {}
     for path in wrong:
@@ -76,8 +78,8 @@ def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str
 
 
 def _likely_name(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
-    """Return the name of that model in `models` whose name is most similar to the name in `section` or, if no name is similar, whose keys
-    fit the section best."""
+    """Return the name in `models` that is most similar to the name in `section`. If no name is similar, return the name of the model whose
+    keys fit the section best."""
     near = difflib.get_close_matches(str(section.get("name"))[:80], component_names(models), n=1)
 
     def fit(model: type[BaseModel]) -> int:

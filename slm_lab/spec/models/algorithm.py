@@ -72,7 +72,7 @@ class AlgorithmSpec(Component):
     recurrent: ClassVar[bool] = True
     """Whether the algorithm can train a RecurrentNet."""
     noisy: ClassVar[bool] = False
-    """Whether the algorithm can explore by a noisy net."""
+    """Whether the algorithm can explore with a noisy net."""
     self_imitation: ClassVar[bool] = False
     """Whether the algorithm also learns from a replay buffer of past episodes, in addition to its on-policy memory."""
     action_kinds: ClassVar[tuple[str, ...]] = ALL_ACTIONS
@@ -97,7 +97,8 @@ class AlgorithmSpec(Component):
     """Schedule over frames of the exploration variable: ε for action_policy epsilon_greedy, τ for boltzmann."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
-        """Return a tuple (name, arguments) if the actor supports only one action distribution for the action space kind `kind`, else None.
+        """Return a tuple (name, arguments) if the actor supports only one action distribution for action spaces of the kind `kind`, else
+        None.
 
         The name of the action distribution is a key of ops.distributions.ACTOR_DISTRIBUTIONS. If the return value is None, the spec key
         action_pdtype names the distribution.
@@ -240,7 +241,7 @@ class PPOSpec(VTraceSpec):
     lam: Fraction = 0.95
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     clip_eps_spec: Schedule = constant_schedule(0.2)
-    """Schedule of ε of the clipped objective over frames."""
+    """Schedule over frames of ε in the clipped objective."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
@@ -259,11 +260,11 @@ class PPOSpec(VTraceSpec):
     adaptive_lr: AdaptiveLR | None = None
     """Adaptive learning rate, given as {kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}. After each rollout, the learning
     rate is divided by factor if approx_kl of the last epoch is above 2 · kl_target, and multiplied by factor if approx_kl is below
-    kl_target / 2. The learning rate begins with the learning rate of optim_spec, and stays between min_lr and max_lr. The learning rate of
-    a separate critic optimizer is scaled by the same factors. adaptive_lr replaces lr_scheduler_spec. By default, the learning rate is not
-    adapted."""
+    kl_target / 2. The initial learning rate is the learning rate of optim_spec. The learning rate stays between min_lr and max_lr. The
+    learning rate of a separate critic optimizer is scaled by the same factors. adaptive_lr replaces lr_scheduler_spec. By default, the
+    learning rate is not adapted."""
     recompute_advantages: Flag = False
-    """Whether values and advantages are computed again, with the current critic, before each epoch after the first epoch (arXiv:2006.05990,
+    """Whether values and advantages are computed again, with the current critic, before each epoch except the first (arXiv:2006.05990,
     section 3.5)."""
     normalize_values: Flag = False
     """Whether the critic learns normalised returns, as with `normalize_value` of rl_games. The critic's output is then the value minus the
@@ -280,9 +281,10 @@ class PPOSpec(VTraceSpec):
     """Whether the value loss compares the symlog (arXiv:2301.04104, equation 9) of values with the symlog of their targets. All other
     computations use the values themselves."""
     normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
-    """With standardize (or true), advantages get zero mean and unit standard deviation over each minibatch, and with rollout over the
-    complete rollout. With percentile, advantages are divided by max(1, moving average of the range from the 5th to the 95th percentile of a
-    minibatch) (after arXiv:2301.04104, equation 11). With false, advantages are not normalised."""
+    """With standardize (or true), advantages get zero mean and unit standard deviation over each minibatch. With rollout, advantages get
+    zero mean and unit standard deviation over the complete rollout. With percentile, advantages are divided by max(1, m), where m is the
+    moving average of the range from the 5th to the 95th percentile of a minibatch (after arXiv:2301.04104, equation 11). With false,
+    advantages are not normalised."""
     normalize_v_targets: Flag = False
     """Whether the value loss divides values and their targets by the running standard deviation of targets (at least 1), and clamps the
     quotients to ±10."""
@@ -340,12 +342,12 @@ class EpsilonGreedySpec(AlgorithmSpec):
     action_policy: ActionPolicy = "epsilon_greedy"
     """How to choose an action from the action distribution. With "default", the action is sampled from the distribution."""
     explore_var_spec: Schedule | None = None
-    """Schedule of ε (for epsilon_greedy) or τ (for boltzmann) over frames. The default schedule of ε decreases from 1 to 0.05 over the
+    """Schedule over frames of ε (for epsilon_greedy) or τ (for boltzmann). The default schedule of ε decreases from 1 to 0.05 over the
     first tenth of env.max_frame or, with a noisy net, is constantly 0."""
 
 
 class PQNSpec(EpsilonGreedySpec):
-    """Parallelised Q-network (PQN, arXiv:2407.04811): Q(λ) on rollouts of many envs, without replay buffer and target net."""
+    """Parallelised Q-network (PQN, arXiv:2407.04811): Q(λ) on rollouts of many envs, without a replay buffer and without a target net."""
 
     class_path = "slm_lab.agent.algorithm.pqn:PQN"
     action_kinds = ("discrete",)
@@ -485,9 +487,9 @@ class C51Spec(DistributionalSpec):
     num_atoms: Positive = 51
     """Number of atoms, at least 2."""
     v_min: Real = -10.0
-    """Least return of the atoms. Discounted returns below v_min count as v_min."""
+    """Return of the lowest atom. Discounted returns below v_min count as v_min."""
     v_max: Real = 10.0
-    """Greatest return of the atoms, above v_min. Discounted returns above v_max count as v_max. The default value of v_max is suitable for
+    """Return of the highest atom, above v_min. Discounted returns above v_max count as v_max. The default value of v_max is suitable for
     rewards that are clipped to ±1, as in Atari."""
 
     def value_distribution(self) -> tuple[str, dict[str, Any]]:
@@ -511,7 +513,7 @@ class BCSpec(OfflineSpec):
 
     name: Literal["BC"]
     entropy_coef_spec: Schedule = constant_schedule(0.0)
-    """Schedule of the weight of the entropy bonus over frames (gradient steps)."""
+    """Schedule over frames (gradient steps) of the weight of the entropy bonus."""
 
 
 class IQLSpec(OfflineSpec):
@@ -534,7 +536,7 @@ class IQLSpec(OfflineSpec):
 
 
 class EntropyAnneal(SpecModel):
-    """Linear annealing of the automatic target entropy of a policy over discrete actions."""
+    """Linear annealing of the automatic target entropy of a policy with discrete actions."""
 
     start_ratio: Fraction | None = None
     """Target entropy at the first frame, as a fraction of ln|A|, by default target_entropy_ratio."""
@@ -614,8 +616,7 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
 
 
 class CrossQSpec(SoftActorCriticSpec):
-    """CrossQ (arXiv:1902.05605): soft actor-critic without target networks, whose critics batch-normalise states and next states
-    jointly."""
+    """CrossQ (arXiv:1902.05605): soft actor-critic without target networks. The critics batch-normalise states and next states jointly."""
 
     class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     has_target = False
@@ -659,9 +660,9 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     num_atoms: Positive = 101
     """Number of atoms, at least 2."""
     v_min: Real = -5.0
-    """Least return of the atoms. Soft discounted returns below v_min count as v_min."""
+    """Return of the lowest atom. Soft discounted returns below v_min count as v_min."""
     v_max: Real = 5.0
-    """Greatest return of the atoms, above v_min. Soft discounted returns above v_max count as v_max. The default value of v_max is suitable
+    """Return of the highest atom, above v_min. Soft discounted returns above v_max count as v_max. The default value of v_max is suitable
     for rewards that are scaled by env.normalize_reward or env.reward_scale."""
 
     @property
@@ -679,10 +680,10 @@ class TD3Spec(ReplayActorCriticSpec):
     action_pdtype: Literal["default"] = "default"
     """Distribution of actions. The only value, "default", means that the output of the actor is the action."""
     action_policy: Exploration = "gaussian"  # type: ignore[assignment]  # the actor has no distribution to sample
-    """How to explore. With gaussian, an action is the actor's action plus Gaussian noise, clipped to the bounds. With random, actions are
-    uniformly random."""
+    """How to explore. With gaussian, Gaussian noise is added to the actor's action, and the sum is clipped to the bounds. With random,
+    actions are uniformly random."""
     explore_var_spec: Schedule | None = constant_schedule(0.1)
-    """Schedule of the standard deviation of the exploration noise over frames. The standard deviation of the noise refers to actions scaled
+    """Schedule over frames of the standard deviation of the exploration noise. The standard deviation of the noise refers to actions scaled
     to [−1, 1], regardless of the bounds of actions in the environment."""
     policy_delay: Positive = 2
     """Number of critic updates per update of the actor and of the target networks."""

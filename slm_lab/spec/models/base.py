@@ -2,8 +2,8 @@
 
 A spec can name a user's own algorithm, net or memory by `name: "package.module:Class"`. The named class is a pydantic model, a subclass of
 AlgorithmSpec, NetSpec or MemorySpec. The fields of a user's model are the keys of the section of the spec, the ClassVars of the model
-declare the properties that rules need, and the classmethod `implementation()` of the model returns the class to build. The module that
-defines a user's model is imported when a spec is checked. A module that defines a user's model should import torch only inside
+declare the properties that the rules (slm_lab.spec.rules) need, and the classmethod `implementation()` of the model returns the class to
+build. The module that defines a user's model is imported when a spec is checked. This module should import torch only inside
 `implementation()`.
 """
 
@@ -65,7 +65,10 @@ class Component(SpecModel):
 
 
 def models_by_name(union: Any) -> dict[str, Any]:
-    """Return a dict from names to models for an annotated union of the models of built-in components."""
+    """Return a dict from the name of each built-in component to its model.
+
+    Args: union: annotated union of the models, such as `Algorithm`.
+    """
     return {get_args(model.model_fields["name"].annotation)[0]: model for model in get_args(get_args(union)[0])}
 
 
@@ -90,7 +93,7 @@ def component_base(model: type[Component]) -> type[Component]:
 
 
 def import_class(name: str, base: type, expected: str = "", also: tuple[type, ...] = ()) -> Any:
-    """Import the class that `name`, "package.module:Class", refers to.
+    """Import and return the class at the path `name`, which has the form "package.module:Class".
 
     Args: expected: end of the error message for an object that is not a valid class.
 
@@ -103,13 +106,13 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
         if isinstance(error, ModuleNotFoundError) and error.name and (path == error.name or path.startswith(f"{error.name}.")):
             raise ExtensionError(f"cannot import '{path}': no module '{error.name}' is installed or in the current folder") from None
         raise ExtensionError(f"importing '{path}' failed: {type(error).__name__}: {error}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
+    imported = getattr(module, attribute, None)
+    if imported is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, (base, *also))]
         raise ExtensionError(f"'{path}' has no '{attribute}'{nearest_hint(attribute, classes or [*vars(module)])}")
-    if not (isinstance(found, type) and issubclass(found, (base, *also))):
+    if not (isinstance(imported, type) and issubclass(imported, (base, *also))):
         raise ExtensionError(f"'{name}' is not a subclass of {base.__module__}.{base.__qualname__}{expected}")
-    return found
+    return imported
 
 
 def import_model(name: str, kind: type[Component]) -> type[Component]:
@@ -120,16 +123,16 @@ def import_model(name: str, kind: type[Component]) -> type[Component]:
     """
     if not re.fullmatch(PATTERN, name):
         raise ExtensionError(f"invalid import path '{name}'; expected \"package.module:Class\"")
-    found: type[Component] = import_class(name, kind, "; expected the pydantic model of its keys")
-    if found.implementation.__func__ is Component.implementation.__func__:  # type: ignore[attr-defined]  # a bound classmethod
+    model: type[Component] = import_class(name, kind, "; expected the pydantic model of its keys")
+    if model.implementation.__func__ is Component.implementation.__func__:  # type: ignore[attr-defined]  # a bound classmethod
         raise ExtensionError(f"'{name}' has no classmethod implementation(), which returns the class to build")
-    if get_origin(found.model_fields["name"].annotation) is Literal:
+    if get_origin(model.model_fields["name"].annotation) is Literal:
         raise ExtensionError(f"'{name}' inherits the name of a built-in model; declare `name: str` in it")
     try:
-        found.model_rebuild()
+        model.model_rebuild()
     except Exception as error:  # the model has an annotation that pydantic cannot resolve
         raise ExtensionError(f"'{name}' is not a valid pydantic model: {error_line(error)}") from error
-    return found
+    return model
 
 
 @dataclass(frozen=True)
@@ -167,11 +170,11 @@ class NoDecay(SpecModel):
     start_val: Real
     """Constant value of the schedule."""
     end_val: Real | None = None
-    """Key of other schedules, which NoDecay does not use."""
+    """Key of other schedules, without effect in no_decay."""
     start_step: NonNegative = 0
-    """Key of other schedules, which NoDecay does not use."""
+    """Key of other schedules, without effect in no_decay."""
     end_step: Real | None = None
-    """Key of other schedules, which NoDecay does not use."""
+    """Key of other schedules, without effect in no_decay."""
 
     def value(self, frame: int) -> float:
         return self.start_val
@@ -186,7 +189,7 @@ class _Decay(SpecModel):
     start_val: Real
     """Value of the schedule up to start_step."""
     end_val: Real
-    """Value of the schedule from end_step on, which may be above start_val."""
+    """Value of the schedule from end_step on. end_val may be above start_val."""
     start_step: NonNegative = 0
     """Frame at which the value starts to change."""
     end_step: NonNegative
@@ -220,8 +223,8 @@ class LinearDecay(_Decay):
 class RateDecay(_Decay):
     """Schedule of exponential decay from start_val at start_step to end_val at end_step.
 
-    The schedule has f = frequency decays by the factor r = decay_rate. The value after k decays is
-    end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 − rᶠ).
+    The schedule consists of f decays by the factor r, where f is frequency and r is decay_rate. The value after k decays is end_val +
+    (start_val − end_val) (rᵏ − rᶠ) / (1 − rᶠ).
     """
 
     name: Literal["rate_decay"]
@@ -232,7 +235,7 @@ class RateDecay(_Decay):
 
     def _interpolate(self, fraction: float, frame: int) -> float:
         exponent = math.log(self.decay_rate) * self.frequency
-        # with few or weak decays, which are nearly linear, expm1 keeps the quotient exact
+        # expm1 keeps the quotient exact for few or weak decays, which are nearly linear
         return self.end_val + (self.start_val - self.end_val) * (1.0 - math.expm1(exponent * fraction) / math.expm1(exponent))
 
 

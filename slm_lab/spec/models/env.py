@@ -17,7 +17,7 @@ class WrapperSpec(SpecModel):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Name of the wrapper, which is a class of gymnasium.wrappers (such as RescaleAction), or "package.module:Class" for another
+    """Name of the wrapper: a class of gymnasium.wrappers (such as RescaleAction), or "package.module:Class" for another
     gymnasium.Wrapper."""
 
     @model_validator(mode="before")
@@ -64,33 +64,35 @@ class EnvSpec(SpecModel):
     """Factor by which training rewards are multiplied, or "sign" to replace rewards by their signs."""
     backend: Backend = "auto"
     """Implementation of the vector env: ale (ALE's C++ vector env), native (the vector env that Gymnasium registers for the id),
-    pettingzoo, envpool, sync (Gymnasium's SyncVectorEnv), async (each env in its own process, whose random generators are seeded), or
-    "package.module:Class" (a user's own class). auto selects the first of these implementations that supports the env."""
+    pettingzoo, envpool, sync (Gymnasium's SyncVectorEnv), async (each env runs in its own process, and the random generators of this
+    process are seeded), or "package.module:Class" (a user's own class). auto selects the first of these implementations that supports the
+    env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_wrapper_names)] = []
     """Wrappers of each env, applied in the given order. A wrapper is given by its name, or as {"name": …, arguments}. The name of a wrapper
     is a class of gymnasium.wrappers ("RescaleAction"), or "package.module:Class" for another wrapper. Rewards and returns are measured on
     the wrapped env, and max_t counts steps of the env without wrappers. Each env has its own wrapper state, which is not shared with
-    evaluation or checkpoints (instead of NormalizeObservation, use normalize_obs)."""
+    evaluation or checkpoints (use normalize_obs instead of NormalizeObservation)."""
     channels: Literal["first", "last"] | None = None
     """Axis of the channels of an image. By default, the channels are the first or the last axis, whichever has size 1, 3 or 4. If both axes
     or neither axis have size 1, 3 or 4, the default is the axis whose removal makes height and width more similar."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
-    """Entries of a Dict observation (of a Tuple observation: "0", "1", …) to keep, after the wrappers are applied. A single entry becomes
-    the observation itself. An action mask is always kept, unless `action_mask` is false. By default, all entries are kept."""
+    """Entries of a Dict observation (of a Tuple observation: "0", "1", …) to keep, after the wrappers are applied. If only one entry is
+    kept, this entry itself becomes the observation. An action mask is always kept, unless `action_mask` is false. By default, all entries
+    are kept."""
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
-    """Entry of the Dict observation, or otherwise of the env's info, that contains the mask of valid actions. The agent never takes an
-    action that the mask marks as invalid. With false, no action mask is used. By default, the entry action_mask or legal_action_mask of the
-    observation is used, if the observation has one of these entries."""
+    """Name of the entry that contains the mask of valid actions: an entry of the Dict observation or, if the observation has no such entry,
+    of the env's info. The agent never takes an action that the mask marks as invalid. With false, no action mask is used. By default, the
+    entry action_mask or legal_action_mask of the observation is used, if the observation has one of these entries."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Entries of a Dict observation that only the critic reads, such as privileged_state. In PettingZoo's envs, "state" adds the state of
     the env to the observation or, if the env has no state, the observations of all agents (a central critic). By default, the critic reads
     the same entries as the actor."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
-    """A curriculum, given as {name: rule}. Each rule changes an argument of the env's constructor (the env is rebuilt after each change) or
-    an attribute of the env when an episode ends. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
+    """A curriculum, given as {name: rule}. When an episode ends, each rule changes an argument of the env's constructor (the env is rebuilt
+    after each change) or an attribute of the env. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
     "linear_decay", …}, or {"by": "return", "start": value, "steps": [[return, value], …], "episodes": 20}. A rule by return switches to the
     value of the next step when the mean return of the last episodes with the current value reaches the return of the next step. The frames
     of a rule are the frames of all workers together. Evaluation and enjoy use the last value of each rule. By default, arguments and

@@ -66,7 +66,7 @@ def parse_rule(value: Any) -> Rule:
     if isinstance(value, list):
         steps = _check_pairs(value, "frame")
         if steps[0][0] != 0:
-            raise ValueError(f"the first frame must be 0, not {steps[0][0]}: its value holds from the start")
+            raise ValueError(f"the first frame must be 0, not {steps[0][0]}: the first value is used from the start of training")
         return StepRule("frame", *_split_pairs(steps))
     if isinstance(value, dict) and "by" in value:
         return _parse_return_rule(value)
@@ -107,10 +107,10 @@ def _check_pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
     """Return `steps` if it is a valid list [[frame or return, value], …], else raise ValueError."""
     name = "" if what == "frame" else '"steps" '
     if not isinstance(steps, list) or not steps:
-        raise ValueError(f"{name}must be a list of one or more [{what}, value], not {json.dumps(steps)}")
+        raise ValueError(f"{name}must be a list of one or more pairs [{what}, value], not {json.dumps(steps)}")
     for index, step in enumerate(steps):
         if not isinstance(step, list) or len(step) != 2 or type(step[0]) not in (int, float):
-            raise ValueError(f"{name}must be a list of [{what}, value] with numbers as {what}s; item {index} is {json.dumps(step)}")
+            raise ValueError(f"{name}must be a list of pairs [{what}, value] with numbers as {what}s; item {index} is {json.dumps(step)}")
     if what == "frame" and any(later[0] <= step[0] for step, later in pairwise(steps)):  # a harder env may give lower returns
         raise ValueError("the frames must increase")
     return steps

@@ -60,8 +60,8 @@ class ReplayKeys(SpecModel):
     batch, oldest first and at most batch_size of them. The priorities of these added transitions are not updated. With a RecurrentNet, the
     last item of a batch is the newest sequence."""
     burn_in: Count | None = None
-    """With a RecurrentNet, the number of steps before each sequence over which the net only updates the stored hidden state with its
-    current weights. The net does not learn from these steps (R2D2, Kapturowski et al., 2019). The default number is half of seq_len."""
+    """With a RecurrentNet, the number of steps before each sequence in which the net, with its current weights, only updates the stored
+    hidden state. The net does not learn from these steps (R2D2, Kapturowski et al., 2019). The default number is half of seq_len."""
     on_device: Flag = False
     """Whether to keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. on_device=true
     is an error if the agent uses the CPU."""
@@ -105,9 +105,9 @@ class SILReplayKeys(SpecModel):
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
-    """SIL, PPOSIL: each batch ends with the transitions that were added since the previous batch."""
+    """SIL, PPOSIL: whether each batch ends with the transitions that were added since the previous batch."""
     burn_in: Count | None = None
-    """SIL, PPOSIL with a RecurrentNet: number of steps before each sequence over which the net only updates its hidden state."""
+    """SIL, PPOSIL with a RecurrentNet: number of steps before each sequence in which the net only updates the hidden state."""
     alpha: NonNegative | None = None
     """SIL, PPOSIL: exponent of priorities."""
     epsilon: NonNegative | None = None
@@ -135,7 +135,7 @@ class RolloutMemorySpec(MemorySpec, SILReplayKeys):
 
 
 class OnPolicyReplaySpec(RolloutMemorySpec):
-    """On-policy memory of complete episodes, each of which is used once. With this memory, the key training_frequency counts episodes."""
+    """On-policy memory of complete episodes. Each episode is used once. With this memory, the key training_frequency counts episodes."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyReplay"
     episodes = True
@@ -144,7 +144,7 @@ class OnPolicyReplaySpec(RolloutMemorySpec):
 
 
 class OnPolicyBatchReplaySpec(RolloutMemorySpec):
-    """On-policy memory of rollouts with a fixed number of vector steps, each of which is used once. With this memory, the key
+    """On-policy memory of rollouts with a fixed number of vector steps. Each rollout is used once. With this memory, the key
     training_frequency counts vector steps."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyBatchReplay"
@@ -160,8 +160,8 @@ class OnPolicyCrossEntropySpec(RolloutMemorySpec):
 
     name: Literal["OnPolicyCrossEntropy"]
     cross_entropy: Fraction = 1.0
-    """Quantile of the total training reward of all episodes (with linear interpolation) at or above which an episode is kept. With 0.8, the
-    best fifth of the episodes is kept. With 0 or 1, all episodes are kept."""
+    """Quantile (with linear interpolation) of the total training rewards of all episodes: an episode is kept if its total training reward
+    is at or above this quantile. With 0.8, the best fifth of the episodes is kept. With 0 or 1, all episodes are kept."""
 
 
 class ReplaySpec(MemorySpec, ReplayKeys):

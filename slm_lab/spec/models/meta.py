@@ -42,32 +42,32 @@ class MetaSpec(SpecModel):
 
     distributed: Literal[False, "shared", "synced"] = False
     """Whether all Sessions train one global net (Hogwild!), each for env.max_frame / max_session frames. With "shared", Sessions always use
-    the latest weights (async SAC). With "synced", a Session copies the weights after each of its own updates, so that the Session's policy
-    is constant within a rollout (A3C). With false, each Session trains its own net."""
+    the latest weights (async SAC). With "synced", a Session copies the weights of the global net after each of its own updates, so that the
+    Session's policy is constant within a rollout (A3C). With false, each Session trains its own net."""
     hogwild_lock: Flag = False
     """Whether to lock the global net during updates, so that only one Session at a time updates the net."""
     max_restart: Count = 1
-    """Maximum number of restarts of a process that was killed or hangs. On one machine, the Sessions of a global net and rollout workers
+    """Maximum number of restarts of a process that was killed or hangs. On one machine, rollout workers and the Sessions of a global net
     are restarted. On a cluster, every Session (including Sessions whose node is lost) and the parameter server are restarted."""
     sampler: SamplerSpec | None = None
-    """Settings of rollout workers, which collect transitions while a learner trains, synchronously or asynchronously. By default, each
-    Session steps its own envs."""
+    """Settings of rollout workers, which collect transitions for a learner, synchronously or asynchronously. By default, each Session steps
+    its own envs."""
     self_play: SelfPlaySpec | None = None
-    """Settings of self-play in a game of several agents. By default, the current policies play each other, without snapshots."""
+    """Settings of self-play in a game with several agents. By default, the current policies play each other, without snapshots."""
     max_session: Positive = 1
     """Number of Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
-    """Number of trials of a search, which mode train does not use. If all keys of a search are grid_search, the search has one trial for
-    each combination of the values, and a max_trial above 1 limits the number of trials."""
+    """Number of trials of a search. Mode train does not use max_trial. If all keys of a search are grid_search, the search has one trial
+    for each combination of the values, and a max_trial above 1 limits the number of trials."""
     log_frequency: Positive = 10_000
     """Number of frames between the rows of a Session's log. The default number is 10,000 or, if the Session has fewer than 500,000 frames,
     a fiftieth of the Session's frames."""
     eval_episodes: Count | Literal["auto"] = "auto"
     """Number of episodes in each evaluation of the deterministic policy. Each evaluation episode has its own env. Eight evaluations are
-    evenly spaced over a Session. With 0, policies are not evaluated. With "auto", an evaluation has 3 to 5 episodes, as many as take at
-    most 3 % of the run's time. With "auto", policies are not evaluated if 3 episodes would take more time, if the length of an episode is
-    not limited, in self-play, or in a search. If the spec gives rigorous_eval or eval_frequency but not eval_episodes, the default is 0
-    instead of "auto"."""
+    evenly spaced over a Session. With 0, policies are not evaluated. With "auto", an evaluation has 3 to 5 episodes, so that all
+    evaluations together take at most 3 % of the run's time. With "auto", policies are not evaluated if evaluations with 3 episodes would
+    take more time, if the length of an episode is not limited, in self-play, or in a search. If the spec gives rigorous_eval or
+    eval_frequency but not eval_episodes, the default is 0 instead of "auto"."""
     eval_frequency: Positive = 10_000
     """Number of frames between evaluations, if rigorous_eval is above 0. With meta.distributed, each worker counts its own frames, and the
     workers evaluate the net in turn."""
@@ -78,10 +78,10 @@ class MetaSpec(SpecModel):
     """Whether evaluations use the mode of the action distribution instead of a sample."""
     track_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The logged value is the value in the last step of an
-    episode or, in EnvPool with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), the maximum, minimum, sum or mean over all
-    steps of the episode. The mean of an entry over the last 100 episodes is logged in the column info_{key}, and plotted on the page of the
-    run. If the spec does not give track_info, success is logged for envs of EnvPool that report success, and no entry is logged for other
-    envs."""
+    episode. In EnvPool, with the suffix ":max", ":min", ":sum" or ":mean" (such as "success:max"), the logged value is the maximum,
+    minimum, sum or mean over all steps of the episode. The mean of an entry over the last 100 episodes is logged in the column info_{key},
+    and plotted on the page of the run. If the spec does not give track_info, success is logged for envs of EnvPool that report success, and
+    no entry is logged for other envs."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame. By default, training time is not
     limited."""
@@ -97,8 +97,9 @@ class MetaSpec(SpecModel):
     The best and the last weights are always kept."""
     init_from: str | None = None
     """Source of the initial weights: the folder of a run, search or study, a checkpoint file, or the name of a model or pretrained agent.
-    Training starts with the best weights and observation statistics of the source, where names and shapes match. With agent.policies, each
-    policy starts from the policy of the same name. By default, training starts with random weights."""
+    Training starts with the best weights and the observation statistics of the source. Weights and statistics whose names or shapes do not
+    match are not used. With agent.policies, each policy starts from the policy of the same name. By default, training starts with random
+    weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
     format. BC and IQL learn only from the recorded episodes. Off-policy algorithms learn from their replay buffer and the recorded episodes
@@ -106,8 +107,8 @@ class MetaSpec(SpecModel):
     stall_notice: PositiveReal = 30.0
     """Seconds without progress of a Session or worker after which a notice is printed."""
     stall_limit: PositiveReal | None = None
-    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error. The default limit is
-    300 for rollout workers. By default, Sessions have no limit."""
+    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error. By default, the
+    limit is 300 for rollout workers, and Sessions have no limit."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User-defined observers, as "package.module:Class". Each class is a subclass of slm_lab.Observer, whose methods are called for steps,
     updates and rows of the log."""
@@ -122,8 +123,8 @@ class MetaSpec(SpecModel):
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
     """Library that computes the float32 matrix products of fully connected layers on the CPU. With "onednn", oneDNN computes products of at
     least 128 rows, inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), and MKL computes smaller products. With "mkl", MKL
-    computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), otherwise
-    torch's default library. Results with different libraries differ by rounding. meta.run records the library."""
+    computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), and torch's
+    default library on other processors. Results with different libraries differ by rounding. meta.run records the library."""
     threads: Positive | Literal["auto"] = "auto"
     """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update of a net with convolutions uses as
     many threads as there are cores per concurrent Session, at most 8. With "auto", one thread is used for other nets, and also if other
@@ -131,16 +132,16 @@ class MetaSpec(SpecModel):
     the same number of threads are equal, and results with different numbers of threads differ by rounding. meta.run records the number of
     threads."""
     search_resources: SearchResources = SearchResources()
-    """Resources of one trial of a search, which mode train does not use."""
+    """Resources of one trial of a search. Mode train does not use search_resources."""
     search_scheduler: SearchScheduler | None = None
-    """Early stopping of the trials of a search, which mode train does not use. By default, trials do not stop early."""
+    """Early stopping of the trials of a search. Mode train does not use search_scheduler. By default, trials do not stop early."""
     search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
-    """How a search proposes values, which mode train does not use. With "optuna", a tree-structured Parzen estimator (TPE) proposes values
-    from the results so far, after 10 random trials. With "random", values are drawn independently at random. With "grid", a search tries
-    all combinations of the values of grid_search keys, with random values of other keys. "pbt" is population-based training. If all keys of
-    a search are grid_search, "optuna" and "random" also try all combinations."""
+    """How a search proposes values. Mode train does not use search_algorithm. With "optuna", a tree-structured Parzen estimator (TPE)
+    proposes values from the results so far, after 10 random trials. With "random", values are drawn independently at random. With "grid", a
+    search tries all combinations of the values of grid_search keys, with random values of other keys. "pbt" is population-based training.
+    If all keys of a search are grid_search, "optuna" and "random" also try all combinations."""
     search_metric: SearchMetric | None = None
-    """Metric of a trial (the mean over its Sessions) that a search maximises, which mode train does not use. The default metric is
+    """Metric of a trial (the mean over its Sessions) that a search maximises. Mode train does not use search_metric. The default metric is
     current_return."""
     search_keep: Count | Literal["all"] = 10
     """Number of best trials of a search whose checkpoints are kept, in addition to the trials of --confirm. With "all", checkpoints of all
@@ -151,9 +152,9 @@ class MetaSpec(SpecModel):
 
     @property
     def evaluates_by_default(self) -> bool:
-        """Return whether `eval_episodes="auto"` may lead to evaluations.
+        """Return whether eval_episodes is "auto", so that policies may be evaluated.
 
-        Return False if the spec does not give eval_episodes, but gives rigorous_eval or eval_frequency.
+        The result is False if the spec gives rigorous_eval or eval_frequency but not eval_episodes.
         """
         given = self.model_fields_set
         return self.eval_episodes == "auto" and ("eval_episodes" in given or not given & {"rigorous_eval", "eval_frequency"})
@@ -197,7 +198,7 @@ class PBTSpec(SpecModel):
 
 
 class SelfPlaySpec(SpecModel):
-    """Training against earlier weights of the same policy, in a game of several agents. Snapshots of the weights get Elo ratings."""
+    """Training against earlier weights of the same policy, in a game with several agents. Snapshots of the weights get Elo ratings."""
 
     pool: Positive = 10
     """Number of newest snapshots that are kept as opponents."""
@@ -211,9 +212,9 @@ class SelfPlaySpec(SpecModel):
     """Fraction of the games that are played against snapshots. In all other games, and with opponent "latest", the policy plays for every
     agent and learns from the steps of all agents."""
     rating_games: Count = 32
-    """Number of games of each snapshot against each of up to four opponents (uniformly random actions, and earlier snapshots), from which
-    the Elo rating of the snapshot is computed. Uniformly random actions have the rating 0. With rating_games = 0, ratings are not
-    computed."""
+    """Number of games that each snapshot plays against each of up to four opponents (uniformly random actions, and earlier snapshots). The
+    Elo rating of the snapshot is computed from these games. Uniformly random actions have the rating 0. With rating_games = 0, ratings are
+    not computed."""
     fixed_opponents: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """Scripted players, as "package.module:Class", such as slm_lab.env.board_players:OnePlyConnectFour. Each snapshot also plays
     rating_games games against each scripted player. The mean scores of a snapshot against the scripted players are written to the columns
@@ -221,7 +222,7 @@ class SelfPlaySpec(SpecModel):
 
 
 class SamplerSpec(SpecModel):
-    """Training with rollout workers, which step envs while a learner trains, synchronously or asynchronously."""
+    """Training with rollout workers, which step envs and collect transitions for a learner, synchronously or asynchronously."""
 
     async_rl: Flag = True
     """Whether rollout workers are asynchronous. Asynchronous workers collect while the learner trains, with policy lag. With false,
@@ -247,8 +248,8 @@ class SamplerSpec(SpecModel):
     """Where actions are computed: in each worker (local), or in batches in one process for all workers (central). With auto, actions are
     computed centrally for nets on a GPU, otherwise locally."""
     num_policies: Positive = 1
-    """Number of policies, each of which is trained for env.max_frame frames. In each episode, one policy, drawn at random, acts in an env
-    (or, with several agents, for each agent)."""
+    """Number of policies, each of which is trained for env.max_frame frames. In each episode, one policy, drawn at random, acts in an env.
+    In envs with several agents, a policy is drawn for each agent."""
     pbt: PBTSpec | None = None
     """Settings of population-based training of the policies. By default, policies learn independently."""
 

@@ -24,7 +24,7 @@ from slm_lab.spec.models.base import (
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
 """Log standard deviation between −5 and 2. The Normal distribution clips log standard deviations to these bounds, at which the gradient is
 0."""
-WHOLE = frozenset({
+INTEGER_ARGUMENTS = frozenset({
     "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
     "step_size_down", "milestones", "k",
 })  # fmt: skip
@@ -43,10 +43,11 @@ class TorchClassSpec(SpecModel):
     def _convert_integers(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
-        return {
-            key: value if key not in WHOLE else [to_integer(item) for item in value] if isinstance(value, list) else to_integer(value)
-            for key, value in raw.items()
-        }
+
+        def convert(value: Any) -> Any:
+            return [to_integer(item) for item in value] if isinstance(value, list) else to_integer(value)
+
+        return {key: convert(value) if key in INTEGER_ARGUMENTS else value for key, value in raw.items()}
 
     @property
     def kwargs(self) -> dict[str, Any]:
@@ -111,8 +112,8 @@ class NetSpec(Component):
 
     input: Literal["image", "vector"] | None = None
     """How observations with two or more axes are encoded: as images or as flat vectors. By default, nets with convolutions encode these
-    observations as images, and for other nets the observation space determines the encoding (images are integers from 0 to 255, and bools
-    and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes)."""
+    observations as images. For other nets, the observation space determines the encoding: images are integers from 0 to 255, and arrays of
+    bools or floats that have three axes and values from 0 to 1, -1 to 1 or 0 to 255."""
     shared: Flag = False
     """Whether actor and critic share the hidden layers (body) of the network."""
     use_same_optim: Flag = True
@@ -120,8 +121,8 @@ class NetSpec(Component):
     actor and critic have separate optimizers (actor_optim_spec, critic_optim_spec). A net that actor and critic share always has one
     optimizer."""
     log_std_init: LogStd | None = None
-    """Initial value (above -5, below 2) of the log standard deviation of Normal and NormalTanh, which is then a state-independent
-    parameter. By default, the log standard deviation is an output of the network."""
+    """Initial value (above -5, below 2) of the log standard deviation of Normal and NormalTanh. With log_std_init, the log standard
+    deviation is a parameter that does not depend on the state. By default, the log standard deviation is an output of the network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
     critic_init_std: PositiveReal | None = None
@@ -162,7 +163,7 @@ class NetSpec(Component):
     without bfloat16 instructions (AVX-512 BF16 or AMX), training with "bfloat16" takes about ten times as long as with "float32"."""
     gpu: Flag | Literal["auto"] = "auto"
     """Whether to compute on a CUDA device. With "auto", a CUDA device is used if the machine has one. With true, if the machine has no CUDA
-    device, the CPU is used, with a notice."""
+    device, the CPU is used and a notice is printed."""
     cuda_id: Count | None = None
     """Index of the CUDA device. By default, Sessions are distributed over all CUDA devices."""
     tf32: Flag = False
@@ -237,7 +238,7 @@ class SimbaNetSpec(NetSpec):
 
 
 class SimbaV2NetSpec(NetSpec):
-    """SimbaV2 (arXiv:2502.15280), SimBa on a hypersphere: features and the weights of each unit are scaled to norm 1."""
+    """SimbaV2 (arXiv:2502.15280), SimBa on a hypersphere: the features, and the weights of each unit, are scaled to norm 1."""
 
     name: Literal["SimbaV2Net"]
     width: Positive = 128
@@ -265,9 +266,9 @@ class ConvNetSpec(LayersSpec):
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
     ) = None
     """List of convolutional layers [out_channels, kernel, stride, padding, dilation]. Stride, padding and dilation are optional. The
-    default layers are those of Mnih et al. (2015), [[32, 8, 4], [64, 4, 2], [64, 3, 1]] or, for images below 36 pixels, which are too small
-    for these layers, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]. Each image of a Dict or Tuple has its own convolutional layers. The
-    outputs of all convolutional layers and all other entries of the observation enter the fully connected layers."""
+    default layers are those of Mnih et al. (2015), [[32, 8, 4], [64, 4, 2], [64, 3, 1]] or, for images smaller than 36 pixels, which are
+    too small for these layers, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]. Each image of a Dict or Tuple has its own convolutional
+    layers. The outputs of all convolutional layers and all other entries of the observation enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
     """Number of units of each fully connected hidden layer."""
     normalize: Flag = False
@@ -314,9 +315,9 @@ class TorchArcNetSpec(NetSpec):
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None
-    """Architecture {modules, graph} of the body of the net, to which output layers are added. The modules of an architecture are the layers
-    of torch.nn, including lazy layers, and BatchRenorm1d and LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps},
-    WeightNormLinear, LazyWeightNormLinear and NormalTanh."""
+    """Architecture {modules, graph} of the body of the net, to which output layers are added. The modules of an architecture can be layers
+    of torch.nn (including lazy layers), BatchRenorm1d and LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear,
+    LazyWeightNormLinear, and NormalTanh."""
     arc_file: str | None = None
     """Path of a YAML or JSON file with the value of `arc`, relative to the spec file or to the working directory. The spec that a run saves
     contains the content of the file."""
@@ -329,8 +330,8 @@ class TorchArcNetSpec(NetSpec):
     hid_layers_activation. With init_fn, biases are initialised to 0. By default, layers have torch's default initialisation, which layers
     of other types always have."""
     hid_layers_activation: str = "relu"
-    """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). `arc` contains the
-    activations of the net, which hid_layers_activation does not change."""
+    """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). The activations of the
+    net are modules of `arc`. hid_layers_activation does not change them."""
     out_layer_activation: str | None = None
     """Activation of the actor's output layer. By default, the output layer has no activation."""
     normalize: Flag = False

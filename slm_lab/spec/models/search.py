@@ -18,7 +18,7 @@ from slm_lab.spec.models.spec import Spec, ineffective_keys
 from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
-"""Keys that specs no longer have, but that the search sections of published specs contain."""
+"""Keys that no longer exist in specs, but that still occur in the search sections of published specs."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class _ArgumentForm:
 
     words: str
     """Description of the distribution's arguments, for messages."""
-    least: int
-    most: int
+    min_args: int
+    max_args: int
     integer: bool = False
     log: bool = False
     ordered: bool = True
@@ -118,7 +118,7 @@ class SearchKey:
         return self.multiple_of_step(math.ceil(low / step - _SLACK)), self.multiple_of_step(math.floor(high / step + _SLACK))
 
     def multiple_of_step(self, count: float) -> float:
-        """Return the product, without rounding error, of the step and of `count` rounded to an integer.
+        """Round `count` to an integer, and return its product with the step, without floating-point error.
 
         The product has the type int if all values of the distribution are integers.
         """
@@ -126,7 +126,7 @@ class SearchKey:
         return int(product) if self.is_integer else float(f"{product:.12g}")
 
     def values_to_check(self) -> tuple[Any, ...]:
-        """Return a sample of the possible values, which is validated in place of all values.
+        """Return a sample of the possible values. Only this sample is validated, not all possible values.
 
         For choice and grid_search, the sample contains the indices of all options. For a range, the sample contains both ends and possibly
         a value between the ends. For a normal distribution, the sample contains the mean.
@@ -154,8 +154,8 @@ def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
 
 
 def active_values(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield a tuple (search key, value) for each active search key. Search keys of a section of the spec precede search keys inside this
-    section.
+    """Yield a tuple (search key, value) for each active search key. A search key whose value is a complete section of the spec precedes the
+    search keys inside this section.
 
     A search key that is nested in an option of another search key is active only if this option is chosen.
 
@@ -174,8 +174,10 @@ def walk_search_keys(
     """Yield a tuple (search key, conditions) for each search key. Nested search keys follow the search key in whose options they are
     nested.
 
-    The conditions under which a search key is active are a dict from the attribute `where` of each outer search key to the index of the
+    The conditions determine when the search key is active. They map the attribute `where` of each outer search key to the index of the
     option that must be chosen.
+
+    Args: above: conditions of the outer search keys, by default none.
     """
     for key in keys:
         yield key, dict(above or {})
@@ -188,7 +190,7 @@ _META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search
 
 
 def is_search_only(path: KeyPath) -> bool:
-    """Return whether only a search, and no other mode, uses the key of a spec at `path`."""
+    """Return whether the key of a spec at `path` is used only by searches, and by no other mode."""
     return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
 
 
@@ -199,10 +201,10 @@ def changed_search_keys(spec: Spec) -> list[str]:
 
 
 def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None], report: Report) -> dict[str, Any]:
-    """Return a valid search section in which search keys are moved to other paths of the spec.
+    """Return a search section in which search keys are moved to other paths of the spec. If any search key is moved, all search keys get
+    dotted paths. Add a note to `report` for each removed search key.
 
-    Args: moved: dict from old paths to new paths, or to None to remove the search key. If any search key is moved, all search keys get
-    dotted paths.
+    Args: search: valid search section. moved: dict from old paths to new paths, or to None to remove the search key.
     """
     found = [
         (key, args, next((old for old in moved if key.path[: len(old)] == old), None)) for key, args in search_entries(search, Report())
@@ -221,8 +223,8 @@ def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None]
 
 
 def prune_search(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove keys that no longer exist and keys without effect from the search section of a raw spec, and add a note to `report` for each
-    removed key."""
+    """Remove keys that no longer exist, and keys without effect, from the search section of a raw spec in place. Add a note to `report` for
+    each removed key, and return the raw spec."""
     search = raw.get("search")
     if isinstance(search, dict):
         _prune_section(search, (), ("search",), raw, report)
@@ -252,7 +254,7 @@ def _misspelt_key(text: str, args: Any) -> str:
 
 
 def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath = ()) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield a tuple (search key, arguments in the form of the file) for each well-formed key of `node`, and add a problem to `report` for
+    """Yield a tuple (search key, arguments as written in the file) for each well-formed key of `node`, and add a problem to `report` for
     each malformed key.
 
     Args:
@@ -315,7 +317,7 @@ def _argument_error(distribution: str, args: Any) -> str | None:
     form = DISTRIBUTIONS[distribution]
     if form.options:
         return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {format_json(args)}"
-    fit = isinstance(args, list) and form.least <= len(args) <= form.most
+    fit = isinstance(args, list) and form.min_args <= len(args) <= form.max_args
     if not fit or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) or not math.isfinite(arg) for arg in args):
         return f"{distribution} expects numbers {form.words}, not {format_json(args)}"
     if form.integer and any(arg != int(arg) for arg in args):
@@ -327,10 +329,10 @@ def _argument_error(distribution: str, args: Any) -> str | None:
     if not form.ordered and args[1] < 0:
         return f"{distribution} needs a deviation ≥ 0, not {format_json(args[1])}"
     if len(args) > 2 and args[2] <= 0:
-        return f"{distribution} needs {'a base' if len(args) > form.least else 'a step'} above 0"
+        return f"{distribution} needs {'a base' if len(args) > form.min_args else 'a step'} above 0"
     low, high = SearchKey((), distribution, tuple(args)).bounds if form.ordered else (0, 0)
     return (
         None
         if low <= high
-        else f"{distribution} needs a multiple of {format_json(args[2])} from {format_json(args[0])} to {format_json(args[1])}"
+        else f"{distribution}: the range {format_json(args[:2])} contains no multiple of the step {format_json(args[2])}"
     )

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from slm_lab.lib.records import InputKind
 
 REPLAY_ROWS = 16
-"""Number of vector steps of the rollouts that a worker collects for a replay buffer. This number is small, because rollout workers update
-their policy after each rollout."""
+"""Number of vector steps of each rollout that a rollout worker collects for a replay buffer. This number is small, because rollout workers
+update their policy after each rollout."""
 
 
 def default_memory(algorithm: AlgorithmSpec | None) -> Any:
@@ -47,8 +47,8 @@ def default_memory(algorithm: AlgorithmSpec | None) -> Any:
 
 
 SPEC_VERSION = 3
-"""Version of the format of the specs that runs save, which is stored as spec_version in meta.run. A saved spec with another version raises
-SpecError."""
+"""Version of the format in which runs save specs. The version is stored as spec_version in meta.run. Loading a saved spec with another
+version raises SpecError."""
 
 
 class AgentSpec(SpecModel):
@@ -65,12 +65,12 @@ class AgentSpec(SpecModel):
     algorithm Random needs no net.)"""
     critic_net: Net | None = None
     """Network of the critics if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, DistributionalSAC, TD3,
-    DDPG, IQL). By default, the critics have the same keys as agent.net."""
+    DDPG, IQL). By default, the keys of agent.net also define the network of the critics."""
 
     policies: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
-    """For envs with several agents, an object from the names of policies to the names of the agents for which each policy acts, such as
-    {"good": ["agent_0"], "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and logs. All agents of a policy
-    must have equal spaces. By default, one policy acts for all agents."""
+    """For envs with several agents, an object that maps the name of each policy to the names of the agents for which the policy acts, such
+    as {"good": ["agent_0"], "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and logs. All agents of a
+    policy must have equal spaces. By default, one policy acts for all agents."""
 
     @property
     def nets(self) -> dict[str, NetSpec]:
@@ -116,9 +116,10 @@ class Spec(SpecModel):
     """Search space, with keys of the form "key__distribution": [arguments], nested like the spec (items of a list by position) or with
     dotted paths. The arguments of choice and grid_search are the values to try. If one of these values is an object, the object may also
     contain search keys, which are searched only if the value is used. The arguments of uniform and loguniform are [low, high], the
-    arguments of randint and lograndint are [low, high) in integers, and the arguments of randn and normal are [mean, deviation]. If the
-    name of the distribution begins with q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a step, values are
-    multiples of the step, and the bound high is a possible value. Mode train does not use the search space."""
+    arguments of randint and lograndint are integers [low, high], where high is not a possible value, and the arguments of randn and normal
+    are [mean, deviation]. If the name of the distribution begins with q (quniform, qloguniform, qrandint, qlograndint, qrandn), the third
+    argument is a step, values are multiples of the step, and the bound high is a possible value. Mode train does not use the search
+    space."""
 
     @model_validator(mode="after")
     def _set_default_exploration(self) -> Spec:
@@ -191,8 +192,8 @@ class Spec(SpecModel):
         return [*map(str, range(self.policies))] if self.agent.policies is None else [*self.agent.policies]
 
 
-_LATER = frozenset({"device"})
-"""Keys of the section env in published specs that this version of the package does not support."""
+_UNSUPPORTED_ENV_KEYS = frozenset({"device"})
+"""Keys that occur in the section env of published specs, but that this version of the package does not support."""
 
 
 def union_members(annotation: Any) -> list[Any]:
@@ -241,6 +242,7 @@ def component_names(annotations: list[Any]) -> list[str]:
 
 
 def annotations_below(annotation: Any, key: str | int) -> list[Any]:
+    """Return the types that the value at `key` may have, inside a value with the type `annotation`."""
     if is_model(annotation) and isinstance(key, str) and key in annotation.model_fields:
         return union_members(annotation.model_fields[key])
     if get_origin(annotation) is list and isinstance(key, int):
@@ -266,5 +268,5 @@ SECTION_KEYS = {
 def ineffective_keys(location: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
     """Return those keys of a section that have no effect with the component (such as an algorithm) that the raw spec names."""
     models = models_at(location, raw)
-    known = SECTION_KEYS.get(location, frozenset()) | (_LATER if location == ("env",) else frozenset())
+    known = SECTION_KEYS.get(location, frozenset()) | (_UNSUPPORTED_ENV_KEYS if location == ("env",) else frozenset())
     return known - models[0].model_fields.keys() if len(models) == 1 else frozenset()

@@ -26,8 +26,8 @@ class StudyEntry(SpecModel):
     label: str | None = None
     """Name of the entry in tables and figures, by default the NAME of the spec."""
     set: dict[str, Any] = {}
-    """Values of keys and variables for the runs of the entry, such as {"env.max_frame": 1e5}. As in `--set` arguments, the paths of keys
-    and the names of variables select what is set, but objects may also be nested."""
+    """Values of keys and variables for the runs of the entry, such as {"env.max_frame": 1e5}. As in `--set` arguments, a value is given for
+    the path of a key or for the name of a variable, but objects may also be nested."""
     env: str | None = None
     """In a study without `envs`, the name of the entry's env in tables and figures, by default the env id. Entries in different envs can
     have the same label."""
@@ -98,7 +98,7 @@ class StudyRun:
     """Label of the run's env."""
     spec: Spec
     settings: Mapping[str, Any]
-    """Maps the dotted paths of all keys that determine the results of the run, except the seed, to their values (see
+    """Maps the dotted path of each key that determines the results of the run, except the seed, to the value of the key (see
     `study_file.settings_that_affect_results`)."""
 
     @property
@@ -161,8 +161,8 @@ class StudyPlan:
 
     def solve_score(self, env: str) -> float | None:
         """Return the score at or above which an env counts as solved, or None if the study does not give this score."""
-        own = next((one.solve for one in self.spec.envs if one.title == env), None)
-        return self.spec.solve if own is None else own
+        env_score = next((study_env.solve for study_env in self.spec.envs if study_env.title == env), None)
+        return self.spec.solve if env_score is None else env_score
 
     def published_score(self, entry: str, env: str) -> float | None:
         """Return the published score with which an entry is compared in an env, or None if the study does not give this score."""

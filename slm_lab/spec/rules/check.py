@@ -1,4 +1,4 @@
-"""Check the rules that concern several sections of a spec, and report contradictions between keys, and names that do not exist."""
+"""Check the rules that concern several sections of a spec. Contradictions between keys, and names that do not exist, are reported."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _check_agents(spec: Spec, report: Report) -> None:
         )
     if policies is not None and spec.meta.sampler is not None and spec.meta.sampler.num_policies > 1:
         report.add_problem(
-            (*SAMPLER, "num_policies"), "draws a policy for each episode, which agent.policies determines; remove one of them"
+            (*SAMPLER, "num_policies"), "draws policies for each episode, but agent.policies assigns them to agents; remove one of the keys"
         )
     if self_play is not None and engine is not None:
         why = f"is not supported with meta.{engine}, only with envs that each Session steps itself; remove one of them"
@@ -95,7 +95,7 @@ def _check_agents(spec: Spec, report: Report) -> None:
                 )
     if self_play is not None and policies is not None:
         report.add_problem(
-            ("meta", "self_play"), "trains one policy against its own snapshots, not those of agent.policies; remove one of them"
+            ("meta", "self_play"), "trains one policy against its own snapshots, and does not support agent.policies; remove one of them"
         )
     if self_play is not None and self_play.opponent == "latest" and "past_fraction" in self_play.model_fields_set:
         report.add_problem(("meta", "self_play", "past_fraction"), "has no effect with the opponent 'latest'; remove it")
@@ -183,7 +183,7 @@ def _check_meta(spec: Spec, report: Report) -> None:
     algorithm, meta = spec.agent.algorithm, spec.meta
     if meta.distributed and getattr(algorithm, "reset_frequency", None) is not None:
         report.add_problem(
-            (*ALGORITHM, "reset_frequency"), "cannot be combined with meta.distributed: each Session would reset the nets of all"
+            (*ALGORITHM, "reset_frequency"), "cannot be combined with meta.distributed: each Session would reset the nets of all Sessions"
         )
     if meta.distributed and not algorithm.learns:
         report.add_problem(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
@@ -212,7 +212,7 @@ def _reject_ineffective_keys(spec: Spec, report: Report) -> None:
         if algorithm.learns and not algorithm.own_critics and not algorithm.has_critic:
             groups.append((location, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
         groups.append((location, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
-        why = f"{algorithm.name} learns distributions by their own loss" if algorithm.has_critic else "it has no critic"
+        why = f"{algorithm.name} learns distributions with its own loss" if algorithm.has_critic else f"{algorithm.name} has no critic"
         groups.append((location, ("loss_spec",), not algorithm.uses_loss_spec, why))
     section: SpecModel
     for section, location in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
@@ -424,7 +424,7 @@ def _check_mixed_batches(spec: Spec, report: Report) -> None:
     """Check that the algorithm and the memory support batches that contain both demonstrations and transitions that the agent has
     collected."""
     memory, net = spec.agent.memory, spec.agent.net
-    _require_one_step_returns(spec, "meta.demonstrations, whose transitions are single", report)
+    _require_one_step_returns(spec, "meta.demonstrations, which consists of single transitions", report)
     if not isinstance(memory, ReplaySpec):
         why = "with meta.demonstrations (batches from two buffers have no common priorities or goals)"
         report.add_problem(("agent", "memory", "name"), f"must be 'Replay' {why}, not '{memory.name}'")
@@ -433,7 +433,9 @@ def _check_mixed_batches(spec: Spec, report: Report) -> None:
         message = f"must be above 0 and below 1, not {memory.demonstration_fraction:g}{why}"
         report.add_problem(("agent", "memory", "demonstration_fraction"), message)
     elif memory.batch_size == 1:
-        report.add_problem(("agent", "memory", "batch_size"), "must be at least 2 with meta.demonstrations, which are a part of each batch")
+        report.add_problem(
+            ("agent", "memory", "batch_size"), "must be at least 2 with meta.demonstrations, which provides a part of each batch"
+        )
     if net is not None and net.recurrent:
         report.add_problem(
             ("agent", "net", "name"), f"'{net.name}' learns from sequences, which cannot be combined with meta.demonstrations"

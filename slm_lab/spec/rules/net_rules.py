@@ -45,7 +45,7 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
         )
     if net is agent.critic_net and net.input is not None and net.input != agent.input:
         report.add_problem(
-            (*location, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation"
+            (*location, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read the same observation"
         )
     if net.dueling and algorithm.learns and not algorithm.values:
         report.add_problem(
@@ -75,7 +75,7 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
 def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:
     """Add a problem for each key that would change the norm of a SimbaV2Net's weights, which must be 1."""
     if getattr(agent.algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
-        report.add_problem((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
+        report.add_problem((*ALGORITHM, "spectral_norm"), "must be false, not true, with SimbaV2Net, whose weights have norm 1")
     why = "the weights of each output have norm 1"
     reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
 

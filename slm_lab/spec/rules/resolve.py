@@ -48,7 +48,7 @@ DECIDES_OPTIMIZERS: tuple[KeyPath, ...] = ((*NET, "shared"), (*NET, "use_same_op
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of agent.net that describe the updates of target nets."""
 CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc", "dropout")
-"""Keys of agent.net for critics, which have no effect if the spec has an agent.critic_net."""
+"""Keys of agent.net that concern critics. These keys have no effect if the spec has agent.critic_net."""
 ACTOR_KEYS = (
     "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",
     "out_layer_activation", "gpu", "cuda_id", "tf32", "seq_len",
@@ -162,8 +162,8 @@ def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
 def _redirect_search(search: dict[str, Any], net: NetSpec, draft: _SpecDraft) -> dict[str, Any]:
     """Return the search section without search keys of optimizer specs that are not used.
 
-    If the optimizer spec of the actor has become the common optimizer spec, search keys of the former are changed to search keys of the
-    latter. All other search keys of optimizer specs that are not used are removed, with a note.
+    If the actor's optimizer spec has replaced the common optimizer spec, search keys of the actor's optimizer spec are changed to search
+    keys of the common optimizer spec. All other search keys of optimizer specs that are not used are removed, with a note.
     """
     resolved = draft.spec.agent.net
     moved: dict[KeyPath, KeyPath | None] = {}
@@ -281,11 +281,11 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
     else:
         _resolve_optimizers(net, draft)
     if not algorithm.uses_loss_spec:
-        note = f"has no effect: {algorithm.name} learns distributions by their own loss; ignored" if algorithm.has_critic else ""
+        note = f"has no effect: {algorithm.name} learns distributions with its own loss; ignored" if algorithm.has_critic else ""
         note = note if net.loss_spec != LossSpec() else ""
         draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the name in the spec may not be a regression loss
     if algorithm.value_distribution() is not None:
-        draft.reset_keys(location, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
+        draft.reset_keys(location, ["loss_spec"], f"{algorithm.name} learns distributions with its own loss", by=[_NAME])
     if algorithm.learns and not algorithm.has_target:
         draft.reset_keys(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
@@ -296,7 +296,7 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _SpecDraft) -> None:
         if net.polyak_coef == 0.0 and draft.report.for_slm_lab:
             draft.report.note((*location, "polyak_coef"), "0: the target network never changes")
         if "polyak_coef" not in net.model_fields_set:
-            message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
+            message = f"absent: {net.polyak_coef:g} is used; with SLM Lab's default 0, the target network would never change"
             draft.report.note((*location, "polyak_coef"), message)
             draft.report.note_difference((*location, "polyak_coef"), "polyak_coef", message)
     for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # without a search, which may change the name of the optimizer

@@ -59,12 +59,14 @@ def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         if getattr(sampler, key) > 1:
             report.add_problem((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
     if spec.agent.net is not None and spec.agent.net.recurrent:
-        why = "rollout workers send a replay buffer no hidden states"
+        why = "rollout workers send no hidden states to a replay buffer"
         report.add_problem(
-            ("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one"
+            ("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one of them"
         )
     if sampler.max_policy_lag != SamplerSpec.model_fields["max_policy_lag"].default:
-        report.add_problem((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
+        report.add_problem(
+            (*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, which contains transitions of any age"
+        )
 
 
 def _check_dataset_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:

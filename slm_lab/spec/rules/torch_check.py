@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slm_lab.spec.models.net import NAMES, WHOLE, LayersSpec, NetSpec, OptimSpec, TorchArcNetSpec, TorchClassSpec
+from slm_lab.spec.models.net import INTEGER_ARGUMENTS, NAMES, LayersSpec, NetSpec, OptimSpec, TorchArcNetSpec, TorchClassSpec
 from slm_lab.spec.report import KeyPath, Report, format_json, nearest_hint
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
@@ -50,8 +50,8 @@ def activation_class(name: str) -> str | None:
     The names of an activation with and without underscores and capital letters, such as leaky_relu, leakyrelu and LeakyReLU, are
     equivalent.
     """
-    plain = {known.lower(): known for known in ACTIVATIONS}
-    return plain.get(name.lower().replace("_", "").replace("-", ""))
+    by_lower = {activation.lower(): activation for activation in ACTIVATIONS}
+    return by_lower.get(name.lower().replace("_", "").replace("-", ""))
 
 
 def check_torch_names(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
@@ -87,25 +87,28 @@ def check_torch_names(net: NetSpec, location: KeyPath, report: Report, *, has_lo
 
 def _check_gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
     """Check that torch defines a gain for hid_layers_activation if the initialisation function init_fn needs a gain."""
-    known = activation_class(net.hid_layers_activation)
+    activation = activation_class(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
-    if scaled and known is not None and known not in GAINS:
+    if scaled and activation is not None and activation not in GAINS:
         message = f"{net.init_fn} has no gain for '{net.hid_layers_activation}'; allowed with it: {', '.join(GAINS)}"
         report.add_problem((*location, "hid_layers_activation"), message)
 
 
-def _check_name(name: str, known: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
-    if name in known:
+def _check_name(name: str, allowed: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
+    if name in allowed:
         return True
-    reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest_hint(name, known)
-    report.add_problem((*location, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
+    reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest_hint(name, allowed)
+    report.add_problem((*location, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(allowed))}")
     return False
 
 
-def _check_class(given: TorchClassSpec, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
-    """Check that torch has the class that `given` names, and that the class has the arguments in `given`."""
-    if _check_name(given.name, known, what, location, report):
-        _check_arguments(given.kwargs, known[given.name], given.name, location, report)
+def _check_class(given: TorchClassSpec, allowed: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
+    """Check that `allowed` contains the class that `given` names, and that the class has the arguments in `given`.
+
+    Args: allowed: maps the names of classes to their arguments (see `NAMES`).
+    """
+    if _check_name(given.name, allowed, what, location, report):
+        _check_arguments(given.kwargs, allowed[given.name], given.name, location, report)
 
 
 def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> None:
@@ -120,14 +123,17 @@ def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> Non
         _check_arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", location, report)
 
 
-def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
-    """Check that the torch class `name` has all arguments in `given`, and that `given` contains all required arguments."""
-    words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
+def _check_arguments(given: Mapping[str, Any], allowed: str, name: str, location: KeyPath, report: Report) -> None:
+    """Check that the torch class `name` has all arguments in `given`, and that `given` contains all required arguments.
+
+    Args: allowed: names of the arguments of the class, in the form of `NAMES`.
+    """
+    words = {word.rstrip("!"): word.endswith("!") for word in allowed.split()}
     for key in given:
         if key not in words and "**" not in words:
             hint = nearest_hint(key, words) or f"; allowed: {', '.join(words) or 'none'}"
             report.add_problem((*location, key), f"unknown argument of {name}{hint}", "unknown")
-        elif key in WHOLE:
+        elif key in INTEGER_ARGUMENTS:
             numbers, what = (given[key], "whole numbers") if isinstance(given[key], list) else ([given[key]], "a whole number")
             if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
                 report.add_problem((*location, key), f"must be {what}, not {format_json(given[key])}")

@@ -47,7 +47,7 @@ def test_a_study_of_12_runs_ends_with_12_while_a_node_is_killed(nodes: Nodes, tm
     assert [state.status for state in study.states] == ["done"] * 12
     starts = [len([path for path in folder.iterdir() if path.is_dir()]) for folder in paths.runs.iterdir()]
     assert starts == [1] * 12  # none was started twice: the run on the lost node was continued
-    assert "its node is gone or does not answer; it continues on another one" in capsys.readouterr().out
+    assert "its node is gone or does not answer; the run continues on another node" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ def test_a_trial_whose_process_dies_is_retried_and_one_whose_node_is_lost_contin
     assert [trial.failures for trial in stage.trials] == [1, 0, 0]
     assert [executor.started.count(trial) for trial in range(3)] == [2, 2, 1]
     assert "trial 0 failed and is retried: printed" in printed.getvalue()
-    assert "trial 1: its node is gone; it continues on another one" in printed.getvalue()
+    assert "trial 1: its node is gone; the trial continues on another node" in printed.getvalue()
 
 
 @pytest.mark.parametrize("concurrent", [1, 2])

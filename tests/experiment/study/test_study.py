@@ -344,7 +344,7 @@ def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> N
     )
     assert result_sentences(loaded, [slow, fast]) == [
         "fast scored 15 above slow (95 % interval of the difference 5 to 25, p (Holm) 0.012).",
-        "slow reached 20 in 1 of 4 seeds; half of the seeds never did.",
+        "slow reached 20 in 1 of 4 seeds; at least half of the seeds never did.",
         "fast reached 20 in 4 of 4 seeds; the median is at most 12,800 global frames.",
     ]
     level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))

@@ -145,7 +145,7 @@ def test_a_continued_study_keeps_its_limit(until_decided: bool, max_seeds: int |
         (["study", "--until-decided", "--max-seeds", "0"], "invalid number of seeds '0'"),
         (
             ["study", "--until-decided", "-s", 'entries=[{"spec": "a2c"}]', "-s", "baseline=null"],
-            "has one entry, and nothing to compare it with",
+            "has only one entry, which is compared with nothing",
         ),
     ],
 )

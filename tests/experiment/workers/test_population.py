@@ -398,5 +398,5 @@ def test_a_full_disk_ends_the_table_of_rounds_but_not_the_run(tmp_path: Path, op
     sink.close()
     assert session.learners[1].agent.algorithm.tuning != TunedHyperparameters(), "rounds go on"
     (message,) = caplog.messages
-    assert message == "history of population-based training not written: No space left on device"
+    assert message == "the table of population-based training cannot be written: No space left on device"
     assert min(int(records(paths.session_df(policy))[-1]["frame"]) for policy in range(3)) >= 1024

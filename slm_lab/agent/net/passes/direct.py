@@ -87,36 +87,36 @@ class GraphFreeSequence:
         trunk: see the class. last_is_hidden: whether the last layer is not an output layer, but also a hidden layer.
         """
         inputs = modules[0].size if modules and isinstance(modules[0], LeadingColumns) else None
-        found: list[tuple[nn.Module, Activation | None]] = []
+        pairs: list[tuple[nn.Module, Activation | None]] = []
         for module in modules if inputs is None else modules[1:]:
             if is_supported(module):
-                found.append((module, None))
-            elif (activation := array_activation(module)) and found and found[-1][1] is None:
-                found[-1] = (found[-1][0], activation)
+                pairs.append((module, None))
+            elif (activation := array_activation(module)) and pairs and pairs[-1][1] is None:
+                pairs[-1] = (pairs[-1][0], activation)
             else:
                 return None
         layers: list[tuple[AnyLayer, Activation | None]] = []
-        for index, (module, activation) in enumerate(found):
-            layer = make_graph_free_layer(module, matmul_mode if last_is_hidden or index < len(found) - 1 else FLOAT32)
+        for index, (module, activation) in enumerate(pairs):
+            layer = make_graph_free_layer(module, matmul_mode if last_is_hidden or index < len(pairs) - 1 else FLOAT32)
             if layer is None:
                 return None
             layers.append((layer, activation))
         return GraphFreeSequence(layers, single, inputs, trunk) if layers else None
 
     def _make_outputs_function(self) -> Callable[[np.ndarray], np.ndarray]:
-        steps, single, inputs, trunk, most = self._forward, self.single, self.inputs, self.trunk, -1
-        small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, GraphFreeLinear) and not layer.is_stack]
-        if len(small) == len(steps):
-            most = min(layer.numpy_forward_rows for layer in self.layers if isinstance(layer, GraphFreeLinear))
-        plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
+        steps, single, inputs, trunk, max_numpy_rows = self._forward, self.single, self.inputs, self.trunk, -1
+        arrays = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, GraphFreeLinear) and not layer.is_stack]
+        if len(arrays) == len(steps):
+            max_numpy_rows = min(layer.numpy_forward_rows for layer in self.layers if isinstance(layer, GraphFreeLinear))
+        numpy_steps = [(*weight_and_bias, activate) for weight_and_bias, (_, activate) in zip(arrays, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
             if trunk is not None:
                 x = trunk.outputs(x)
             if inputs is not None:
                 x = x[:, :inputs]
-            if len(x) <= most:  # same computation as below, without a function call for each layer
-                for weight_t, bias, activate in plain:
+            if len(x) <= max_numpy_rows:  # same computation as below, without a function call for each layer
+                for weight_t, bias, activate in numpy_steps:
                     x = x.dot(weight_t)
                     x += bias
                     if activate is not None:
@@ -172,26 +172,26 @@ class GraphFreePass:
     All GraphFreeSequences have the same trunk, or none has a trunk. This class implements `ops.autograd.ForwardPass` with numpy arrays.
     """
 
-    def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
-        self._chains, self._trunk = chains, chains[0].trunk
+    def __init__(self, sequences: Sequence[GraphFreeSequence], x: np.ndarray) -> None:
+        self._sequences, self._trunk = sequences, sequences[0].trunk
         self._rows: Any = None
         """Indices of the input rows to which the rows of `values` belong, or None if `values` has all rows."""
         self._trunk_values = [x] if self._trunk is None else self._trunk.forward(x)
-        self._values = [one.forward(self._trunk_values[-1]) for one in chains]
+        self._values = [sequence.forward(self._trunk_values[-1]) for sequence in sequences]
         self.values: tuple[Any, ...] = tuple(
-            values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
+            values[-1][..., 0] if sequence.single else values[-1] for sequence, values in zip(sequences, self._values, strict=True)
         )
 
     def select_rows(self, rows: Any) -> GraphFreePass:
-        one = object.__new__(GraphFreePass)
-        vars(one).update(vars(self))  # this takes a fifth of the time of copy.copy
-        one._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
-        one.values = tuple(value[rows] for value in self.values)
-        return one
+        selected = object.__new__(GraphFreePass)
+        vars(selected).update(vars(self))  # this takes a fifth of the time of copy.copy
+        selected._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
+        selected.values = tuple(value[rows] for value in self.values)
+        return selected
 
     def backward(self, *grads: Tensor | np.ndarray | None) -> None:
         total: np.ndarray | None = None  # gradient with respect to the outputs of the trunk
-        for one, values, grad in zip(self._chains, self._values, grads, strict=False):
+        for sequence, values, grad in zip(self._sequences, self._values, grads, strict=False):
             if grad is None:
                 continue
             if self._rows is None:
@@ -199,7 +199,7 @@ class GraphFreePass:
             else:
                 grad_out = np.zeros_like(values[-1])
                 grad_out[self._rows] = as_array(grad).reshape(-1, *grad_out.shape[1:])
-            grad_features = one.backward(values, grad_out, columns=None if self._trunk is None else ALL)
+            grad_features = sequence.backward(values, grad_out, columns=None if self._trunk is None else ALL)
             if grad_features is not None:
                 total = grad_features if total is None else np.add(total, grad_features, out=total)
         if self._trunk is not None and total is not None:
@@ -207,7 +207,7 @@ class GraphFreePass:
 
 
 class DuelingPass:
-    """Forward pass of a dueling net, whose output is Q = V + A − mean(A) for each of Z atoms (arXiv:1511.06581, equation 9).
+    """Forward pass of a dueling net. The output is Q = V + A − mean(A) for each of Z atoms (arXiv:1511.06581, equation 9).
 
     This class implements `ops.autograd.ForwardPass` with arrays.
 
@@ -251,33 +251,33 @@ class GraphFreeNet(nn.Module):
     def enable_graph_free_pass(self, vector: ParameterVector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         """Use the GraphFreeSequences that `build_graph_free_sequences` returns, if there are any and all can learn.
 
-        The net is computed by these sequences as long as the user does not modify the net's modules.
+        These sequences compute the net as long as the user does not modify the net's modules.
 
         Args: vector: the parameters of the net. data: see ModuleMonitor. others: modules that the GraphFreeSequences replace and that
         `modules()` does not list.
         """
-        chains = self.build_graph_free_sequences() if DIRECT else None
-        if chains is not None and not all(one.learns for one in chains):
-            chains = None
-        assert chains is None or all(one.trunk is chains[0].trunk for one in chains)
-        self.direct = FastPass(chains, [*self.modules(), *others], vector, data)
+        sequences = self.build_graph_free_sequences() if DIRECT else None
+        if sequences is not None and not all(sequence.learns for sequence in sequences):
+            sequences = None
+        assert sequences is None or all(sequence.trunk is sequences[0].trunk for sequence in sequences)
+        self.direct = FastPass(sequences, [*self.modules(), *others], vector, data)
 
 
 SEPARATE_CRITICS_SIZE = 2**22
 """If the number of rows × the number of weights of the largest layer reaches this number, critics are computed one after the other instead
-of as a stack (one batched product per layer). For nets of this size, the overhead of additional calls no longer matters, and the backward
-pass of a separate critic skips the rows whose gradient is 0."""
+of as a stack (one batched product per layer). At this size, the overhead of additional calls no longer matters, and the backward pass of a
+separate critic skips the rows whose gradient is 0."""
 
 
 class CriticsPass(GraphFreePass):
     """Forward pass of C critics. The output is a tensor [C, B] if `single` is true, otherwise [C, B, O] with all O outputs of each critic.
 
-    Args: chains: one GraphFreeSequence per critic, or a single GraphFreeSequence for a stack of all critics. x: inputs [B, I], or [C, B,
+    Args: sequences: one GraphFreeSequence per critic, or a single GraphFreeSequence for a stack of all critics. x: inputs [B, I], or [C, B,
     I] for a stack. actions: number of columns at the end of x that contain the action.
     """
 
-    def __init__(self, chains: Sequence[GraphFreeSequence], x: np.ndarray, actions: int, single: bool) -> None:
-        super().__init__(chains, x)
+    def __init__(self, sequences: Sequence[GraphFreeSequence], x: np.ndarray, actions: int, single: bool) -> None:
+        super().__init__(sequences, x)
         self._is_stack, self._columns = x.ndim == 3, slice(x.shape[-1] - actions, x.shape[-1])
         out = self.values[0] if self._is_stack else np.stack(self.values)
         self.values = (torch.from_numpy(out[..., 0] if single else out),)
@@ -293,17 +293,17 @@ class CriticsPass(GraphFreePass):
         Call this method instead of `backward`. Gradients of parameters are not computed.
         """
         if self._is_stack:
-            grad_CBD = self._chains[0].backward(self._values[0], grad.numpy().reshape(self._values[0][-1].shape), False, self._columns)
+            grad_CBD = self._sequences[0].backward(self._values[0], grad.numpy().reshape(self._values[0][-1].shape), False, self._columns)
             assert grad_CBD is not None
             return torch.from_numpy(grad_CBD).sum(0)
         total_BD = np.zeros_like(self._values[0][0][:, self._columns])
-        grad_CBO = grad.numpy().reshape(len(self._chains), len(total_BD), -1)
-        for chain, values, grad_BO in zip(self._chains, self._values, grad_CBO, strict=True):
+        grad_CBO = grad.numpy().reshape(len(self._sequences), len(total_BD), -1)
+        for sequence, values, grad_BO in zip(self._sequences, self._values, grad_CBO, strict=True):
             row_K = np.flatnonzero(grad_BO.any(1))  # with the minimum of two critics, only one critic has a gradient in each row
             if not len(row_K):
                 continue
-            some = values if len(row_K) == len(grad_BO) else [value.take(row_K, axis=0) for value in values]
-            grad_KD = chain.backward(some, grad_BO[row_K], False, self._columns)
+            selected = values if len(row_K) == len(grad_BO) else [value.take(row_K, axis=0) for value in values]
+            grad_KD = sequence.backward(selected, grad_BO[row_K], False, self._columns)
             assert grad_KD is not None
             total_BD[row_K] += grad_KD
         return torch.from_numpy(total_BD)

@@ -127,40 +127,40 @@ def array_activation(module: nn.Module) -> Activation | None:
 
 
 NUMPY_PRODUCT_SIZE, NUMPY_PRODUCT_ROWS = 64 * 64 * 512, 512
-"""Limits up to which numpy instead of torch computes the gradients of a layer: the maximum of the number of rows × the number of weights,
-and the maximum number of rows. With layers of 64 × 64, a PPO update on a batch of 256 takes 0.92 times as long in numpy as in torch, and an
-A2C update on a batch of 32 takes 0.85 times as long."""
+"""Limits up to which numpy instead of torch computes the gradients of a layer: the maximum of the product (number of rows × number of
+weights), and the maximum number of rows. With layers of 64 × 64, a PPO update on a batch of 256 takes 0.92 times as long in numpy as in
+torch, and an A2C update on a batch of 32 takes 0.85 times as long."""
 NUMPY_FORWARD_SIZE = NUMPY_PRODUCT_SIZE // 2
-"""Maximum of the number of rows × the number of weights up to which numpy instead of torch computes the outputs of a layer. This limit is
-lower than the limit for gradients because numpy multiplies by transposed weights more slowly than torch."""
+"""Maximum of (number of rows × number of weights) up to which numpy instead of torch computes the outputs of a layer. This limit is lower
+than the limit for gradients because numpy multiplies by transposed weights more slowly than torch."""
 
 
 class GraphFreeLinear:
-    """Forward and backward pass of a linear layer, or of a stack of C linear layers, whose arrays are views of FlatParams.
+    """Forward and backward pass of a linear layer, or of a stack of C linear layers. The layer's arrays are views of FlatParams.
 
-    The shapes are x [B, I], weight [O, I] and bias [O], or for a stack x [C, B, I], weight [C, O, I] and bias [C, 1, O].
+    The shapes are x [B, I], weight [O, I] and bias [O]. For a stack, they are x [C, B, I], weight [C, O, I] and bias [C, 1, O].
 
-    Args: params: weight and bias. grads: the gradients of weight and bias, without which `backward` cannot be called. matmul_mode: how
+    Args: params: weight and bias. grads: gradients of weight and bias. If `grads` is empty, `backward` cannot be called. matmul_mode: how
     torch computes matrix products that are too large for numpy.
     """
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
-        self.params, self.grads, self.matmul_mode = [one.detach() for one in params], grads, matmul_mode
-        self.weight, bias = (one.numpy() for one in self.params)
+        self.params, self.grads, self.matmul_mode = [p.detach() for p in params], grads, matmul_mode
+        self.weight, bias = (p.numpy() for p in self.params)
         self.is_stack = self.weight.ndim == 3
         self.bias = bias if self.is_stack else bias[None]  # [1, O]: for one row, addition without broadcasting takes half the time
         self.grad_weight: Any
         self.grad_bias: Any
-        self.grad_weight, self.grad_bias = [one.numpy() for one in grads] or (None, None)
+        self.grad_weight, self.grad_bias = [grad.numpy() for grad in grads] or (None, None)
         self.weight_t = self.weight.swapaxes(-1, -2)
         self.numpy_rows, self.numpy_forward_rows = (
-            0 if matmul_mode.bfloat16 else min(NUMPY_PRODUCT_ROWS, most // self.weight.size)
-            for most in (NUMPY_PRODUCT_SIZE, NUMPY_FORWARD_SIZE)
+            0 if matmul_mode.bfloat16 else min(NUMPY_PRODUCT_ROWS, max_size // self.weight.size)
+            for max_size in (NUMPY_PRODUCT_SIZE, NUMPY_FORWARD_SIZE)
         )
         """Maximum number of rows for which numpy instead of torch computes gradients (`numpy_rows`) and outputs (`numpy_forward_rows`)."""
 
     def critic_layer(self, index: int) -> GraphFreeLinear:
-        """Return the layer of critic `index` in a stack of critics, whose arrays are views of the stack's arrays."""
+        """Return critic number `index` of this stack as a separate layer. The layer's arrays are views of the stack's arrays."""
         params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
         return GraphFreeLinear(params, grads, self.matmul_mode)
 
@@ -207,7 +207,7 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
-    """Return the sum of gradients [B, O] over the batch, [O], or [C, 1, O] for a stack of gradients [C, B, O].
+    """Sum gradients over the batch: [B, O] → [O], or [C, B, O] → [C, 1, O] for a stack.
 
     The sum is computed as a matrix product with a vector of ones, which takes a quarter to half the time of np.add.reduce.
     """
@@ -230,11 +230,11 @@ class GraphFreeLayerNorm:
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         grad_out, inputs = torch.from_numpy(grad), torch.from_numpy(x)
         _, mean, rstd = torch.native_layer_norm(inputs, self.shape, *self.params, self.eps)
-        wanted = [columns is not None, weights, weights]
-        grad_x, *found = torch.ops.aten.native_layer_norm_backward(grad_out, inputs, self.shape, mean, rstd, *self.params, wanted)
+        needed = [columns is not None, weights, weights]
+        grad_x, *param_grads = torch.ops.aten.native_layer_norm_backward(grad_out, inputs, self.shape, mean, rstd, *self.params, needed)
         if weights:
-            for total, own in zip(self.grads, found, strict=True):
-                total += own
+            for total, param_grad in zip(self.grads, param_grads, strict=True):
+                total += param_grad
         return None if columns is None else grad_x[..., columns].numpy()
 
 
@@ -259,7 +259,7 @@ class GraphFreeBatchRenorm:
     def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
         self.module, self.grads = module, grads
         self.params, self._moving = (module.weight.detach(), module.bias.detach()), (module.running_mean, module.running_var)
-        self.weight, self.bias, self.running_mean, self.running_var = (one.numpy() for one in (*self.params, *self._moving))
+        self.weight, self.bias, self.running_mean, self.running_var = (x.numpy() for x in (*self.params, *self._moving))
         self.steps = module.steps.numpy()
         self._batch: BatchRenormState | None = None
         """Values of the last forward pass in training mode, or None before the first forward pass in training mode."""
@@ -270,8 +270,8 @@ class GraphFreeBatchRenorm:
             mean, var = torch.batch_norm_update_stats(inputs, None, None, 0.0)  # takes half the time of separate mean and variance
             mean_F, var_F, moving = mean.numpy(), var.numpy(), (self.running_mean, self.running_var)
             r_F, d_F = renorm_corrections(mean_F, var_F, *moving, module.correction_bounds(self.steps), module.eps)
-            for average, own in zip(moving, (mean_F, var_F), strict=True):
-                average += module.momentum * (own - average)
+            for average, batch_F in zip(moving, (mean_F, var_F), strict=True):
+                average += module.momentum * (batch_F - average)
             self.steps += 1.0
             inverse_std_F = 1.0 / np.sqrt(var_F + module.eps)
             self._batch = BatchRenormState(x, mean, torch.from_numpy(inverse_std_F), r_F, d_F)
@@ -284,23 +284,23 @@ class GraphFreeBatchRenorm:
 
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
         batch, eps, (weight, _) = self._batch, self.module.eps, self.params
-        grad_out, inputs, wanted = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
+        grad_out, inputs, needed = torch.from_numpy(grad), torch.from_numpy(x), [columns is not None, weights, weights]
         if batch is not None and x is batch.x:
             scale = torch.from_numpy(batch.r * self.weight)
             grad_x, grad_scale, grad_shift = _renorm_backward(
-                grad_out, inputs, scale, None, None, batch.mean, batch.inverse_std, True, eps, wanted
+                grad_out, inputs, scale, None, None, batch.mean, batch.inverse_std, True, eps, needed
             )
             if weights:  # out = x̂ (r · weight) + (bias + d · weight)
                 grad_scale = grad_scale * torch.from_numpy(batch.r) + grad_shift * torch.from_numpy(batch.d)
         else:
             assert not self.module.uses_batch_statistics(inputs), "needs all rows of the last forward pass in training mode"
             if weights:
-                grad_x, grad_scale, grad_shift = _renorm_backward(grad_out, inputs, weight, *self._moving, None, None, False, eps, wanted)
+                grad_x, grad_scale, grad_shift = _renorm_backward(grad_out, inputs, weight, *self._moving, None, None, False, eps, needed)
             else:
                 grad_x = grad_out.mul_(torch.from_numpy(self._moving_scale()))
         if weights:
-            for total, own in zip(self.grads, (grad_scale, grad_shift), strict=True):
-                total += own
+            for total, param_grad in zip(self.grads, (grad_scale, grad_shift), strict=True):
+                total += param_grad
         return None if columns is None else grad_x[..., columns].numpy()
 
     def _moving_scale(self) -> np.ndarray:
@@ -319,7 +319,7 @@ class GraphFreeResidualBlock:
         self.norm, self.expand, self.contract = norm, expand, contract
         self.grads = [*norm.grads, *expand.grads, *contract.grads]
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        """Input of the block in the last forward pass, and inputs of `expand` and `contract` in the last forward pass."""
+        """Inputs of the block, of `expand` and of `contract` in the last forward pass, or None before the first forward pass."""
 
     def _hidden_inputs(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs of the layers `expand` and `contract`, given the input x of the block."""
@@ -356,9 +356,9 @@ class GraphFreeNoisyLinear:
 
     def __init__(self, module: NoisyLinear, grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
         self.module, self.grads = module, grads
-        self._params = [one.detach() for one in (module.weight, module.bias, module.weight_sigma, module.bias_sigma)]
+        self._params = [p.detach() for p in (module.weight, module.bias, module.weight_sigma, module.bias_sigma)]
         self._without_noise = GraphFreeLinear(self._params[:2], grads[:2], matmul_mode)
-        empty, zeros = ([make(one) for one in self._params[:2]] for make in (torch.empty_like, torch.zeros_like))
+        empty, zeros = ([make(p) for p in self._params[:2]] for make in (torch.empty_like, torch.zeros_like))
         self._with_noise = GraphFreeLinear(empty, zeros, matmul_mode)
         """Layer whose weight and bias include the noise, and whose gradients are those of the last call of `backward`."""
         self._noise: tuple[Tensor, Tensor] | None = None
@@ -410,7 +410,7 @@ def is_supported(module: nn.Module) -> bool:
 def make_graph_free_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
     """Return the layer that computes a supported module without autograd, or None if the module's parameters are not on the CPU."""
     if isinstance(module, ResidualBlock):
-        return _direct_block(module, matmul_mode)
+        return _make_residual_block(module, matmul_mode)
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = [module.weight, module.bias, *([module.weight_sigma, module.bias_sigma] if isinstance(module, NoisyLinear) else [])]
     if any(map(is_asynchronous, params)):
@@ -425,7 +425,7 @@ def make_graph_free_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLaye
     return GraphFreeLinear(params, grads, matmul_mode)
 
 
-def _direct_block(module: ResidualBlock, matmul_mode: MatmulMode) -> GraphFreeResidualBlock | None:
+def _make_residual_block(module: ResidualBlock, matmul_mode: MatmulMode) -> GraphFreeResidualBlock | None:
     parts = [module.norm, module.expand, module.contract]
     layers = [make_graph_free_layer(part, matmul_mode) if is_supported(part) else None for part in parts]
     norm, expand, contract = layers

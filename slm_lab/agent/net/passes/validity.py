@@ -1,10 +1,10 @@
 """Choice between a fast pass, which computes a net without calling its modules, and a pass that calls the modules.
 
-There are two fast passes: passes without an autograd graph (direct.py), and actions computed in numpy (policy/policy.py). A fast pass is
-built once from the modules of a net, and reproduces what these modules computed at that time. A user may add hooks, freeze parameters, or
-tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a fast pass
-still gives the same results as the net's modules. If the results of the fast pass and of the modules may differ, the modules are called,
-and autograd computes the gradients.
+There are two kinds of fast passes: passes without an autograd graph (direct.py), and actions computed in numpy (policy/policy.py). A fast
+pass is built once from the modules of a net, and reproduces what these modules computed at that time. A user may add hooks, freeze
+parameters, or tie, parametrise and replace parameters and layers, before or after a fast pass is built. This Python module checks whether a
+fast pass still gives the same results as the net's modules. If the results of the fast pass and of the modules may differ, the modules are
+called, and autograd computes the gradients.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class ModuleMonitor:
         self._attribute_counts = [] if self._has_own_forward() else list(map(len, self._attributes))
         self._containers = [vars(module) for module in self._modules if module._modules]
         self._modules_of = list(map(_children, self._containers))
-        tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
-        self._live: list[dict[str, Any]] = [*self._modules_of, *tensors]
-        """Dictionaries in which modules store layers, parameters and buffers. `_kept` contains copies of these dictionaries, made at
+        dicts = [tensors for module in self._modules for tensors in (module._parameters, module._buffers) if tensors]
+        self._current: list[dict[str, Any]] = [*self._modules_of, *dicts]
+        """Dictionaries in which modules store layers, parameters and buffers. `_saved` contains copies of these dictionaries, made at
         construction."""
-        self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
-        self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
-        scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
+        self._saved: list[dict[str, Any]] = [dict(tensors) for tensors in self._current]
+        self._tensors = list({id(tensor): tensor for tensors in dicts for tensor in tensors.values() if tensor is not None}.values())
+        scalars = [(tensors, name, x) for tensors in dicts for name, x in tensors.items() if x is not None and x.numel() == 1]
         self._scalars_in, self._scalar_names, self._scalars = map(list, zip(*scalars, strict=True)) if scalars else ([], [], [])
         self._data = self._tensors if data else []
-        self._addresses = [one.data_ptr() for one in self._data]
+        self._addresses = [tensor.data_ptr() for tensor in self._data]
         self.handles = -1
-        """Id that torch would have given to the next new hook, at the last check that found no hooks, or -1 if hooks may exist."""
+        """Id that torch would have given to a new hook at the last check that found no hooks, or −1 if hooks may exist."""
 
     def is_unchanged(self) -> bool:
         """Return whether the monitored modules are unchanged since construction and have no hooks."""
@@ -71,7 +71,7 @@ class ModuleMonitor:
 
     def _is_same_structure(self) -> bool:
         try:
-            return self._live == self._kept
+            return self._current == self._saved
         except RuntimeError:  # a tensor was replaced: the result of == for tensors with several elements has no truth value
             return False
 
@@ -96,8 +96,8 @@ class ModuleMonitor:
         return ModuleMonitor, ((),)
 
     def _any_hooks(self) -> bool:
-        own: Iterable[Any] = map(_module_hooks, self._modules)
-        return any(_GLOBAL_HOOKS) or any(map(any, own)) or any(map(has_hooks, self._tensors))
+        module_hooks: Iterable[Any] = map(_module_hooks, self._modules)
+        return any(_GLOBAL_HOOKS) or any(map(any, module_hooks)) or any(map(has_hooks, self._tensors))
 
 
 def has_hooks(tensor: Tensor) -> bool:
@@ -119,16 +119,16 @@ class ParameterVector(Protocol):
     """Interface of FlatParams, which holds the parameters of a net in one vector."""
 
     update: int
-    """Number of the last update that began with a check whether a user has changed parameters, or 0 between updates."""
+    """Number of the last update that began with a check for changed parameters, or 0 between updates."""
     frozen: tuple[int, ...]
     """Indices of the frozen parameters, which do not require a gradient."""
 
     def sync_parameters(self) -> None:
-        """Set `frozen`, and make each parameter whose `data` attribute was replaced a view of the vector with the new data."""
+        """Set `frozen`, and make parameters with a replaced `data` attribute views of the vector with the new data (see FlatParams)."""
 
 
 class FastPass(Generic[F]):
-    """Holder of a fast pass, which computes a net without calling its modules, as long as the results are the same as those of the modules.
+    """Holder of a fast pass. The method `get` returns the fast pass as long as its results are the same as those of the net's modules.
 
     The method `get` checks the modules for changes once for each value of `ParameterVector.update`, and at each call between updates.
 
@@ -138,8 +138,8 @@ class FastPass(Generic[F]):
     def __init__(
         self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: ParameterVector | None = None, data: bool = False
     ) -> None:
-        self.fast, self._vector, self._watch = fast, vector, ModuleMonitor(modules, data)
-        self._update, self._held = -1, False
+        self.fast, self._vector, self._monitor = fast, vector, ModuleMonitor(modules, data)
+        self._update, self._is_valid = -1, False
 
     def get(self, learn: bool = True) -> F | None:
         """Return the fast pass if it gives the same results as the modules. If None is returned, the caller must call the modules.
@@ -152,8 +152,8 @@ class FastPass(Generic[F]):
         if vector.update != self._update or not vector.update:
             if not vector.update:
                 vector.sync_parameters()
-            self._update, self._held = vector.update, self._watch.is_unchanged()
-        return self.fast if self._held and not (learn and vector.frozen) else None
+            self._update, self._is_valid = vector.update, self._monitor.is_unchanged()
+        return self.fast if self._is_valid and not (learn and vector.frozen) else None
 
     def __reduce__(self) -> tuple[type[FastPass[F]], tuple[()]]:
         """Make each copy of this object empty. (The modules of a copied or pickled net are other objects than the modules of this pass.)"""

@@ -31,15 +31,16 @@ class RolloutAssembler:
     Args:
         slots: the slots of all workers, indexed as [worker][slot][group].
         builders: the dataset builder of each policy.
-        rounds: number of rollouts of each worker in a round, or None to copy rollouts in the order of arrival.
+        rollouts_per_round: number of rollouts of each worker in a round, or None to copy rollouts in the order of arrival.
     """
 
-    def __init__(self, slots: list[list[list[RolloutSlot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
-        self.slots, self.builders, self.rounds = slots, builders, rounds
+    def __init__(self, slots: list[list[list[RolloutSlot]]], builders: list[DatasetBuilder], rollouts_per_round: int | None) -> None:
+        self.slots, self.builders, self.rollouts_per_round = slots, builders, rollouts_per_round
         self.waiting: list[deque[FilledSlot]] = [deque() for _ in slots]
         self.copied_W = [0] * len(slots)
         """Number of rollouts of each worker that were copied in the current round."""
         self.turn = 0
+        """Index of the worker whose rollout is copied next, if rollouts are copied in rounds."""
         self.round_over = False
 
     def put(self, worker: int, slot: int, report: RolloutReport) -> None:
@@ -53,20 +54,20 @@ class RolloutAssembler:
         Yields pairs (slot, complete). `slot` is a slot that the worker may overwrite, or None if a slot is only partly copied. `complete`
         is a list of (index of a policy, complete dataset of the policy).
         """
-        while (filled := self._next()) is not None:
-            complete, done = self._copy(filled)
-            if not done:
+        while (filled := self._next_filled_slot()) is not None:
+            complete, all_copied = self._copy_to_datasets(filled)
+            if not all_copied:
                 yield None, complete
                 return
             self.waiting[filled.worker].popleft()
-            if self.rounds is not None:
+            if self.rollouts_per_round is not None:
                 complete += self._finish_rollout(filled.worker)
             yield filled, complete
 
     @property
     def between_rounds(self) -> bool:
         """Whether all rollouts of a round have been copied, and no rollout of the next round has arrived."""
-        return self.rounds is not None and not any(self.copied_W) and not any(self.waiting)
+        return self.rollouts_per_round is not None and not any(self.copied_W) and not any(self.waiting)
 
     @property
     def free_rollouts(self) -> int:
@@ -78,33 +79,38 @@ class RolloutAssembler:
         waiting = sum(map(len, self.waiting))
         return -(-columns // sum(int(slot.played_TN.shape[1]) for slot in self.slots[0][0])) - waiting
 
-    def _next(self) -> FilledSlot | None:
-        if self.rounds is None:  # the oldest rollout first
+    def _next_filled_slot(self) -> FilledSlot | None:
+        """Return the filled slot that is copied next, or None if there is no such slot yet."""
+        if self.rollouts_per_round is None:  # the oldest rollout first
             heads = [queue[0] for queue in self.waiting if queue]
             return min(heads, key=lambda filled: filled.report.end, default=None)
         queue = self.waiting[self.turn]
         return queue[0] if queue else None
 
-    def _copy(self, filled: FilledSlot) -> tuple[list[tuple[int, Dataset]], bool]:
+    def _copy_to_datasets(self, filled: FilledSlot) -> tuple[list[tuple[int, Dataset]], bool]:
+        """Copy as much of a filled slot to the datasets as fits into the datasets.
+
+        Returns (list of (index of a policy, complete dataset of the policy), whether the whole slot has been copied).
+        """
         complete: list[tuple[int, Dataset]] = []
-        done, part = True, 0
+        all_copied, part = True, 0
         for slot, rollout in zip(self.slots[filled.worker][filled.slot], filled.report.rollouts, strict=True):
             for builder in self.builders:
                 full, filled.begins[part] = builder.add(slot, rollout, filled.begins[part])
-                done &= filled.begins[part] == slot.played_TN.shape[1]
+                all_copied &= filled.begins[part] == slot.played_TN.shape[1]
                 complete += [(builder.policy, dataset) for dataset in full]
                 part += 1
-        return complete, done
+        return complete, all_copied
 
     def _finish_rollout(self, worker: int) -> list[tuple[int, Dataset]]:
         """Count a rollout of a worker that was copied in the current round.
 
-        Returns (policy, dataset) for each policy with a non-empty dataset if the rollout was the last of the round, else [].
+        If the rollout was the last of the round, return (index of a policy, dataset) for each policy with a non-empty dataset, else [].
         """
-        assert self.rounds is not None
+        assert self.rollouts_per_round is not None
         self.copied_W[worker] += 1
         self.turn = (worker + 1) % len(self.slots)
-        if min(self.copied_W) < self.rounds:
+        if min(self.copied_W) < self.rollouts_per_round:
             return []
         self.copied_W, self.round_over = [0] * len(self.slots), True
         rest = [(builder.policy, builder.take_dataset()) for builder in self.builders]

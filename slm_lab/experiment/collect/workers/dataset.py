@@ -14,7 +14,7 @@ from slm_lab.lib.records import EnvInfo, Episode
 
 
 class EndedEpisode(NamedTuple):
-    """An episode that the policy with index `policy` played, and that ended in step t of a rollout in row n of the vector env."""
+    """An episode of the policy with index `policy`. The episode ended in step t of a rollout, in row n of the vector env."""
 
     t: int
     n: int
@@ -39,8 +39,8 @@ class Dataset:
     storage: OnPolicyBatchReplay
     frame_TN: np.ndarray
     """Whether each step of each column counts as a frame of the policy, bool [T, N]. A step counts as a frame if the policy played the
-    step, even if the step is not a valid transition. If the policy played several agents of an env in the same step, only the first of
-    these agents counts a frame."""
+    step, even if the step is not a valid transition. If the policy played several agents of an env in the same step, only the step of the
+    first of these agents counts as a frame."""
     columns: int = 0
     """Number of columns that have been filled."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
@@ -64,17 +64,17 @@ class DatasetBuilder:
         policy: index of the policy.
         info: info of the env.
         columns: number of columns of a dataset.
-        rows: number of steps of a rollout.
+        steps: number of steps of a rollout.
         state_size: S, size of the hidden state.
         num_spare: number of allocated datasets in addition to the dataset that is being filled.
         single_policy: whether the Session has only this policy.
     """
 
-    def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, num_spare: int, single_policy: bool) -> None:
+    def __init__(self, policy: int, info: EnvInfo, columns: int, steps: int, state_size: int, num_spare: int, single_policy: bool) -> None:
         self.policy, self.capacity, self.single_policy, self.num_agents = policy, columns, single_policy, len(info.agents)
-        wide = replace(info, num_envs=columns)
+        column_info = replace(info, num_envs=columns)
         self.free = deque(
-            Dataset(build_batch_storage(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(num_spare + 1)
+            Dataset(build_batch_storage(column_info, steps, state_size), np.zeros((steps, columns), np.bool_)) for _ in range(num_spare + 1)
         )
         self.current: Dataset | None = None
 
@@ -84,7 +84,7 @@ class DatasetBuilder:
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: RolloutSlot, rollout: GroupRolloutReport, begin: int = 0) -> tuple[list[Dataset], int]:
-        """Copy those columns (env rows) of a rollout in which this policy played, starting at column `begin`.
+        """Copy a rollout to datasets, starting at column `begin`. Only the columns (env rows) that this policy has played are copied.
 
         Returns (datasets that have become full, index of the first column that did not fit). If all columns fit, the returned index is the
         number of columns.
@@ -102,7 +102,7 @@ class DatasetBuilder:
                     return full, int(columns[0])
                 self.current = self.free.popleft()
             added, columns = np.split(columns, [self.capacity - self.current.columns])
-            self._copy(self.current, slot, rollout, frame_TN, added)
+            self._copy_columns(self.current, slot, rollout, frame_TN, added)
             if self.current.columns == self.capacity:
                 full.append(self.current)
                 self.current = None
@@ -136,7 +136,10 @@ class DatasetBuilder:
         dataset.storage.begin_rollout()
         self.free.append(dataset)
 
-    def _copy(self, dataset: Dataset, slot: RolloutSlot, rollout: GroupRolloutReport, frame_TN: np.ndarray, columns: np.ndarray) -> None:
+    def _copy_columns(
+        self, dataset: Dataset, slot: RolloutSlot, rollout: GroupRolloutReport, frame_TN: np.ndarray, columns: np.ndarray
+    ) -> None:
+        """Copy the columns with the indices `columns` of a rollout to the next free columns of a dataset."""
         begin, end = dataset.columns, dataset.columns + len(columns)
         whole = len(columns) == frame_TN.shape[1]
         source = slice(None) if whole else columns
@@ -146,5 +149,5 @@ class DatasetBuilder:
             dataset.storage.slabs["valid"][:, begin:end] &= slot.policy_TN[:, source] == self.policy
         column = {int(n): begin + index for index, n in enumerate(columns)}
         dataset.storage.truncations += [(t, column[n], obs, state) for t, n, obs, state in rollout.truncations if n in column]
-        dataset.ended += [(one.t, one.episode) for one in rollout.ended if one.n in column and one.policy == self.policy]
+        dataset.ended += [(ended.t, ended.episode) for ended in rollout.ended if ended.n in column and ended.policy == self.policy]
         dataset.columns = end

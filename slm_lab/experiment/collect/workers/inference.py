@@ -30,7 +30,8 @@ _CONNECT_SECONDS = 120.0
 
 
 class InferenceServer:
-    """Server that computes the action distributions that workers request, with the newest weights, on the device config.device."""
+    """Server that computes the action distributions that workers request, on the device config.device. The server uses the newest
+    weights."""
 
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None
@@ -42,14 +43,14 @@ class InferenceServer:
         self.clients: dict[Connection, int] = {}
         """Connection → number of the connected worker."""
 
-    def compute_requests(self, asked: Sequence[tuple[int, int]]) -> None:
-        """Compute the action distributions for env groups (vector envs), and write them to the inference buffers.
+    def compute_requests(self, requests: Sequence[tuple[int, int]]) -> None:
+        """Compute the action distributions for env groups (vector envs), and write the distributions to the inference buffers.
 
-        Args: asked: (index of the worker, index of the env group) for each request.
+        Args: requests: (index of the worker, index of the env group) for each request.
         """
         begin = perf_counter()
         self.subscriber.pull()
-        buffers = [self.arrays.buffers[worker][group] for worker, group in asked]
+        buffers = [self.arrays.buffers[worker][group] for worker, group in requests]
         for p, policy in enumerate(self.policies):
             rows = [np.flatnonzero(buffer.policy_N == p) for buffer in buffers]
             if any(len(row_K) for row_K in rows):
@@ -58,6 +59,7 @@ class InferenceServer:
 
     @staticmethod
     def _compute_policy_requests(policy: Policy, buffers: Sequence[InferenceBuffer], rows: Sequence[np.ndarray]) -> None:
+        """Compute the action distributions of one policy in one batch, for the rows with the indices rows[i] of each buffer buffers[i]."""
         obs_B = np.concatenate([buffer.obs_N[row_K] for buffer, row_K in zip(buffers, rows, strict=True)])
         state_BS = np.concatenate([buffer.state_NS[row_K] for buffer, row_K in zip(buffers, rows, strict=True)])
         params_BP, after_BS = policy.forward(obs_B, state_BS if policy.state_size else None)
@@ -77,18 +79,18 @@ class InferenceServer:
     def answer_waiting_requests(self) -> None:
         """Answer all waiting requests. If no request is waiting, wait briefly for requests."""
         self.beat(WAITING)
-        asked: list[tuple[Connection, int, int]] = []
+        requests: list[tuple[Connection, int, int]] = []
         for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
             assert isinstance(client, Connection)
             try:
                 while client.poll():
-                    asked.append((client, self.clients[client], client.recv_bytes()[0]))
+                    requests.append((client, self.clients[client], client.recv_bytes()[0]))
             except (EOFError, OSError):  # the worker has died
                 del self.clients[client]
-        if asked:
+        if requests:
             self.beat(TRAINING)  # a hang from here on is a hang of the server, not of a worker
-            self.compute_requests([(worker, group) for _, worker, group in asked])
-        for client, _, group in asked:
+            self.compute_requests([(worker, group) for _, worker, group in requests])
+        for client, _, group in requests:
             with suppress(OSError):
                 client.send_bytes(bytes([group]))
 
@@ -141,7 +143,8 @@ class CentralInference:
     def _request_again(self) -> None:
         """Reconnect to the server, and send every unanswered request again.
 
-        The observations are also written again, since the server may have died while it was overwriting a request with its answer.
+        The requests are also written to the buffers again, since the server may have died while it was overwriting a request with its
+        answer.
         """
         self.connection.close()
         self.connection = self._connect()

@@ -34,15 +34,15 @@ from slm_lab.spec.report import SpecError
 CONNECT = "connect"
 """The first message that a worker on this machine receives. CONNECT means that the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
-"""Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. When the weights were broadcast
-after every update in CartPole, a worker spent a quarter of its processor time on receiving weights."""
+"""Minimum time in seconds between two broadcasts of weights to a worker, except in synchronous rounds. In CartPole with a broadcast after
+every update, a worker spent a quarter of its processor time on receiving weights."""
 
 
 class SharedMemoryLink:
     """Connection of the learner's pool to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
 
     Attributes:
-        remote: whether workers may run on other nodes, where a worker may wait long for a free core before it starts.
+        remote: whether workers may run on other nodes. Such a worker may wait long for a free core before it starts.
         poll_seconds: maximum time in seconds between two calls of `send_newest_weights`.
         store: shared arrays that the workers attach to.
     """
@@ -96,7 +96,7 @@ class MemoryEndpoint:
 
         Args: first: the first message that the worker has received.
         """
-        worker.connect_and_reset(lambda own: self.store.attach({"workers": own}))
+        worker.connect_and_reset(lambda arrays: self.store.attach({"workers": arrays}))
         config = worker.config
         if config.address:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
@@ -179,9 +179,10 @@ class MessageLink:
             self._broadcast = self.executor.put_shared(newest)
 
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
-        """Use the received arrays as the slot's arrays without copying, and return the report with times of this process's clock."""
-        for place, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
-            place.use_arrays(arrays)
+        """Use the received arrays as the slot's arrays without copying. Returns the report with `begin` and `end` converted to the clock of
+        this process."""
+        for group_slot, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
+            group_slot.use_arrays(arrays)
         now = time.perf_counter()
         return report._replace(begin=now - (report.end - report.begin), end=now)
 
@@ -194,21 +195,21 @@ class MessageEndpoint:
     niceness = 0
 
     def connect(self, worker: RolloutWorker, first: Broadcast, context: Context) -> None:
-        def connect(own: WorkerArrays) -> None:
-            self.arrays = own
+        def load_weights(arrays: WorkerArrays) -> None:
+            self.arrays = arrays
             self.execute_order(first)
 
-        worker.connect_and_reset(connect)
+        worker.connect_and_reset(load_weights)
         context.on_signal = self.execute_order
 
     def execute_order(self, order: Broadcast) -> None:
         """Load the weights of a broadcast. The worker's policies use the loaded weights from the next step on."""
-        for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
-            mine.write(*newest)
+        for weights, newest in zip(self.arrays.weights, order.weights, strict=True):
+            weights.write(*newest)
         self.arrays.active_P[:] = order.active_P
 
     def send(self, worker: RolloutWorker, slot: int, report: RolloutReport, context: Context) -> None:
-        context.send("rollout", slot, report, *(group.arrays() for group in worker.slots[slot]))
+        context.send("rollout", slot, report, *(group_slot.arrays() for group_slot in worker.slots[slot]))
 
 
 Link = SharedMemoryLink | MessageLink

@@ -90,7 +90,7 @@ class PublishedWeights:
         self._arrays, self._store = dict(arrays), store
 
     def share_arrays_of(self, writer: PublishedWeights) -> None:
-        """Use the arrays of another PublishedWeights in this process, which publishes the weights."""
+        """Use the arrays of `writer`, the PublishedWeights object of this process that publishes the weights."""
         self._arrays = writer._arrays
 
     def publish(self, version: int, acting_state: np.ndarray) -> None:
@@ -155,7 +155,7 @@ class PublishedWeights:
 
 
 class InferenceBuffer:
-    """Shared arrays with the observations of an env group for the inference server, and with the answer of the server."""
+    """Shared arrays with the request of an env group (observations) and the answer of the inference server (action distributions)."""
 
     def __init__(self, info: EnvInfo, policy: Policy) -> None:
         N, obs = info.num_envs, info.observation
@@ -206,10 +206,10 @@ class BusySpans:
 class RolloutSlot:
     """Storage for one rollout of an env group."""
 
-    def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
-        self.storage, self.t = build_batch_storage(info, rows, state_size), 0
-        self.played_TN = np.zeros((rows, info.num_envs), np.int64)
-        """Index of the policy that played each row of the vector env in each step."""
+    def __init__(self, info: EnvInfo, steps: int, state_size: int) -> None:
+        self.storage, self.t = build_batch_storage(info, steps, state_size), 0
+        self.played_TN = np.zeros((steps, info.num_envs), np.int64)
+        """Index of the policy that played each row of the vector env in each step, int64 [T, N]."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
         """Index of the policy that played each stored transition. With several agents, index t counts the transitions of a column and not
         the steps of the envs (see MultiAgentBatchReplay)."""
@@ -233,8 +233,8 @@ class RolloutSlot:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of the slot as a dict: name → array."""
-        named = {**self.storage.arrays(), "played": self.played_TN}
-        return named if self.policy_TN is self.played_TN else named | {"policy": self.policy_TN}
+        arrays = {**self.storage.arrays(), "played": self.played_TN}
+        return arrays if self.policy_TN is self.played_TN else arrays | {"policy": self.policy_TN}
 
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in self.arrays().items()}
@@ -243,7 +243,7 @@ class RolloutSlot:
         self.use_arrays(arrays)
 
     def use_arrays(self, arrays: Arrays) -> None:
-        """Use `arrays` as the storage of the slot. The names of the arrays are the names that the method `arrays` returns."""
+        """Use `arrays` as the storage of the slot. The dict must have the same keys as the dict that the method `arrays` returns."""
         self.storage.use_arrays(arrays)
         self.played_TN = arrays["played"]
         self.policy_TN = arrays.get("policy", self.played_TN)
@@ -254,13 +254,14 @@ class WorkerArrays:
 
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], acting_state_size: int) -> None:
         sampler = get_sampler_spec(spec)
-        rows, policy, groups = spec.worker_rollout_len, policies[0], num_env_groups(sampler)
+        steps, policy, groups = spec.worker_rollout_len, policies[0], num_env_groups(sampler)
         group = info.with_num_envs(sampler.num_envs_per_worker // groups)
-        self.weights = [PublishedWeights(one, acting_state_size) for one in policies]
+        self.weights = [PublishedWeights(each, acting_state_size) for each in policies]
         self.active_P = np.ones(len(policies), np.bool_)
         """Whether each policy still needs frames, bool [P]."""
         self.slots = [
-            [[RolloutSlot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
+            [[RolloutSlot(group, steps, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)]
+            for _ in range(sampler.num_workers)
         ]
         """Storage for rollouts, indexed as [worker][slot][env group]."""
         self.buffers: list[list[InferenceBuffer]] = []
@@ -284,11 +285,11 @@ class WorkerArrays:
         self.active_P = arrays["active"]
         attach_parts(self._named_components(), store, arrays)
 
-    def use_learner_arrays(self, learners: WorkerArrays) -> None:
-        """Replace the weights and slots of these arrays by the weights and slots of the learner, which runs in this process."""
-        for mine, theirs in zip(self.weights, learners.weights, strict=True):
-            mine.share_arrays_of(theirs)
-        self.slots, self.active_P = learners.slots, learners.active_P
+    def use_learner_arrays(self, learner_arrays: WorkerArrays) -> None:
+        """Replace the weights, slots and `active_P` of this object by those of the learner, which runs in the same process."""
+        for reader, writer in zip(self.weights, learner_arrays.weights, strict=True):
+            reader.share_arrays_of(writer)
+        self.slots, self.active_P = learner_arrays.slots, learner_arrays.active_P
 
 
 def get_sampler_spec(spec: Spec) -> SamplerSpec:
@@ -308,11 +309,11 @@ def num_env_groups(sampler: SamplerSpec) -> int:
 
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     """Return the memory in bytes that the rollout slots and the datasets of a Session need."""
-    sampler, rows = get_sampler_spec(spec), spec.worker_rollout_len
-    slots = SLOTS * storage_bytes(info.with_num_envs(sampler.num_envs), rows + 1)
+    sampler, steps = get_sampler_spec(spec), spec.worker_rollout_len
+    slots = SLOTS * storage_bytes(info.with_num_envs(sampler.num_envs), steps + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
     columns = count_dataset_columns(spec, info)
-    return slots + storage_bytes(replace(info, num_envs=(waiting + 1) * sum(columns) + max(columns)), rows + 1)
+    return slots + storage_bytes(replace(info, num_envs=(waiting + 1) * sum(columns) + max(columns)), steps + 1)
 
 
 def count_dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:

@@ -36,7 +36,7 @@ _TRAININGS = 6
 """Number of updates of the learner that the timeline plot shows."""
 _SPANS = 2048
 _WINDOW = 5.0
-"""Time window in seconds over which the share of busy time of each process is measured."""
+"""Length in seconds of the time window in which busy times are measured."""
 
 
 class BusySpan(NamedTuple):
@@ -83,24 +83,25 @@ class UtilizationTracker:
         self.busy[span.kind] += span.end - span.begin
 
     def busy_shares(self) -> dict[str, float]:
-        """Return the share of busy time (0 to 1) of rollout workers, inference and the learner, measured over the last _WINDOW seconds.
+        """Return the fractions (0 to 1) of the time in which rollout workers, inference and the learner were busy.
 
-        In a shorter time window, a single rollout could dominate the result.
+        The result is a dict: column → fraction. The fractions are measured over the last _WINDOW seconds. In a shorter time window, a
+        single rollout could dominate the result.
         """
         now, marks = perf_counter(), self.marks
         while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
             marks.popleft()
         then, before = marks[0]
         marks.append((now, dict(self.busy)))
-        many = {"rollout": self.workers, "inference": 1 if self.central else self.workers, "train": 1}
-        share = {kind: min(1.0, (self.busy[kind] - before[kind]) / (max(now - then, 1e-9) * many[kind])) for kind in self.busy}
+        processes = {"rollout": self.workers, "inference": 1 if self.central else self.workers, "train": 1}
+        share = {kind: min(1.0, (self.busy[kind] - before[kind]) / (max(now - then, 1e-9) * processes[kind])) for kind in self.busy}
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
     def recent_busy_spans(self) -> Spans:
         """Return the busy time spans during recent updates, each as (process, kind, begin, end).
 
-        If there are enough earlier updates, the last _TRAININGS updates are left out, because the workers' reports about them may not have
-        arrived yet.
+        If there are enough earlier updates, the last _TRAININGS updates are left out, because the workers' reports for the time of these
+        updates may not have arrived yet.
         """
         trainings = [span for span in self.spans if span.kind == "train"]
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
@@ -188,7 +189,7 @@ class WorkerSource:
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         deadline = math.inf
         while self.arrays.active_P.any():
-            if self.stop.requested:  # in rounds, finish the current round: a run can continue exactly only from the end of a round
+            if self.stop.requested:  # in rounds, finish the current round, since a run cannot continue exactly from the middle of a round
                 deadline = min(deadline, monotonic() + STOP_SECONDS)
                 if self.between_rounds or monotonic() > deadline:  # after the deadline, the state is saved without the envs
                     return
@@ -246,7 +247,7 @@ class WorkerSource:
             learner.agent.policy.version = learner.clock.opt_step
 
     def _mask_stale_transitions(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
-        """Mask the transitions of a rollout whose policy lag exceeds meta.sampler.max_policy_lag.
+        """Mask those transitions of a rollout whose policy lag exceeds meta.sampler.max_policy_lag.
 
         Returns (rollout, function that reports the lag), or (None, None) if no valid transitions are left.
         """
@@ -254,20 +255,27 @@ class WorkerSource:
         lag_B = lag_TN[rollout.valid_TN]
         if not len(lag_B):
             return None, None
-        most = self.sampler.max_policy_lag
-        masked = float((lag_B > most).float().mean())
+        max_lag = self.sampler.max_policy_lag
+        masked = float((lag_B > max_lag).float().mean())
         if masked == 1.0:
-            notice(f"all transitions of a dataset exceed meta.sampler.max_policy_lag ({most} gradient steps); the dataset is skipped")
+            notice(f"all transitions of a dataset exceed meta.sampler.max_policy_lag ({max_lag} gradient steps); the dataset is skipped")
             return None, None
         if masked:
-            rollout = replace(rollout, valid_TN=rollout.valid_TN & ~(lag_TN > most))
+            rollout = replace(rollout, valid_TN=rollout.valid_TN & ~(lag_TN > max_lag))
         return rollout, partial(self._lag_report, lag_B, masked)
 
     def _step_lag_report(self, dataset: Dataset, t: int, opt_step: int) -> dict[str, float]:
+        """Return the `_lag_report` of the valid transitions in time step t of a dataset."""
         slabs = dataset.storage.slabs
         return self._lag_report(torch.from_numpy(opt_step - slabs["version"][t][slabs["valid"][t]]), 0.0)
 
     def _lag_report(self, lag_B: torch.Tensor, masked: float) -> dict[str, float]:
+        """Return the values of the columns about the policy lag (in gradient steps) and the busy times, as a dict: column → value.
+
+        Args:
+            lag_B: policy lag of each transition.
+            masked: fraction of the transitions that are masked.
+        """
         shares = self.utilization.busy_shares()
         if not len(lag_B):
             return shares
@@ -279,10 +287,10 @@ class WorkerSource:
 
         This method is called after the learner has trained on a dataset.
         """
-        going_on = not self.learners[policy].has_finished
-        self.arrays.active_P[policy] = going_on
+        is_active = not self.learners[policy].has_finished
+        self.arrays.active_P[policy] = is_active
         if (
-            going_on and self.population is not None and self.population.is_round_due(policy)
+            is_active and self.population is not None and self.population.is_round_due(policy)
         ):  # a finished policy keeps its evaluated weights
             self.population.step(policy)
         self._publish(policy)
@@ -330,10 +338,10 @@ def _transition_at_step(dataset: Dataset, t: int) -> Transition:
     """Return time step t of a dataset as the transition of a vector env, in which each column of the dataset is one env."""
     slabs = dataset.storage.slabs
     obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]
-    cut = [(n, obs) for row, n, obs, _ in dataset.storage.truncations if row == t]
-    if cut:
+    truncated = [(n, obs) for step, n, obs, _ in dataset.storage.truncations if step == t]
+    if truncated:
         last_obs_N = last_obs_N.copy()
-        for n, obs in cut:
+        for n, obs in truncated:
             last_obs_N[n] = obs
     first_N = slabs["first"][t + 1]
     step = VecStep(

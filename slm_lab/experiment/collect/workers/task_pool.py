@@ -94,7 +94,7 @@ class TaskPool:
         self.server: _PoolProcess | None = None
         self.due = self.out = self.put = self.taken = self.round_end = 0
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        """Queue of complete datasets as (index of the policy, dataset). If the pool fails, the reason is put into the queue as a text."""
+        """Queue of complete datasets as (index of the policy, dataset). If the pool fails, the reason is put into the queue as text."""
         self.reported: SimpleQueue[tuple[int, RolloutReport]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self._info: EnvInfo | None = None
@@ -109,8 +109,8 @@ class TaskPool:
         beat(WAITING)  # starting the first process waits for the fork server
         try:
             for index in range(sampler.num_workers):
-                target, own = run_worker, replace(config, index=index)
-                self.workers.append(_PoolProcess(index, executor.start(f"rollout worker {index}", target, own, link.worker_endpoint())))
+                args = replace(config, index=index), link.worker_endpoint()
+                self.workers.append(_PoolProcess(index, executor.start(f"rollout worker {index}", run_worker, *args)))
         except BaseException:
             self.close()
             raise
@@ -152,8 +152,8 @@ class TaskPool:
         self.link.set_learner_arrays(arrays)
         self.connected = True
         if self.folder is not None:
-            target = run_inference
-            self.server = _PoolProcess(0, self.executor.start("inference server", target, self.config, self.link.worker_endpoint()))
+            args = self.config, self.link.worker_endpoint()
+            self.server = _PoolProcess(0, self.executor.start("inference server", run_inference, *args))
         for worker in self.workers:
             if worker.built:
                 self.link.connect(worker.task)
@@ -232,8 +232,8 @@ class TaskPool:
                 raise WorkerFailed(str(self.datasets.get()))
             if time.monotonic() > deadline:
                 late = [str(worker.index) for worker in self.workers if not worker.ready]
-                what = f"rollout workers {', '.join(late)} did not build their envs within {limit:.0f} seconds"
-                raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
+                reason = f"rollout workers {', '.join(late)} did not build their envs within {limit:.0f} seconds"
+                raise WorkerFailed(f"{reason}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
 
     def close(self) -> None:
         """Stop the workers and the inference server, and release their resources."""
@@ -315,15 +315,17 @@ class TaskPool:
             worker.task.send((LOAD, saved, self._resumes))
 
     def _fail(self, reason: str) -> None:
+        """End the thread, and pass the reason of the failure to the learner."""
         self.ended = True
         self.datasets.put(reason)
 
     def _restart(self, died: TaskDied) -> None:
-        """Start a new process for a worker or for the inference server, unless more than meta.max_restart of its processes have died.
+        """Start a new process for a worker or for the inference server. If more than meta.max_restart processes of this worker or of the
+        server have died, the pool fails instead.
 
         A process that died because its node was lost does not count towards meta.max_restart.
         """
-        task, most = died.task, self.spec.meta.max_restart
+        task, max_restart = died.task, self.spec.meta.max_restart
         child, printed, was_ready = (
             self._process_of_task(task),
             f"\n{died.output}" if died.output else "",
@@ -332,11 +334,11 @@ class TaskPool:
         self.executor.kill(task)  # do not wait for the end of the process, which may be blocked
         child.running = child.built = child.ready = False
         before, child.deaths = child.deaths, child.deaths + (not died.lost)
-        if child.deaths > most:
+        if child.deaths > max_restart:
             self._fail(f"{died.description} after {before} restart{'s' * (before != 1)} (meta.max_restart){printed}")
             return
         if not died.lost:
-            notice(f"{died.description}; restarting it ({child.deaths} of {most})")
+            notice(f"{died.description}; restarting it ({child.deaths} of {max_restart})")
         elif was_ready:
             notice(f"{died.description}; restarting it")
         child.ordered -= len(child.orders)
@@ -372,9 +374,9 @@ class TaskPool:
     def _begin_round(self) -> None:
         """Begin the next synchronous round if the learner has trained on all datasets of the previous round."""
         if self.synchronous and self.assembler.round_over and self.out == 0 and not self.stop.requested:
-            assert self.assembler.rounds is not None
+            assert self.assembler.rollouts_per_round is not None
             self.assembler.round_over, self.round_end = False, -1
-            self.due += self.assembler.rounds
+            self.due += self.assembler.rollouts_per_round
 
     def _send_orders(self) -> None:
         """Order workers to fill their free slots with rollouts."""
@@ -387,14 +389,14 @@ class TaskPool:
     def _next_worker(self) -> _PoolProcess | None:
         """Return the worker that should be ordered next to fill a slot, or None if no rollout should be ordered now.
 
-        In synchronous rounds, rollouts are ordered until all rollouts of the round are ordered. Without rounds, rollouts are ordered as
-        long as they fit into the datasets.
+        In a synchronous round, rollouts are ordered until all rollouts of the round have been ordered. Without rounds, rollouts are ordered
+        as long as they fit into the datasets.
         """
         if self.synchronous:
             candidates = [worker for worker in self.workers if worker.ordered < self.due]
         elif self.assembler.free_rollouts <= sum(len(worker.orders) for worker in self.workers):
             return None
-        elif self.assembler.rounds is not None:  # order in the sequence of assembly, so that the free columns go to the right worker
+        elif self.assembler.rollouts_per_round is not None:  # in the order of assembly, so that the free columns go to the right worker
             candidates = [min(self.workers, key=lambda worker: worker.ordered)]
         else:
             candidates = sorted(self.workers, key=lambda worker: len(worker.orders))

@@ -65,7 +65,7 @@ class Inference(Protocol):
 
 
 _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
-"""Attributes of EnvGroup that are kept from step to step and are part of the saved state."""
+"""Attributes of EnvGroup that are kept from step to step and that `EnvGroup.state_dict` saves."""
 
 
 class EnvGroup:
@@ -97,7 +97,7 @@ class EnvGroup:
         self.obs_N = self.env.reset()
         self.first_N = np.ones(count, np.bool_)
         self.over_N = np.ones(count, np.bool_)
-        """Whether the episode of each row is over, so that another policy may play the next episode, bool [N]. In Atari, an episode is over
+        """Whether the episode of each row is over, bool [N], so that another policy may play the next episode. In Atari, an episode is over
         when the game is over, and not when a life is lost."""
         self.state_NS = self.policies[0].initial_state(count)
         self.turns = TurnTransitionBuilder(count, self.policies[0].state_size) if info.agents else None
@@ -233,7 +233,7 @@ class RolloutWorker:
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
         spec, sampler = config.spec, get_sampler_spec(config.spec)
-        self.config, self.beat, self.rows, self.stop = config, beat, spec.worker_rollout_len, Stop()
+        self.config, self.beat, self.rollout_len, self.stop = config, beat, spec.worker_rollout_len, Stop()
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
         self.torch = TorchSettings()
@@ -251,15 +251,15 @@ class RolloutWorker:
     def connect_and_reset(self, connect: Callable[[WorkerArrays], None]) -> None:
         """Build the policies, load the learner's weights, and reset the envs.
 
-        Args: connect: function connect(arrays) that connects the arrays of this worker to the arrays of the learner.
+        Args: connect: function that receives the arrays of this worker and connects them to the arrays of the learner.
         """
         spec, self.policies = self.config.spec, build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
-        self.arrays = own = WorkerArrays(spec, self.info, self.policies, acting_state_size(self.envs[0].normalizers))
-        connect(own)
-        self.slots = own.slots[self.config.index]
-        self.subscriber = WeightSubscriber(own.weights, self.policies, self.envs)
+        self.arrays = arrays = WorkerArrays(spec, self.info, self.policies, acting_state_size(self.envs[0].normalizers))
+        connect(arrays)
+        self.slots = arrays.slots[self.config.index]
+        self.subscriber = WeightSubscriber(arrays.weights, self.policies, self.envs)
         self.subscriber.pull()
         for env in self.envs:
             env.normalizers.accumulate_deltas()
@@ -269,7 +269,7 @@ class RolloutWorker:
                 index,
                 env,
                 self.policies,
-                own.active_P,
+                arrays.active_P,
                 np.random.default_rng([self.seeds.act, index, 1]),
                 fixed_policy_indices(spec, env.info),
             )
@@ -294,26 +294,28 @@ class RolloutWorker:
         slots, groups, inference, beat = self.slots[slot], self.groups, self.inference, self.beat
         self.torch.restore()
         ended: list[list[EndedEpisode]] = [[] for _ in groups]
-        for place in slots:
-            place.begin()
+        for group_slot in slots:
+            group_slot.begin()
         begin = now = perf_counter()
         env_seconds = act_seconds = 0.0
         for group in groups:
             inference.request_actions(group)
-        for t in range(self.rows):
-            for group, place, episodes in zip(groups, slots, ended, strict=True):
+        for t in range(self.rollout_len):
+            for group, group_slot, episodes in zip(groups, slots, ended, strict=True):
                 out = inference.wait_for_actions(group)
                 act_end = perf_counter()
                 beat(STEPPING)
-                group.step(place, out, episodes)
-                if t + 1 < self.rows:  # the first actions of the next rollout are chosen later, with newer weights
+                group.step(group_slot, out, episodes)
+                if t + 1 < self.rollout_len:  # the first actions of the next rollout are chosen later, with newer weights
                     inference.request_actions(group)
                 act_seconds += act_end - now
                 now = perf_counter()
                 env_seconds += now - act_end
             if self.stop.requested:
                 break
-        rollouts = [GroupRolloutReport(list(place.storage.truncations), episodes) for place, episodes in zip(slots, ended, strict=True)]
+        rollouts = [
+            GroupRolloutReport(list(group_slot.storage.truncations), episodes) for group_slot, episodes in zip(slots, ended, strict=True)
+        ]
         deltas = [group.env.normalizers.take_deltas() for group in groups]
         return RolloutReport(rollouts, deltas, begin, now, env_seconds, act_seconds)
 
@@ -326,10 +328,12 @@ class RolloutWorker:
         return {"groups": groups, "policies": rngs, "rng": to_arrays(rng_state("cpu"))}
 
     def load_state(self, state: dict[str, Any] | None, resumes: int) -> bool:
-        """Load a state returned by `state_dict`, except the states of the process-wide random generators.
+        """Load a state returned by `state_dict`, except the states of the process-wide random generators. Returns whether the unfinished
+        episodes of the state continue.
 
-        If `state` is None and the run was continued (`resumes` > 0), new episodes begin with new random streams. Returns whether the
-        unfinished episodes of the state continue.
+        Args:
+            state: the state, or None. If `state` is None and the run was continued, new episodes begin with new random streams.
+            resumes: number of times that the run was continued.
         """
         if state is None:
             self._reseed(resumes)
@@ -355,7 +359,7 @@ class RolloutWorker:
             set_rng_state(to_tensors(state["rng"]), "cpu")
 
     def _reseed(self, resumes: int) -> None:
-        """Begin new episodes with random streams that no earlier start of the run has used, unless `resumes` is 0."""
+        """Begin new episodes with random streams that no earlier start of the run has used. If `resumes` is 0, do nothing."""
         if not resumes:
             return
         self.seeds = worker_seeds(self.config.seeds, self.config.index, self.config.restart + 1000 * resumes)

@@ -55,7 +55,7 @@ class SerialPool:
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
         self.assembler = assembler
         for worker in self.workers:
-            worker.connect_and_reset(lambda own: own.use_learner_arrays(arrays))
+            worker.connect_and_reset(lambda worker_arrays: worker_arrays.use_learner_arrays(arrays))
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
         for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
@@ -71,7 +71,7 @@ class SerialPool:
 
     def next_dataset(self) -> tuple[int, Dataset] | None:
         while not self.ready:
-            if self.stop.requested and self.between_rounds:  # otherwise finish the round that has begun, see WorkerSource
+            if self.stop.requested and self.between_rounds:  # a round that has begun is finished first, see WorkerSource
                 return None
             for index, worker in enumerate(self.workers):
                 report = worker.collect(0)
@@ -131,11 +131,12 @@ def with_local_inference(spec: Spec) -> Spec:
     if sampler is None or sampler.serial_mode or sampler.inference == "local":
         return spec
     if sampler.inference == "central":
-        message = "'central' requires memory that all rollout workers share, so one machine; with --cluster set it to 'local' or 'auto'"
+        message = "'central' requires all rollout workers on one machine, since they share memory; with --cluster, set 'local' or 'auto'"
         raise SpecError(spec.name, [Problem("meta.sampler.inference", message)])
     return resolve_inference(spec, "cpu")
 
 
 def _stall_limits(spec: Spec) -> tuple[float | None, float]:
+    """Return (stall_notice, stall_limit) for an executor. If meta.stall_limit is absent, the limit is STALL_LIMIT."""
     limit = spec.meta.stall_limit
     return spec.meta.stall_notice, STALL_LIMIT if limit is None else limit

@@ -23,7 +23,7 @@ from slm_lab.experiment.execute.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.user_code import describe_failure
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
-from slm_lab.lib.process import ProcessState
+from slm_lab.lib.process import InheritedState
 from slm_lab.spec.models.meta import StartMethod
 
 _PRINTED_BYTES = 2**20
@@ -40,14 +40,14 @@ class SharedFd:
         return _received_fd, (reduction.DupFd(self.fd),)
 
 
-def _received_fd(copy: Any) -> SharedFd:
-    fd: int = copy.detach()
+def _received_fd(duplicate: Any) -> SharedFd:
+    fd: int = duplicate.detach()
     os.set_inheritable(fd, False)
     return SharedFd(fd)
 
 
 class ChildSetup:
-    """State of the parent process that a child takes over at its start.
+    """State of the parent process that a child applies when the child starts.
 
     A ChildSetup is the first argument of the child, and the state is applied when the ChildSetup is unpickled, before the later arguments
     are unpickled.
@@ -61,10 +61,10 @@ class ChildSetup:
         self.printed, self.start_method = printed, start_method
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _apply_setup, (SharedFd(self.printed), ProcessState.of_this_process(), self.start_method)
+        return _apply_setup, (SharedFd(self.printed), InheritedState.of_this_process(), self.start_method)
 
 
-def _apply_setup(printed: SharedFd, state: ProcessState, start_method: StartMethod) -> None:
+def _apply_setup(printed: SharedFd, state: InheritedState, start_method: StartMethod) -> None:
     os.setpgid(0, 0)
     server.reset_stop_signals()
     redirect_output_to_fd(printed.fd)
@@ -76,7 +76,7 @@ def _apply_setup(printed: SharedFd, state: ProcessState, start_method: StartMeth
 
 
 def _is_forked_from_server() -> bool:
-    """Return whether this process is a copy of the fork server."""
+    """Return whether this process was forked from the fork server."""
     return "slm_lab.experiment.execute.local.preload" in sys.modules
 
 
@@ -116,7 +116,7 @@ class ChildContext(Context):
                 os._exit(1)
 
     def redirect_output(self, path: Path) -> None:
-        """Redirect the output of this process: append it to the file `path`. Earlier output that was kept in memory is appended first."""
+        """Redirect the output of this process to the end of the file `path`. Earlier output that was kept in memory is appended first."""
         path = path.absolute()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         with suppress(OSError):  # descriptor 1 is not readable if it is already a log
@@ -161,7 +161,7 @@ def main(setup: None, name: str, restart: int, connection: Connection, heartbeat
         for left in multiprocessing.active_children():
             left.kill()  # sys.exit would wait until the child ends
         if _is_forked_from_server():
-            atexit._run_exitfuncs()  # a copy of the fork server ends without calling its exit hooks
+            atexit._run_exitfuncs()  # a process that was forked from the fork server would end without calling its exit hooks
         if context.orphaned:
             os.killpg(0, signal.SIGKILL)
     sys.exit(code)

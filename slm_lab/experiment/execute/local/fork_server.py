@@ -44,10 +44,10 @@ PRELOAD = (
 """Modules that the fork server imports: the modules that every child needs, and the modules of algorithms. User modules and modules that
 start a thread are not allowed."""
 _SAVED = "SLM_LAB_FORKSERVER"
-"""Name of the environment variable that contains the values of PYTHONPATH and PYTHONSAFEPATH for the fork server's children, and the id of
-the server's parent process."""
-ENDED = "it ended while it loaded"
-"""Text of the reason why the fork server cannot run if one of its modules cannot be loaded."""
+"""Name of the environment variable through which the fork server receives the values of PYTHONPATH and PYTHONSAFEPATH for its children, and
+the id of its parent process."""
+ENDED = "it ended while it loaded its modules"
+"""Reason that `use_spawn` reports if the fork server has ended because one of its modules cannot be loaded."""
 _server: Any = forkserver._forkserver
 _lock, _users_lock = threading.Lock(), threading.Lock()
 
@@ -78,7 +78,7 @@ def start_method() -> Method:
 
 
 def _start_method_after_check() -> Method:
-    """Test the fork server, and return the start method for a process that code outside this package starts."""
+    """Test whether the fork server runs, and return the start method for a process that code outside this package starts."""
     for _ in range(2):
         ensure_server()
         if start_method() == "spawn" or _server_answers():
@@ -89,6 +89,7 @@ def _start_method_after_check() -> Method:
 
 
 def _server_answers() -> bool:
+    """Start a short test process from the fork server, and return whether the start succeeded."""
     process: Any = multiprocessing.get_context("forkserver").Process(target=os.getpid)  # type: ignore[attr-defined,unused-ignore]
     try:
         with stop_signals_blocked(), hide_main_module():

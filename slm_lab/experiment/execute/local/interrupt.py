@@ -1,4 +1,4 @@
-"""Interruption of this process by stop signals, and by time limits for user code that blocks."""
+"""Interrupt this process when it receives a stop signal, or when user code blocks for longer than a time limit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def watchdog(
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None
     verdict: tuple[int, str] | None = None
-    """(value of the heartbeat at which the main thread is blocked, reason), or None if the main thread is not blocked."""
+    """(value of the heartbeat when the main thread was last found blocked, reason), or None if it has not been found blocked yet."""
 
     def blocked() -> bool:
         nonlocal noticed, raised, stopped, verdict

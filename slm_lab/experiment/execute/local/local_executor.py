@@ -183,7 +183,7 @@ class LocalTask(Task):
             os.write(self._printed, last)
 
     def _wait_for_exit(self) -> bool:
-        """Wait at most _EXIT_SECONDS for the end of the process, whose pipe is closed, and return whether the process has exited.
+        """Wait at most _EXIT_SECONDS until the process, whose pipe is closed, exits. Returns whether the process has exited.
 
         A process with a closed pipe may still run, since user code may have closed the pipe.
         """
@@ -195,10 +195,7 @@ class LocalTask(Task):
         return True
 
     def end_process(self) -> None:
-        """End the process and read its last messages.
-
-        If the process, or a process that it started, is still running, that process is killed.
-        """
+        """End the process, and read its last messages. The process and all processes that it started are killed if they still run."""
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
@@ -243,7 +240,7 @@ class LocalExecutor(Executor):
     def __init__(self, stall_notice: float | None = 30.0, stall_limit: float | None = None) -> None:
         super().__init__()
         self.stall_notice, self.stall_limit = stall_notice, stall_limit
-        self._waking, self._wake = multiprocessing.Pipe(duplex=False)
+        self._wake_reader, self._wake_writer = multiprocessing.Pipe(duplex=False)
 
     def _start_process(self, task: LocalTask) -> None:
         task.start()
@@ -251,9 +248,9 @@ class LocalExecutor(Executor):
     def _wait(self, timeout: float) -> None:
         """Wait for an event or a call of `wake`, for at most `timeout` seconds or _TICK seconds."""
         pending = any(task.inbox for task in self.tasks)
-        wait([self._waking, *(item for task in self.tasks for item in task.wait_handles)], 0 if pending else min(timeout, _TICK))
+        wait([self._wake_reader, *(item for task in self.tasks for item in task.wait_handles)], 0 if pending else min(timeout, _TICK))
         if self._woken.is_set():
-            self._waking.recv_bytes()
+            self._wake_reader.recv_bytes()
             self._woken.clear()
 
     def _collect(self, task: LocalTask) -> None:
@@ -267,7 +264,7 @@ class LocalExecutor(Executor):
     def wake(self) -> None:
         if not self._woken.is_set():
             self._woken.set()
-            self._wake.send_bytes(b"")
+            self._wake_writer.send_bytes(b"")
 
     def _kill_process(self, task: LocalTask) -> None:
         task.end_process()

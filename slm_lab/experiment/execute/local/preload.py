@@ -28,8 +28,8 @@ _SERVER = os.getpid()
 def _initialise_child(module: ModuleType) -> None:
     """Initialise a forked child that the executor did not start, such as an env process of AsyncVectorEnv, as if it had been spawned.
 
-    The child joins the process group of the process that requested the child, prints to the same files as the requesting process, has its
-    own random numbers, and runs exit hooks, which a copy of the fork server would skip.
+    The child joins the process group of the process that requested the child, prints to the files of the requesting process, has separate
+    random numbers, and runs its exit hooks, which a process that was forked from the fork server would otherwise skip.
     """
     if os.getpgid(0) == os.getpid():  # the executor has started this child, which is already initialised
         return
@@ -40,15 +40,15 @@ def _initialise_child(module: ModuleType) -> None:
         os.setpgid(0, os.getpgid(parent))
     for number in (1, 2):
         with suppress(OSError):
-            copy = os.open(f"/proc/{parent}/fd/{number}", os.O_WRONLY | os.O_APPEND)
-            os.dup2(copy, number)
-            os.close(copy)
+            fd = os.open(f"/proc/{parent}/fd/{number}", os.O_WRONLY | os.O_APPEND)
+            os.dup2(fd, number)
+            os.close(fd)
     np.random.seed()
     util.Finalize(None, atexit._run_exitfuncs, exitpriority=-100)
 
 
 def _print_child_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of an error in a child that is not initialised yet, unless the error only means that its parent has ended."""
+    """Print the traceback of an error in a child that is not initialised yet, unless the error only means that the parent has ended."""
     if not issubclass(kind, EOFError | OSError | UnpicklingError):
         sys.__excepthook__(kind, error, trace)
 

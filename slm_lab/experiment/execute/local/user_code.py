@@ -1,5 +1,4 @@
-"""Handling of user code that ends the process, closes the files of the process, or never returns from close(), and texts that describe
-failures."""
+"""Handle user code that ends the process, closes the files of the process, or never returns from close(). Describe failures as text."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ def describe_failure(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         closed = "a file descriptor of the process is closed: the env, or what it uses, closes descriptors that it did not open"
         return _append_notes(f"{closed} ({error.strerror}{error_location(error)})", error)
-    if (did := explain_exit(error)) is not None:
-        return _append_notes(did, error)
+    if (explanation := explain_exit(error)) is not None:
+        return _append_notes(explanation, error)
     return "".join(traceback.format_exception(error))
 
 
@@ -71,14 +70,14 @@ def os_exit_raises() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, own = os._exit, os.getpid()
+    before, pid = os._exit, os.getpid()
 
-    def leave(status: int) -> NoReturn:
-        if os.getpid() == own:
+    def raise_or_exit(status: int) -> NoReturn:
+        if os.getpid() == pid:
             raise UserCodeExited(f"os._exit({status!r}) was called")
         before(status)
 
-    os._exit = leave
+    os._exit = raise_or_exit
     try:
         yield
     finally:
@@ -94,7 +93,7 @@ def is_from_user_code(error: BaseException) -> bool:
 
 
 def explain_exit(error: BaseException) -> str | None:
-    """Return a text that says what user code did, and where, for an error that is not a subclass of Exception, or None for other errors."""
+    """Return a text that says what user code did and where, if the error is not a subclass of Exception. For other errors, return None."""
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"

@@ -63,13 +63,13 @@ class Cluster:
         """Nodes that are alive now."""
         import ray
 
-        found = []
+        nodes = []
         for node in ray.nodes():
             if node["Alive"]:
                 resources = node["Resources"]
                 name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}:{node['NodeManagerPort']})"
-                found.append(Node(node["NodeID"], name, resources.get("CPU", 0.0), resources.get("GPU", 0.0)))
-        return found
+                nodes.append(Node(node["NodeID"], name, resources.get("CPU", 0.0), resources.get("GPU", 0.0)))
+        return nodes
 
     def __str__(self) -> str:
         nodes = self.nodes
@@ -147,7 +147,7 @@ def _join_cluster(address: str) -> Iterator[Cluster]:
             _init(address, where)
             with _silence_node_logs():
                 yield Cluster(address)
-        finally:  # also after a failed connection, whose remaining state the next attempt would reuse
+        finally:  # also after a failed connection, since the next attempt would reuse the remaining state
             with stop_signals_blocked():
                 ray.shutdown()
 
@@ -217,7 +217,7 @@ def _check_protocol(connection: socket.socket) -> None:
             break
         answer += part
     if answer[3:4] != _SETTINGS:
-        raise OSError("what listens there is not Ray's head")
+        raise OSError("the server at this address is not Ray's head node")
 
 
 def _environment_variables() -> dict[str, str]:
@@ -225,15 +225,15 @@ def _environment_variables() -> dict[str, str]:
 
     RAY_AUTH_MODE must be set before ray is imported.
     """
-    own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-        own["RAY_AUTH_MODE"] = "token" if has_token or (Path.home() / ".ray" / "auth_token").is_file() else "disabled"
-    return own
+        variables["RAY_AUTH_MODE"] = "token" if has_token or (Path.home() / ".ray" / "auth_token").is_file() else "disabled"
+    return variables
 
 
 def _connection_error_message(address: str, text: str) -> str:
-    """Return the error message for the user, given the text of an error that ray.init has raised."""
+    """Return the error message for the user. `text` is the text of the error that ray.init has raised."""
     shown = " ".join(nonblank_lines(text)[:6])[:600]
     if "ersion mismatch" in text:
         advice = "install the same versions of Ray and Python everywhere"
@@ -250,45 +250,45 @@ def probe_node(token: Location | None) -> dict[str, Any]:
     The entry "versions" contains the package versions, and "token" contains the content of the token file. The entry "problem" is the
     reason why the node cannot read the token file or write to the folder of the token file, or "" if the node can do both.
     """
-    found = {"versions": versions_to_match(), "token": "", "problem": ""}
+    result = {"versions": versions_to_match(), "token": "", "problem": ""}
     if token is not None:
         try:
-            found["token"] = token.read_text()
-            own = token.with_name(f"{token.name}_{token_hex(8)}")
-            own.write_text("")
-            own.unlink()
+            result["token"] = token.read_text()
+            test_file = token.with_name(f"{token.name}_{token_hex(8)}")
+            test_file.write_text("")
+            test_file.unlink()
         except OSError as error:
-            found["problem"] = str(error.strerror or error)
-    return found
+            result["problem"] = str(error.strerror or error)
+    return result
 
 
 def versions_to_match() -> dict[str, str]:
-    """Return the versions of the packages whose versions must be equal on all nodes, as a dict: package → version."""
-    known = package_versions()
+    """Return the package versions that must be equal on all nodes, as a dict: package → version."""
+    versions = package_versions()
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, "slm_lab": slm_lab.__version__, "torch": known["torch"], "numpy": known["numpy"]}
+    return {"python": python, "slm_lab": slm_lab.__version__, "torch": versions["torch"], "numpy": versions["numpy"]}
 
 
 def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
-    """Run a task on each node that compares package versions, reads a file in the folder, and writes another file to the folder.
+    """Check the package versions of each node, and check that each node can read and write files in the folder.
 
-    Raises UserError if a node does not answer or a check fails.
+    The checks run as a task on each node. Raises UserError if a node does not answer or a check fails.
     """
     import ray
 
     with _temporary_token_file(folder) as token:
         task: Any = ray.remote(num_cpus=0, max_retries=0)(probe_node)
-        asked = {task.options(scheduling_strategy=node_strategy(node.id)).remote(token): node for node in cluster.nodes}
-        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_PROBE_SECONDS)
+        node_of = {task.options(scheduling_strategy=node_strategy(node.id)).remote(token): node for node in cluster.nodes}
+        ready, late = ray.wait(list(node_of), num_returns=len(node_of), timeout=_PROBE_SECONDS)
         alive = {node.id for node in cluster.nodes}  # Ray lists a node for some seconds after its end
-        late = [one for one in late if asked[one].id in alive]
+        late = [answer for answer in late if node_of[answer].id in alive]
         if late:
-            names = ", ".join(asked[one].name for one in late)
+            names = ", ".join(node_of[answer].name for answer in late)
             raise UserError(f"--cluster {cluster.address}: no answer from {names} within {_PROBE_SECONDS:g} s")
-        for one in ready:
-            found = _probe_result(cluster, asked[one], one, alive)
-            if found is not None and folder is not None and token is not None and (found["problem"] or found["token"] != token.name):
-                _raise_folder_error(cluster, asked[one], folder, found["problem"])
+        for answer in ready:
+            result = _probe_result(cluster, node_of[answer], answer, alive)
+            if result is not None and folder is not None and token is not None and (result["problem"] or result["token"] != token.name):
+                _raise_folder_error(cluster, node_of[answer], folder, result["problem"])
 
 
 @contextmanager
@@ -342,21 +342,21 @@ def _probe_result(cluster: Cluster, node: Node, answer: Any, alive: set[str]) ->
     import ray
 
     try:
-        found: dict[str, Any] = ray.get(answer)
+        result: dict[str, Any] = ray.get(answer)
     except ray.exceptions.RayError as error:
         if node.id not in alive:
             return None
         raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last_line(str(error))}") from None
-    own = versions_to_match()
-    other = [f"{name} {version} (here {own[name]})" for name, version in found["versions"].items() if version != own[name]]
+    here = versions_to_match()
+    other = [f"{name} {version} (here {here[name]})" for name, version in result["versions"].items() if version != here[name]]
     if other:
         raise UserError(f"--cluster {cluster.address}: {node.name} has other versions: {', '.join(other)}; install the same everywhere")
-    return found
+    return result
 
 
 PACKED = 2**16
-"""Maximum total size in bytes of the arrays in a message that is pickled to one bytes object, for which Ray needs less processor time.
-Larger arrays are sent unchanged, so that processes on the same node can read the arrays without a copy."""
+"""Maximum total size in bytes of the arrays in a message that is pickled to one bytes object. Ray needs less processor time for a bytes
+object. A message with larger arrays is sent unchanged, so that processes on the same node can read the arrays without a copy."""
 Content = TypeVar("Content")
 
 
@@ -371,7 +371,7 @@ def pack(content: Content) -> Content | bytes:
 
 
 def unpack(content: Content | bytes) -> Content:
-    """Return the original content, given a value that `pack` has returned."""
+    """Return the original content of a value that `pack` has returned."""
     if not isinstance(content, bytes):
         return content
     unpacked: Content = pickle.loads(content)
@@ -380,7 +380,7 @@ def unpack(content: Content | bytes) -> Content:
 
 @dataclass(frozen=True)
 class ActorHandle:
-    """Handle of a Ray actor, whose methods are called by name."""
+    """Handle of a Ray actor. The methods of the actor are called by name."""
 
     actor: Any
 
@@ -413,7 +413,7 @@ class ActorHandle:
 
 
 def death_reason(error: BaseException) -> str:
-    """Return the reason why an actor has died as one line of text, given the error that Ray has raised."""
+    """Return the reason why an actor has died, as one line of text. `error` is the error that Ray has raised."""
     text = str(error)
     if "unavailable" in text or "node has died" in text or "node was terminated" in text:
         return LOST_NODE

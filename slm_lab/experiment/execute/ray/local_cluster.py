@@ -100,7 +100,7 @@ class LocalCluster:
                 except Exception as error:
                     if attempt == _ATTEMPTS - 1 or "timed out" not in str(error):
                         raise UserError(f"Ray could not start: {error}") from error
-                    notice("Ray did not start within the 30 s that it allows; trying again")
+                    notice("Ray did not start within its time limit of 30 s; trying again")
                     ray.shutdown()
             for pid in _descendant_pids():
                 pipe.write(f"{pid}\n".encode())
@@ -123,7 +123,7 @@ def _variables(folder: Path) -> dict[str, str]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial that requests no GPU still sees the GPUs
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_DEDUP_LOGS": "0",
-        "RAY_worker_niceness": "0",  # Ray's default, 15, would slow down trials beside other programs, unlike the same run by `train`
+        "RAY_worker_niceness": "0",  # with Ray's default, 15, other programs would slow down a trial more than a run of `train`
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TMPDIR": str(folder),  # files that killed processes leave in the folder are removed with the folder
     }
@@ -160,11 +160,11 @@ def _descendant_pids() -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    found, new = [], [os.getpid()]
-    while new:
-        new = [pid for pid, parent in parents.items() if parent in new]
-        found += new
-    return found
+    descendants, newest = [], [os.getpid()]
+    while newest:
+        newest = [pid for pid, parent in parents.items() if parent in newest]
+        descendants += newest
+    return descendants
 
 
 @contextmanager
@@ -172,9 +172,8 @@ def _start_fewer_processes() -> Iterator[None]:
     """Context manager in which ray.init starts only the processes that a search needs.
 
     The autoscaler's monitor, the log monitor and the API server (without dashboard) are not needed for a cluster of one node whose logs are
-    not shown. The monitor, the log monitor and the API server take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores.
-    ray.init has no options to leave out processes. The context manager has no effect if the installed version of Ray lacks the names that
-    are replaced.
+    not shown. These three processes take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options to leave
+    out processes. The context manager has no effect if the installed version of Ray lacks the names that are replaced.
     """
     try:
         from ray._private import parameter

@@ -171,7 +171,7 @@ class RayExecutor(Executor):
                 task.started = None
             elif kind == LOG:
                 path, text = content
-                with suppress(OSError), path.open("a", encoding="utf-8") as file:  # the disk is full
+                with suppress(OSError), path.open("a", encoding="utf-8") as file:  # for example, the disk is full
                     file.write(text)
             elif kind == STALLED:
                 task.inbox.append(TaskStalled(task, *content))

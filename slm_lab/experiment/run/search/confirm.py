@@ -37,19 +37,19 @@ def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
     return changed.model_copy(update={"search": None})
 
 
-def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
+def add_confirmations(ranked: Sequence[TrialState], count: int, confirmations: list[TrialState]) -> list[TrialState]:
     """Return the states of the confirmations of the best `count` trials.
 
-    For a trial without a confirmation, a new state is created and added to `known`.
+    For a trial without a confirmation, a new state is created and added to `confirmations`.
 
     Args:
         ranked: trials of the search, from best to worst.
-        known: states of all confirmations so far.
+        confirmations: states of all confirmations so far.
     """
-    have = {one.trial for one in known}
-    known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
+    confirmed = {state.trial for state in confirmations}
+    confirmations += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in confirmed]
     best = {trial.trial for trial in ranked[:count]}
-    return [one for one in known if one.trial in best]
+    return [state for state in confirmations if state.trial in best]
 
 
 def create_run_folder(paths: RunPaths, spec: Spec) -> RunPaths:

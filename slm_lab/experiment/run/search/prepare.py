@@ -81,7 +81,7 @@ def _equal_share(nodes: Sequence[float], target: int) -> float:
 
 
 _MOST_VALUES = 20
-"""Maximum number of values of a searched key with options whose builds are checked."""
+"""Maximum number of values per searched key for which the build is checked."""
 
 
 def check_search_values(space: SearchSpace, plan: Plan) -> None:
@@ -112,7 +112,7 @@ def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
             roots = [root for root in space.search_keys if root.where in pins]
             choose = partial(_pinned_or_first, pins)
             try:
-                yield key, value, space.trial_spec({one.text: chosen for one, chosen in active_values(roots, choose)})
+                yield key, value, space.trial_spec({searched.text: chosen for searched, chosen in active_values(roots, choose)})
             except SpecError:  # the value is valid only with other values of other keys, see search_check
                 continue
 
@@ -121,14 +121,14 @@ def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
     return pins.get(key.where, key.values_to_check()[0])
 
 
-def check_values_task(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
+def check_values_task(context: Context, spec: Spec, plan: Plan, already_checked: bool) -> None:
     """Run check_search_values in a task, since the process of the search does not import torch.
 
     The task sends the message ("valid", number of GPUs) or ("user_error", SpecError).
 
-    Args: known: whether an earlier start of the search has checked the values.
+    Args: already_checked: whether an earlier start of the search has checked the values.
     """
-    if not known:
+    if not already_checked:
         try:
             check_search_values(SearchSpace(spec), plan)
         except SpecError as error:

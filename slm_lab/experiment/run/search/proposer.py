@@ -175,17 +175,24 @@ class TPEProposer:
                 study.sampler = _import_optuna().samplers.RandomSampler(seed=self._seed(trial, refused))
 
     def tell(self, trial: int, metric: float | None) -> None:
-        for one in reversed(self.history):
-            if one.trial == trial:
-                one.metric = metric if metric is not None and math.isfinite(metric) else None
-                one.done = True
+        for proposal in reversed(self.history):
+            if proposal.trial == trial:
+                proposal.metric = metric if metric is not None and math.isfinite(metric) else None
+                proposal.done = True
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [{"trial": one.trial, "picks": {**one.choices}, "metric": one.metric, "done": one.done} for one in self.history]}
+        return {
+            "history": [
+                {"trial": proposal.trial, "picks": {**proposal.choices}, "metric": proposal.metric, "done": proposal.done}
+                for proposal in self.history
+            ]
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.history = [_Proposal(one["trial"], one["picks"], one["metric"], one["done"]) for one in state["history"]]
+        self.history = [
+            _Proposal(proposal["trial"], proposal["picks"], proposal["metric"], proposal["done"]) for proposal in state["history"]
+        ]
 
     def _study(self, trial: int) -> optuna.Study:
         """Return an Optuna study that contains the trials of the search so far."""
@@ -204,9 +211,9 @@ class TPEProposer:
                 seed=self._seed(trial, 0),
             )
         study: optuna.Study = library.create_study(sampler=sampler, direction="maximize")
-        for one in self.history:
-            state = states.RUNNING if not one.done else states.FAIL if one.metric is None else states.COMPLETE
-            study.add_trial(create_frozen_trial(library, self.space, one.choices, one.metric, state))
+        for proposal in self.history:
+            state = states.RUNNING if not proposal.done else states.FAIL if proposal.metric is None else states.COMPLETE
+            study.add_trial(create_frozen_trial(library, self.space, proposal.choices, proposal.metric, state))
         return study
 
     def _seed(self, trial: int, attempt: int) -> int:

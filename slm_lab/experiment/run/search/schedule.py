@@ -20,8 +20,8 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _OPTIONS, _SAMPLES = 20, 200
-"""_OPTIONS is the maximum number of different values for which the values of a key count as an ordered list of options. _SAMPLES is the
-number of samples from the search space that are drawn to count the different values of a key."""
+"""The values of a key count as an ordered list of options if the key has at most _OPTIONS different values. To count the different values
+of the keys, _SAMPLES samples are drawn from the search space."""
 _PERTURBATIONS = 10
 """Number of perturbations per trial in population-based training if meta.search_scheduler is absent."""
 
@@ -82,11 +82,11 @@ class Asha:
             self.decide(trial, frame, metric)
 
     def decide(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
-        known = self._trials.get(trial.trial)
-        if known is None:
-            known = self._trials[trial.trial] = _TuneTrial(trial)
-            self._asha.on_trial_add(None, known)
-        return "stop" if self._asha.on_trial_result(None, known, {"frame": frame, "metric": metric}) == self._asha.STOP else None
+        tune_trial = self._trials.get(trial.trial)
+        if tune_trial is None:
+            tune_trial = self._trials[trial.trial] = _TuneTrial(trial)
+            self._asha.on_trial_add(None, tune_trial)
+        return "stop" if self._asha.on_trial_result(None, tune_trial, {"frame": frame, "metric": metric}) == self._asha.STOP else None
 
     def record_end(self, trial: TrialState) -> None: ...
 
@@ -135,16 +135,16 @@ class Pbt:
     def _mutations(self) -> dict[str, Any]:
         """Return a dict: key → ordered list of the key's options, or a function that draws a value of the key."""
         draws = [self._space.sample(self._rng) for _ in range(_SAMPLES)]
-        found: dict[str, Any] = {}
+        mutations: dict[str, Any] = {}
         for key in self._space.keys:
             options = {repr(draw[key]): draw[key] for draw in draws}
-            known = list(options.values())
-            numbers = all(isinstance(value, int | float) for value in known)
-            if len(known) <= _OPTIONS:
-                found[key] = sorted(known) if numbers else known
+            distinct = list(options.values())
+            numbers = all(isinstance(value, int | float) for value in distinct)
+            if len(distinct) <= _OPTIONS:
+                mutations[key] = sorted(distinct) if numbers else distinct
             else:
-                found[key], self._ranges[key] = self._value_sampler(key), (min(known), max(known))
-        return found
+                mutations[key], self._ranges[key] = self._value_sampler(key), (min(distinct), max(distinct))
+        return mutations
 
     def _value_sampler(self, key: str) -> Callable[[], Any]:
         return lambda: self._space.sample(self._rng)[key]
@@ -160,12 +160,12 @@ class Pbt:
         return values
 
     def decide(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
-        known = self._trials.get(trial.trial)
-        if known is None:
-            known = self._trials[trial.trial] = _TuneTrial(trial)
-            self._pbt.on_trial_add(self._controller, known)
-        known.config, self._decision = trial.values, None
-        self._pbt.on_trial_result(self._controller, known, {"frame": frame, "metric": metric})
+        tune_trial = self._trials.get(trial.trial)
+        if tune_trial is None:
+            tune_trial = self._trials[trial.trial] = _TuneTrial(trial)
+            self._pbt.on_trial_add(self._controller, tune_trial)
+        tune_trial.config, self._decision = trial.values, None
+        self._pbt.on_trial_result(self._controller, tune_trial, {"frame": frame, "metric": metric})
         return self._decision
 
     def record_end(self, trial: TrialState) -> None:
@@ -179,7 +179,7 @@ def check_evaluation(spec: Spec) -> None:
     schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
     if schedules and meta.search_metric in (None, "current_return") and meta.eval_episodes not in ("auto", 0):
         what = f"{meta.eval_episodes}: trials that are stopped early would be compared by training episodes, and others by evaluation"
-        allowed = "expected 0, or meta.rigorous_eval instead, whose evaluations are compared throughout"
+        allowed = "expected 0, or meta.rigorous_eval instead, with which all trials are compared by evaluation"
         raise SpecError(spec.name, [Problem("meta.eval_episodes", f"{what}; {allowed}")])
 
 

@@ -178,7 +178,7 @@ class Search(Experiment[RunPaths]):
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)
         if not self._continued:
-            table.print_line(f"{self.spec.name}: building envs and agents of the values …")
+            table.print_line(f"{self.spec.name}: building env and agent with the searched values …")
         with suppress(TaskFailed):  # caused by a bug, which the trials will report
             messages = run_task(here, "the check of the builds", check_values_task, self.spec, self.plan, self._continued, stop=stop)
             self._gpus = next(int(message.content[0]) for message in messages if message.kind == "valid")
@@ -199,7 +199,7 @@ class Search(Experiment[RunPaths]):
         self._create_run_folder()
         table.set_log_file(self._existing_paths.search_log)
         threading.Thread(target=import_analysis_modules, daemon=True).start()
-        self._say_what_runs(table, perf_counter() - begin)
+        self._print_start(table, perf_counter() - begin)
         self._search_stage(executor, table).run(stop)
         if self.state.confirm and not stop.requested:
             self._confirm_stage(executor, table, stop)
@@ -224,7 +224,7 @@ class Search(Experiment[RunPaths]):
             self.state.save(paths.search_state)
         self.paths = paths
 
-    def _say_what_runs(self, table: SearchTable, seconds: float) -> None:
+    def _print_start(self, table: SearchTable, seconds: float) -> None:
         meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
         trials = f"{self.space.num_trials} trials ({algorithm}), {self._share.concurrent} at a time"
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
@@ -406,13 +406,13 @@ class Search(Experiment[RunPaths]):
 def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
     """Return lines with the commands that can be used after a search, to play the best trial and to confirm the best trials."""
     ended, root = best_first(state.trials), display_path(paths.root)
-    playable = any(checkpoint_names(paths, trial=one.trial) for one in ended)
+    playable = any(checkpoint_names(paths, trial=trial.trial) for trial in ended)
     play = [f"play it:   slm-lab enjoy@{root}"] if playable else []
     return [*play, f"confirm:   slm-lab search@{root} --confirm 3"] if ended and not state.confirm else play
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
-    """Raise UserError if the value of a key has changed that must not be changed when a search is continued."""
+    """Raise UserError if a key was changed that a continued search must keep, or if meta.max_trial is below the number of trials so far."""
     changes = changed_keys(saved, spec)
     problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _CHANGEABLE_KEYS.fullmatch(path)]
     if problems:

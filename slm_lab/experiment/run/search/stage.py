@@ -1,5 +1,4 @@
-"""Run trials of a search concurrently until all have ended, and display the trials in a live table, or in plain lines without a
-terminal."""
+"""Run the trials of a search concurrently, and display the trials in a live table or, without a terminal, in plain lines."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
     seconds = sum(record.seconds for record in records)
     counts["interrupted"] = counts.pop("running")  # the search has ended, so no trial is running
     lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {format_duration(seconds)} of training"]
-    lines += _ranking_lines([one for one in records if one.metric is not None][: max(3, state.confirm)], state.metric)
+    lines += _ranking_lines([record for record in records if record.metric is not None][: max(3, state.confirm)], state.metric)
     if summary.importance is not None:
         shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
         method = f"PED-ANOVA, best {summary.importance.best} of {summary.importance.trials} trials"
@@ -289,7 +288,7 @@ class Stage(Totals):
 
     def _exploit(self, trial: TrialState, decision: Exploit) -> None:
         """Prepare a trial to continue with the state of a better trial and with new values."""
-        source = next(one for one in self.trials if one.trial == decision.source)
+        source = next(other for other in self.trials if other.trial == decision.source)
         if source.status == "running" and source.frame < self.max_frame:
             trial.values, trial.take_over, trial.frame = decision.values, decision.source, source.frame
             self.on_exploit(trial, decision)
@@ -300,7 +299,7 @@ class Stage(Totals):
         trial.metrics = outcome.metrics
         if outcome.lost:
             trial.status = "waiting"
-            self.table.print_line(f"trial {trial.trial}: {outcome.cause}; it continues on another one")
+            self.table.print_line(f"trial {trial.trial}: {outcome.cause}; the trial continues on another node")
             self.save()
             return
         if outcome.status == "failed":

@@ -63,9 +63,9 @@ class ReportReader:
         common = min(float(table["frame"][-1]) for table in tables)
         self.frame = int(common)
         new = [int(frame) for frame in tables[0]["frame"] if self.after < frame <= common]
-        found = [(frame, self._metric_at(frame, tables)) for frame in new]
+        metrics = [(frame, self._metric_at(frame, tables)) for frame in new]
         self.after = max([self.after, *new])
-        return [(frame, value) for frame, value in found if value is not None]
+        return [(frame, value) for frame, value in metrics if value is not None]
 
     def _metric_at(self, frame: int, tables: list[Table]) -> float | None:
         cut = [{name: column[table["frame"] <= frame] for name, column in table.items()} for table in tables]
@@ -86,9 +86,9 @@ def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> flo
         strengths = [Strengths.from_table(table, baseline) for table in tables]
         if metric == "consistency":
             return consistency(common_strengths(strengths))
-        values = [session_metrics(one)[metric] for one in strengths]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+        values = [session_metrics(strength)[metric] for strength in strengths]
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else None
 
 
 def get_metric(metrics: Mapping[str, Any], name: str) -> float | None:
@@ -209,15 +209,16 @@ def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
     if job.exploit_from is not None:
         copy_checkpoints(job.paths, job.exploit_from, job.trial)
     if job.paths.trial_spec(job.trial).is_file():
-        found = read_run(job.paths, job.sets, job.trial)
-        return Trial(found.spec, resumption=found, **common)
+        continued = read_run(job.paths, job.sets, job.trial)
+        return Trial(continued.spec, resumption=continued, **common)
     return Trial(job.spec, **common)
 
 
 def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
-    """Copy the last checkpoints of trial `source` to trial `trial`, whose tables are later truncated to the frames of these checkpoints.
+    """Copy the last and the best checkpoints of trial `source` to trial `trial`.
 
-    If trial `source` has finished in the meantime, nothing is copied, since no frames would be left to train.
+    The tables of trial `trial` are later truncated to the frames of these checkpoints. If trial `source` has finished in the meantime,
+    nothing is copied, since no frames would be left to train.
     """
     from slm_lab.experiment.files import bundle as state
 

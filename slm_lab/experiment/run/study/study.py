@@ -85,8 +85,8 @@ class _Planner:
         if state is None:
             return None
         folder, gpus = self.folders[run_key(state.run)], self.runner.gpus
-        state.status, state.began, state.share = "running", perf_counter(), self._trained_fraction(state.run)
-        state.begun_at = state.share
+        state.status, state.start_time, state.share = "running", perf_counter(), self._trained_fraction(state.run)
+        state.share_at_start = state.share
         name = folder.root.name
         files = folder, self.paths.result(name), self.paths.lock_of(name)
         job = RunJob(state.run.spec, *files, self.device, slot % gpus if gpus else 0, self.runner.jobs)
@@ -103,7 +103,7 @@ class _Planner:
         ended = "stopped" if died.lost else "failed", f"the process of the run {died.reason}\n{died.output}".strip()
         outcome = self.outcomes.pop(item.run.name, None)
         if died.lost and outcome is None:
-            self.table.print_line(f"{died.description}; it continues on another one")
+            self.table.print_line(f"{died.description}; the run continues on another node")
         self._end_run(item, *(outcome or ended))
 
     def update(self) -> None:
@@ -120,7 +120,7 @@ class _Planner:
         state.cause = cause
         if status == "done":
             state.status, state.share = "done", 1.0
-            state.seconds = perf_counter() - state.began if state.begun_at == 0.0 else None
+            state.seconds = perf_counter() - state.start_time if state.share_at_start == 0.0 else None
         elif status == "stopped":
             state.status = "waiting"
             return
@@ -146,10 +146,10 @@ class StudyExperiment(Experiment[StudyPaths]):
 
     Args:
         paths: paths of the study to continue, or None to create a new folder in plan.data_dir.
-        adopt: patterns of finished run folders of `train`. A folder counts as a run of the study if its settings and its seed agree with
-            the run.
-        max_seeds: maximum number of seeds per entry if seeds are added until all differences are decided (see report/decision.py). If
-            `max_seeds` is None, no seeds are added.
+        adopt: patterns of finished run folders of `train`. A folder replaces the run of the study that has the same settings and the same
+            seed.
+        max_seeds: maximum number of seeds per entry, up to which seeds are added until all differences are decided (see
+            report/decision.py), or None to add no seeds.
         target: function that the process of a run calls.
     """
 
@@ -197,17 +197,17 @@ class StudyExperiment(Experiment[StudyPaths]):
             ensure_server()
             if self.paths is not None:
                 self.lock = acquire_lock(self.paths.lock, "study")
-            known = {} if self.paths is None else self._existing_runs()
-            missing = [state for state in self.states if run_key(state.run) not in known and run_key(state.run) not in adopted]
-            ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
+            existing = {} if self.paths is None else self._existing_runs()
+            missing = [state for state in self.states if run_key(state.run) not in existing and run_key(state.run) not in adopted]
+            ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in existing.values())
             gpus = 0 if ended and not missing else self._check_builds(executor, missing, stop)
             concurrent = table.concurrent = concurrent_gpu_runs(self.study.runs, concurrent, gpus)
             self._create_study_folder()
             paths = self._existing_paths
             table.set_log_file(paths.log)
-            self._move_outdated_runs(known, table)
+            self._move_outdated_runs(existing, table)
             self._folders: dict[tuple[str, int], StudyRunFolder] = {}
-            self._read_run_states(self.states, known, adopted)
+            self._read_run_states(self.states, existing, adopted)
             table.print_line(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.print_line(f"{display_path(paths.root)}")
             if self.lock is not None and self.lock.killed is not None:
@@ -218,7 +218,7 @@ class StudyExperiment(Experiment[StudyPaths]):
                 live = LiveReport(self._write_page)
                 planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device, live)
                 run_plan(planner, runner.executor, runner.resources, stop)
-                while not stop.requested and self._add_seeds(known, table, runner.concurrent):
+                while not stop.requested and self._add_seeds(existing, table, runner.concurrent):
                     run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # remove the locks of runs, which have ended
@@ -262,11 +262,11 @@ class StudyExperiment(Experiment[StudyPaths]):
         return widest
 
     def _concurrency(self) -> tuple[int, int | None]:
-        """Return the number of concurrent runs, and the maximum number of concurrent Sessions per run."""
+        """Return (number of concurrent runs, maximum number of concurrent Sessions per run)."""
         limit = self.plan.jobs or cores()
         widest = self._cores_of_largest_run(limit)
-        one = "wall_t" in self.study.spec.x
-        concurrent = 1 if one else max(1, limit // widest)
+        one_at_a_time = "wall_t" in self.study.spec.x
+        concurrent = 1 if one_at_a_time else max(1, limit // widest)
         return min(concurrent, len(self.study.runs)), max(1, limit // concurrent)
 
     # ---- files
@@ -303,14 +303,14 @@ class StudyExperiment(Experiment[StudyPaths]):
         version = study_start_info(paths).get("version", VERSION)
         if version != VERSION:
             raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
-        found = {}
+        folders = {}
         for name in sorted(
             {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
         ):
             with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written, so nothing was trained
                 identity = self._read_identity(StudyRunFolder(paths.runs / name))
-                found[self._current_identity(identity)] = StudyRunFolder(paths.runs / name)
-        return found
+                folders[self._current_identity(identity)] = StudyRunFolder(paths.runs / name)
+        return folders
 
     def _read_identity(self, folder: StudyRunFolder) -> dict[str, Any]:
         """Return a dict with the entry, env, random_seed, digest, settings and spec_version of a run.
@@ -341,38 +341,38 @@ class StudyExperiment(Experiment[StudyPaths]):
         """(entry, env) → first run of this entry in this env. The other runs of the entry in the env differ only in their seeds."""
         return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
-    def _move_outdated_runs(self, known: dict[tuple[str, int], StudyRunFolder], table: StudyTable) -> None:
+    def _move_outdated_runs(self, existing: dict[tuple[str, int], StudyRunFolder], table: StudyTable) -> None:
         """Move the files of outdated runs to a separate folder. A run is outdated if the study now has other settings for its entry and
         env."""
         wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
-        said: set[tuple[str, str]] = set()
+        reported: set[tuple[str, str]] = set()
         paths = self._existing_paths
-        for key, folder in list(known.items()):
+        for key, folder in list(existing.items()):
             identity = self._read_identity(folder)
             run = wanted.get((identity["entry"], identity["env"]))
             if key[0] in digests or run is None:
                 continue
-            del known[key]
+            del existing[key]
             paths.outdated_runs.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
                     shutil.move(file, _unused_path(paths.outdated_runs / file.name))  # the folder of outdated runs may be on another disk
-            if (run.entry, run.env) not in said:
-                said.add((run.entry, run.env))
+            if (run.entry, run.env) not in reported:
+                reported.add((run.entry, run.env))
                 changed = describe_changes(identity["settings"], run.settings)
                 table.print_line(
                     f"{run.entry}, {run.env}: changed ({', '.join(changed)}); "
-                    f"its runs are repeated, the old ones are in {paths.outdated_runs}"
+                    f"its runs are repeated; the old runs are in {paths.outdated_runs}"
                 )
 
     def _read_run_states(
-        self, states: Sequence[RunState], known: Mapping[tuple[str, int], StudyRunFolder], adopted: Mapping[tuple[str, int], Path]
+        self, states: Sequence[RunState], existing: Mapping[tuple[str, int], StudyRunFolder], adopted: Mapping[tuple[str, int], Path]
     ) -> None:
         """Set the status of each run from the run's files, and write the results of adopted runs."""
         paths = self._existing_paths
         for state in states:
             run, key = state.run, run_key(state.run)
-            folder = known.get(key, StudyRunFolder(paths.runs / run_name(run)))
+            folder = existing.get(key, StudyRunFolder(paths.runs / run_name(run)))
             self._folders[key] = folder
             identity = {
                 "entry": run.entry,
@@ -415,7 +415,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
-    def _add_seeds(self, known: Mapping[tuple[str, int], StudyRunFolder], table: StudyTable, concurrent: int) -> bool:
+    def _add_seeds(self, existing: Mapping[tuple[str, int], StudyRunFolder], table: StudyTable, concurrent: int) -> bool:
         """Add runs with new seeds for the entries whose differences are not decided, and return whether any runs were added.
 
         Seeds are added until there are at least `concurrent` new runs. If a run failed, no seeds are added, since the results of an entry
@@ -426,21 +426,23 @@ class StudyExperiment(Experiment[StudyPaths]):
 
         if self.max_seeds is None or any(state.status != "done" for state in self.states):
             return False
-        found = decisions(self.study, study_settings(self.study, self._results()[0]))
-        undecided = [one for one in found if one.after is None]
+        differences = decisions(self.study, study_settings(self.study, self._results()[0]))
+        undecided = [difference for difference in differences if difference.after is None]
         before = len(self.study.runs)
         while len(self.study.runs) - before < concurrent:
             seeds = Counter((run.entry, run.env) for run in self.study.runs)
-            wanted = [one for one in undecided if seeds[one.entry, one.env] < self.max_seeds]
+            wanted = [difference for difference in undecided if seeds[difference.entry, difference.env] < self.max_seeds]
             if not wanted:
                 break
-            self.study = self.study.with_additional_seed({(name, one.env) for one in wanted for name in (one.entry, one.reference)})
+            self.study = self.study.with_additional_seed(
+                {(name, difference.env) for difference in wanted for name in (difference.entry, difference.reference)}
+            )
         added = [RunState(run) for run in self.study.runs[before:]]
         self.states += added
-        self._read_run_states(added, known, {})
+        self._read_run_states(added, existing, {})
         if added:
             seeds_added = ", ".join(map(str, dict.fromkeys(state.run.random_seed for state in added)))
-            table.print_line(f"not decided: {len(undecided)} of {len(found)} differences; random_seed {seeds_added} added")
+            table.print_line(f"not decided: {len(undecided)} of {len(differences)} differences; random_seed {seeds_added} added")
         return bool(added)
 
     def _results(self) -> tuple[list[ResultRun], list[tuple[str, str]]]:
@@ -493,15 +495,17 @@ def _trained_frames(paths: RunPaths) -> int:
 
 
 def _unused_path(path: Path) -> Path:
-    """Return `path` or, if this path exists already, a similar path that does not exist."""
-    return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
+    """Return `path` or, if this path exists already, a path that does not exist and whose name has an additional number."""
+    return next(
+        candidate for n in range(10_000) if not (candidate := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists()
+    )
 
 
 def _run_count_text(study: Study) -> str:
     """Describe the number of runs of a study. If all entries have the same seeds, the number is written as a product."""
     axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
-    own = any(entry.random_seed for entry in study.spec.entries)
-    return _count(len(study.runs), "runs") if own else " × ".join(_count(number, name) for name, number in axes.items())
+    separate_seeds = any(entry.random_seed for entry in study.spec.entries)
+    return _count(len(study.runs), "runs") if separate_seeds else " × ".join(_count(number, name) for name, number in axes.items())
 
 
 def _count(number: int, plural: str) -> str:

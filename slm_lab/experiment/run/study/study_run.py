@@ -119,14 +119,14 @@ def find_adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, 
 
     Raises UserError if a pattern matches no folder, or if a folder does not contain a run of the study.
     """
-    found: dict[tuple[str, int], Path] = {}
+    adopted: dict[tuple[str, int], Path] = {}
     for pattern in patterns:
         folders = [Path(word) for word in sorted(glob(pattern)) if Path(word).is_dir()]
         if not folders:
             raise UserError(f"--adopt: no folder matches '{pattern}'")
         for folder in folders:
-            found[_matching_run_key(folder, study)] = folder
-    return found
+            adopted[_matching_run_key(folder, study)] = folder
+    return adopted
 
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -148,17 +148,18 @@ def _matching_run_key(folder: Path, study: Study) -> tuple[str, int]:
             f"--adopt: {folder} cannot be adopted: {'it is a run of mode dev' if run.mode == 'dev' else f'its status is {run.status}'}"
         )
     spec = load_spec(run.paths.spec, run.name)
-    own, seed = settings_that_affect_results(spec), spec.meta.random_seed
-    alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
-    first = {one.digest: one.spec for one in alike}
+    settings, seed = settings_that_affect_results(spec), spec.meta.random_seed
+    candidates = [candidate for candidate in study.runs if candidate.spec.name == spec.name] or list(study.runs)
+    first = {candidate.digest: candidate.spec for candidate in candidates}
     saved = {digest: complete_spec(spec) for digest, spec in first.items()}  # a run whose spec has no net is saved with the recommended net
-    wanted = {name: settings_that_affect_results(one) for name, one in saved.items()}
-    for one in alike:
-        if one.random_seed == seed and not differing_paths(own, wanted[one.digest], saved[one.digest]):
-            return run_key(one)
-    nearest = min(alike, key=lambda one: (len(describe_changes(own, wanted[one.digest])), one.random_seed != seed))
-    listed = describe_changes(own, wanted[nearest.digest]) or [
-        f"meta.random_seed: {seed}; the study has {', '.join(str(one.random_seed) for one in alike if one.digest == nearest.digest)}"
-    ]
+    wanted = {digest: settings_that_affect_results(spec) for digest, spec in saved.items()}
+    for candidate in candidates:
+        if candidate.random_seed == seed and not differing_paths(settings, wanted[candidate.digest], saved[candidate.digest]):
+            return run_key(candidate)
+    nearest = min(
+        candidates, key=lambda candidate: (len(describe_changes(settings, wanted[candidate.digest])), candidate.random_seed != seed)
+    )
+    seeds = [str(candidate.random_seed) for candidate in candidates if candidate.digest == nearest.digest]
+    listed = describe_changes(settings, wanted[nearest.digest]) or [f"meta.random_seed: {seed}; the study has {', '.join(seeds)}"]
     near = f"the nearest is {nearest.entry}, {nearest.env}, which differs in {', '.join(listed)}"
     raise UserError(f"--adopt: {folder} is not a run of the study; {near}")

@@ -26,9 +26,9 @@ class RunState:
     failures: int = 0
     """Number of starts of the run that failed."""
     cause: str = ""
-    began: float = 0.0
+    start_time: float = 0.0
     """Time at which the run was started, in seconds of perf_counter."""
-    begun_at: float = 0.0
+    share_at_start: float = 0.0
     """Fraction of the run's frames that had already been trained when the run was started."""
     share: float = 0.0
     """Fraction of the run's frames that have been trained so far."""
@@ -58,7 +58,7 @@ class StudyTable(LiveTable):
         for state in self.states:
             if state.status == "running":
                 run = state.run
-                table.add_row(run.entry, run.env, str(run.random_seed), f"{state.share:.0%}", format_duration(now - state.began))
+                table.add_row(run.entry, run.env, str(run.random_seed), f"{state.share:.0%}", format_duration(now - state.start_time))
         return table
 
     def count(self, status: RunStatus) -> int:
@@ -75,16 +75,16 @@ class StudyTable(LiveTable):
     def seconds_left(self) -> float | None:
         """Return the estimated remaining time of the study in seconds, based on the runs of each entry so far, or None if the time is
         unknown."""
-        now, known = perf_counter(), dict[str, list[float]]()
+        now, durations = perf_counter(), dict[str, list[float]]()
         for state in self.states:
             seconds = state.seconds
-            if state.status == "running" and state.share > state.begun_at + 0.01:
-                seconds = (now - state.began) / (state.share - state.begun_at)
+            if state.status == "running" and state.share > state.share_at_start + 0.01:
+                seconds = (now - state.start_time) / (state.share - state.share_at_start)
             if seconds is not None:
-                known.setdefault(state.run.digest, []).append(seconds)
-        if not known:
+                durations.setdefault(state.run.digest, []).append(seconds)
+        if not durations:
             return None
-        each = {name: sum(times) / len(times) for name, times in known.items()}
+        each = {name: sum(times) / len(times) for name, times in durations.items()}
         other = sum(each.values()) / len(each)
         left = sum(
             each.get(state.run.digest, other) * (1.0 - state.share) for state in self.states if state.status in ("waiting", "running")

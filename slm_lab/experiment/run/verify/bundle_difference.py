@@ -20,12 +20,12 @@ class PartDifference(NamedTuple):
     """The largest absolute difference between two numbers of the entry, or None if shape or type differ, or if a number is not finite."""
 
 
-def differing_parts(one: Any, other: Any) -> list[PartDifference]:
+def differing_parts(a: Any, b: Any) -> list[PartDifference]:
     """Return the entries of two checkpoints that differ in at least one bit, weights first. Entries with keys in _RECORDS are not compared.
 
     The states of the user's observers are compared only if both checkpoints contain these states.
     """
-    found = list(_find_differing_parts(one, other, ""))
+    found = list(_find_differing_parts(a, b, ""))
     return sorted(found, key=lambda part: "weights/" not in part.name)
 
 
@@ -36,27 +36,28 @@ def count_arrays(tree: Any) -> int:
     return sum(map(count_arrays, tree)) if isinstance(tree, list | tuple) else int(hasattr(tree, "shape"))
 
 
-def _find_differing_parts(one: Any, other: Any, path: str) -> Iterator[PartDifference]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in [*one, *(key for key in other if key not in one)]:
+def _find_differing_parts(a: Any, b: Any, path: str) -> Iterator[PartDifference]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(key for key in b if key not in a)]:
             name = f"{path}{key}"
-            if key in _RECORDS or "_busy" in str(key) or ((key in one) + (key in other) == 1 and _OBSERVERS in f"{name}/"):
+            if key in _RECORDS or "_busy" in str(key) or ((key in a) + (key in b) == 1 and _OBSERVERS in f"{name}/"):
                 continue
-            yield from _find_differing_parts(one.get(key), other.get(key), f"{name}/")
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from _find_differing_parts(a.get(key), b.get(key), f"{name}/")
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
+        for index, pair in enumerate(zip(a, b, strict=True)):
             yield from _find_differing_parts(*pair, f"{path}{index}/")
-    elif not _same(one, other):
-        yield PartDifference(path.rstrip("/"), _largest_difference(one, other))
+    elif not _is_equal(a, b):
+        yield PartDifference(path.rstrip("/"), _largest_difference(a, b))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
+    """Return whether two entries have the same type and value. Tensors are compared bit by bit, and NaN equals NaN."""
     import torch
 
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-        return alike and bool(_tensor_bytes(one).equal(_tensor_bytes(other)))
-    return type(one) is type(other) and (one == other or (one != one and other != other))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        alike = (a.shape, a.dtype) == (b.shape, b.dtype)
+        return alike and bool(_tensor_bytes(a).equal(_tensor_bytes(b)))
+    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def _tensor_bytes(tensor: Any) -> Any:
@@ -67,14 +68,14 @@ def _tensor_bytes(tensor: Any) -> Any:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-def _largest_difference(one: Any, other: Any) -> float | None:
+def _largest_difference(a: Any, b: Any) -> float | None:
     """Return the largest absolute difference between two tensors or two numbers, or None if the difference is undefined."""
     import torch
 
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
-        value = float((one.double() - other.double()).abs().max())
-    elif isinstance(one, int | float) and isinstance(other, int | float):
-        value = abs(float(one) - float(other))
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+        value = float((a.double() - b.double()).abs().max())
+    elif isinstance(a, int | float) and isinstance(b, int | float):
+        value = abs(float(a) - float(b))
     else:
         return None
     return value if math.isfinite(value) else None

@@ -109,7 +109,9 @@ class Verification:
             "seconds": round(self.seconds, 3),
             "rows": self.rows,
             "checkpoints": [{"name": name, "frame": frame, "arrays": arrays} for name, frame, arrays in self.checkpoints],
-            "differences": [{"kind": one.kind, "where": one.where, "text": one.text, **one.detail} for one in self.findings],
+            "differences": [
+                {"kind": finding.kind, "where": finding.where, "text": finding.text, **finding.detail} for finding in self.findings
+            ],
             "machine": {key: {"run": run, "here": here} for key, (run, here) in self.machine.items()},
         }
 
@@ -117,7 +119,7 @@ class Verification:
         """Return the result as text for the terminal, with several lines."""
         lines = [", ".join([str(display_path(self.folder)), *filter(None, [self.name]), f"session {self.session}"])]
         if self.window is None:
-            lines.append("nothing was trained again, since the files are not those of the run")
+            lines.append("nothing was trained again, since files or the spec of the run were changed")
         else:
             lines.append(f"frames {self.window.begin:,} to {self.window.end:,}, trained again in {format_duration(self.seconds)}")
             lines.append(f"  rows         {self.rows} compared")
@@ -126,9 +128,12 @@ class Verification:
                 lines.append("  weights      not compared: no checkpoint in these frames")
         if self.is_equal:
             return "\n".join([*lines, f"equal to the byte: {'rows and weights' if self.checkpoints else 'rows'}"])
-        found = [str(finding) for finding in self.findings]
-        found += [f"{key}: {run} in the run, {here} here" for key, (run, here) in self.machine.items()]
-        wrapped = (textwrap.fill(one, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False) for one in found)
+        differences = [str(finding) for finding in self.findings]
+        differences += [f"{key}: {run} in the run, {here} here" for key, (run, here) in self.machine.items()]
+        wrapped = (
+            textwrap.fill(difference, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+            for difference in differences
+        )
         return "\n".join([*lines, "not equal:", *wrapped])
 
 
@@ -150,8 +155,8 @@ def verify(
         device: device of the nets, or None for the device according to the spec.
         console: where progress is shown, or None for stdout.
 
-    Raises UserError if the run cannot be verified, because its training is not deterministic, or because no two saved states exist between
-    which the run can be trained again.
+    Raises UserError if the run cannot be verified, because its training is not deterministic, or because the run has no two saved states
+    between which it can be trained again.
     """
     paths, run = training.paths, Run(training.paths, training.trial)
     spec = _checked_spec(training, session, device)
@@ -185,7 +190,7 @@ def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
     index `session`."""
     root = training.paths.root
     if in_use(training.paths.lock):
-        raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
+        raise UserError(f"{root} is in use by a process that trains the run; wait until the process ends")
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     if (why := _nondeterminism_reason(spec, training, device)) is not None:
         raise UserError(f"{root} cannot be verified: {why}")
@@ -205,7 +210,7 @@ def _nondeterminism_reason(spec: Spec, training: Training, device: str | None) -
         if sampler.inference == "central" or (sampler.inference == "auto" and (device or "").startswith("cuda")):
             return "central inference groups observations by the time at which they arrive (meta.sampler.inference)"
     if training.of_search and meta.search_algorithm == "pbt":
-        return "trials of population-based training take over weights of others (meta.search_algorithm)"
+        return "trials of population-based training take over weights of other trials (meta.search_algorithm)"
     return None
 
 
@@ -237,15 +242,15 @@ def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Fi
     """Return a Finding for each table whose rows were changed after the last checkpoint was saved."""
     if files.last is None or spec.meta.distributed:
         return []
-    found = []
+    findings = []
     for name, (size, crc) in (files.last.header["tables"] or {}).items():
         path = paths.info_dir / name
         missing = size > (path.stat().st_size if path.exists() else 0)
         if missing or is_damaged(path, size, crc):
             shorter = "it is shorter than when the last checkpoint was saved"
             why = shorter if missing else "its rows do not match the checksum (CRC-32) in the last checkpoint"
-            found.append(Finding("rows", name, f"{why}, at frame {files.last.frame:,}"))
-    return found
+            findings.append(Finding("rows", name, f"{why}, at frame {files.last.frame:,}"))
+    return findings
 
 
 def _plan(training: Training, run: Run, device: str | None) -> Plan:
@@ -295,20 +300,20 @@ class _Progress(ProgressDisplay):
         return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {self.policy_names[index]}"
 
 
-def _backend_to_set(spec: Spec, made: str | None) -> str | None:
+def _backend_to_set(spec: Spec, recorded: str | None) -> str | None:
     """Return the env backend that the run used if "auto" would choose a different backend on this machine, or None otherwise.
 
-    If "auto" chooses the same backend, "auto" is kept, since it may choose another backend for the evaluation envs, whose number is
-    different.
+    If "auto" chooses the same backend, "auto" is kept, since "auto" may choose another backend for the evaluation envs, whose
+    number is different.
     """
     sampler = spec.meta.sampler
-    if spec.env.backend != "auto" or made is None:
+    if spec.env.backend != "auto" or recorded is None:
         return None
     with suppress(SpecError):  # the same error is raised when the envs are built
         envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_env_groups(sampler)
-        if choose_backend(spec.env, make_env_request(spec.env, envs)).name == made:
+        if choose_backend(spec.env, make_env_request(spec.env, envs)).name == recorded:
             return None
-    return made
+    return recorded
 
 
 @dataclass(frozen=True)
@@ -371,15 +376,15 @@ class _RepeatedTraining:
     def _spec(self) -> Spec:
         """Return the spec with the machine-dependent settings that the run has recorded, and without saves and limits that depend on
         time."""
-        made, spec = recorded_settings(self.run.starts), self.spec
+        recorded, spec = recorded_settings(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
-        meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
-        env = {} if (backend := _backend_to_set(spec, made.get("backend"))) is None else {"backend": backend}
+        meta |= {key: recorded[key] for key in ("threads", "matmul") if key in recorded and recorded[key] != "torch"}
+        env = {} if (backend := _backend_to_set(spec, recorded.get("backend"))) is None else {"backend": backend}
         return spec.with_meta(**meta).model_copy(update={"env": spec.env.model_copy(update=env)})
 
     @property
     def _last_state(self) -> Checkpoint | None:
-        return next((one for one in self.window.checkpoints if one.which == "last"), None)
+        return next((checkpoint for checkpoint in self.window.checkpoints if checkpoint.which == "last"), None)
 
     @property
     def _frames_at_last_checkpoint(self) -> list[int]:
@@ -413,26 +418,26 @@ def _compare(result: Verification, again: _RepeatedTraining, copy: RunPaths) -> 
     paths, window, trial = again.training.paths, again.window, again.training.trial
     for table, other in zip(table_paths(paths, again.session, trial), table_paths(copy, again.session, trial), strict=True):
         if table.exists() or other.exists():
-            found = compare_rows(read_columns(table), read_columns(other), after=window.begin, up_to=window.end)
-            result.rows += found.rows
-            result.findings += _row_findings(table.name, found, window)
-    for one in window.checkpoints:
-        file = copy.checkpoint(one.table, one.which, trial)
+            comparison = compare_rows(read_columns(table), read_columns(other), after=window.begin, up_to=window.end)
+            result.rows += comparison.rows
+            result.findings += _row_findings(table.name, comparison, window)
+    for checkpoint in window.checkpoints:
+        file = copy.checkpoint(checkpoint.table, checkpoint.which, trial)
         if not file.is_file():
-            result.findings.append(Finding("weights", str(one.path), f"was not written again at frame {one.frame:,}"))
+            result.findings.append(Finding("weights", str(checkpoint.path), f"was not written again at frame {checkpoint.frame:,}"))
             continue
-        saved = state.load(one.path)
-        result.checkpoints.append((f"ckpt-{one.which}", one.frame, count_arrays(saved)))
+        saved = state.load(checkpoint.path)
+        result.checkpoints.append((f"ckpt-{checkpoint.which}", checkpoint.frame, count_arrays(saved)))
         if parts := differing_parts(saved, state.load(file)):
-            result.findings.append(_part_finding(one, parts))
+            result.findings.append(_part_finding(checkpoint, parts))
 
 
-def _row_findings(name: str, found: RowComparison, window: Window) -> list[Finding]:
+def _row_findings(name: str, comparison: RowComparison, window: Window) -> list[Finding]:
     findings = []
-    if (cell := found.first) is not None:
+    if (cell := comparison.first) is not None:
         text = f"frame {cell.frame:,} (row {cell.row}), {cell.column}: {cell.a} in the run, {cell.b} trained again"
         findings.append(Finding("rows", name, text, cell._asdict()))
-    only, missing = found.only[0], [frame for frame in found.only[1] if frame != window.end]
+    only, missing = comparison.only[0], [frame for frame in comparison.only[1] if frame != window.end]
     for frames, what in ((only, "that training does not write"), (missing, "missing")):
         if frames:
             text = f"{len(frames)} row{'s' * (len(frames) > 1)} {what}, the first at frame {frames[0]:,}"
@@ -440,12 +445,12 @@ def _row_findings(name: str, found: RowComparison, window: Window) -> list[Findi
     return findings
 
 
-def _part_finding(one: Checkpoint, parts: Sequence[PartDifference]) -> Finding:
-    known = [part.largest for part in parts if part.largest is not None]
-    largest = max(known, default=None)
+def _part_finding(checkpoint: Checkpoint, parts: Sequence[PartDifference]) -> Finding:
+    differences = [part.largest for part in parts if part.largest is not None]
+    largest = max(differences, default=None)
     first, weights = parts[0], "weights/" in parts[0].name
     more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
     size = "" if largest is None else f"; largest difference {largest:.3g}"
-    kind = f"at frame {one.frame:,}, " if not is_numbered(one.which) else ""
+    kind = f"at frame {checkpoint.frame:,}, " if not is_numbered(checkpoint.which) else ""
     detail = {"parts": [part.name for part in parts], "largest": largest}
-    return Finding("weights" if weights else "state", one.path.name, f"{kind}{first.name}{more} differ{size}", detail)
+    return Finding("weights" if weights else "state", checkpoint.path.name, f"{kind}{first.name}{more} differ{size}", detail)

@@ -1,4 +1,4 @@
-"""Choose the window of a run's frames to train again, which begins at a saved state and ends at a checkpoint."""
+"""Choose the window of frames of a run that is trained again. The window begins at a saved state and ends at a checkpoint."""
 
 from __future__ import annotations
 
@@ -58,15 +58,16 @@ class Window:
 class SessionFiles:
     """The readable and the damaged checkpoints of a Session."""
 
-    found: tuple[Checkpoint, ...]
+    checkpoints: tuple[Checkpoint, ...]
+    """The readable checkpoints, except the checkpoint "previous"."""
     damaged: tuple[str, ...]
     """The error message for each damaged checkpoint."""
     previous: Checkpoint | None
-    """The checkpoint before the last checkpoint, from which training continues exactly, or None if this checkpoint was not kept."""
+    """The checkpoint before the last checkpoint, or None if it was not kept. Training can be continued exactly from this checkpoint."""
 
     @property
     def last(self) -> Checkpoint | None:
-        return next((one for one in self.found if one.which == "last"), None)
+        return next((checkpoint for checkpoint in self.checkpoints if checkpoint.which == "last"), None)
 
 
 def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
@@ -74,7 +75,7 @@ def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
 
     Raises UserError for a checkpoint that another version of slm_lab has written.
     """
-    found, damaged = list[Checkpoint](), list[str]()
+    checkpoints, damaged = list[Checkpoint](), list[str]()
     for which, table in _checkpoint_names(paths, session, trial):
         path = paths.checkpoint(table, which, trial)
         try:
@@ -83,11 +84,11 @@ def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
             damaged.append(str(error))
             continue
         frame = header["frames"][0] if which in ("last", "previous") else header["frame"]
-        found.append(Checkpoint(which, table, path, int(frame), header))
-    found.sort(key=lambda one: (one.frame, one.which))
-    last = max((one.frame for one in found if one.which == "last"), default=0)
-    previous = next((one for one in found if one.which == "previous" and one.frame < last), None)
-    return SessionFiles(tuple(one for one in found if one.which != "previous"), tuple(damaged), previous)
+        checkpoints.append(Checkpoint(which, table, path, int(frame), header))
+    checkpoints.sort(key=lambda checkpoint: (checkpoint.frame, checkpoint.which))
+    last = max((checkpoint.frame for checkpoint in checkpoints if checkpoint.which == "last"), default=0)
+    previous = next((checkpoint for checkpoint in checkpoints if checkpoint.which == "previous" and checkpoint.frame < last), None)
+    return SessionFiles(tuple(checkpoint for checkpoint in checkpoints if checkpoint.which != "previous"), tuple(damaged), previous)
 
 
 def _checkpoint_names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int]]:
@@ -136,7 +137,9 @@ def choose_window(
     if files.previous is not None and files.previous.frame >= exact:
         states |= {files.previous.frame: files.previous.path}
     if not states:
-        raise UserError(f"session {session} was continued at frame {exact:,}, but not exactly ({why}), and no state was saved after it")
+        raise UserError(
+            f"session {session} was continued at frame {exact:,}, but not exactly ({why}), and no state was saved after this frame"
+        )
     if begin is not None and begin not in states:
         raise UserError(f"--from {begin}: training can be repeated from frame {' or '.join(f'{frame:,}' for frame in states)}")
     if end is not None and begin is None:
@@ -145,7 +148,7 @@ def choose_window(
             raise UserError(f"--to {end}: expected a frame after {min(states):,}, from which training can be repeated")
     begin = max(states) if begin is None else begin
     end = _default_end(files, table, begin, session) if end is None else _checked_end(end, begin, files)
-    inside = tuple(one for one in files.found if begin < one.frame <= end)
+    inside = tuple(checkpoint for checkpoint in files.checkpoints if begin < checkpoint.frame <= end)
     window = Window(begin, end, states[begin], inside, _seconds(table, begin, end))
     if asked[1] is None:
         _check_limit(window, frames)
@@ -159,7 +162,7 @@ def _default_end(files: SessionFiles, table: Table, begin: int, session: int) ->
         return files.last.frame
     steps = table.get("opt_step", np.zeros(0))
     trained = table["frame"][steps > 0] if len(steps) == len(table["frame"]) else table["frame"]
-    ends = [one.frame for one in files.found if one.frame > 0]
+    ends = [checkpoint.frame for checkpoint in files.checkpoints if checkpoint.frame > 0]
     useful = [frame for frame in ends if len(trained) and frame >= trained[0]] or ends
     if not useful:
         raise UserError(f"session {session} has no checkpoint to compare with")
@@ -167,7 +170,7 @@ def _default_end(files: SessionFiles, table: Table, begin: int, session: int) ->
 
 
 def _checked_end(end: int, begin: int, files: SessionFiles) -> int:
-    last: int = max((one.frame for one in files.found), default=0)
+    last: int = max((checkpoint.frame for checkpoint in files.checkpoints), default=0)
     if not begin < end <= last:
         raise UserError(f"--to {end}: expected a frame above {begin:,} and at most {last:,}, the last checkpoint")
     return end
@@ -176,10 +179,10 @@ def _checked_end(end: int, begin: int, files: SessionFiles) -> int:
 def _seconds(table: Table, begin: int, end: int) -> float | None:
     """Return the training time between two frames in seconds, interpolated between rows, or None if no row contains a time."""
     frame, seconds = table["frame"], table.get("wall_t", np.zeros(0))
-    known = np.isfinite(seconds) if len(seconds) == len(frame) else np.zeros(len(frame), bool)
-    if not known.any():
+    has_time = np.isfinite(seconds) if len(seconds) == len(frame) else np.zeros(len(frame), bool)
+    if not has_time.any():
         return None
-    at_begin, at_end = np.interp([begin, end], [0.0, *frame[known]], [0.0, *seconds[known]])
+    at_begin, at_end = np.interp([begin, end], [0.0, *frame[has_time]], [0.0, *seconds[has_time]])
     return float(at_end - at_begin)
 
 

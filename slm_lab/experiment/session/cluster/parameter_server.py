@@ -1,4 +1,4 @@
-"""The parameter server, one or several processes that store the arrays of the Sessions that train one net.
+"""The parameter server: one or several processes that store the shared arrays of all Sessions that train one net.
 
 For each Session, the server has copies of the Session's components that have shared arrays: agent, normalizers and counters (argument
 `part` in this module). The server's copies are attached to shared memory as in a run with all Sessions on one machine. On one machine, a
@@ -6,9 +6,9 @@ Session calls a method of a component under a lock (Store.run_locked). On a clus
 the method, such as a gradient, to the server, which calls the method of its copy. The results on a cluster are equal, bit for bit, to the
 results on one machine.
 
-The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has its own copies of the
-components, whose vectors contain only the index range of this process, and calls the same methods of these copies. The first process also
-stores all arrays that are not divided. This module does not import ray.
+The vectors of a large net are divided among several server processes (lib.store.divided). Each server process has separate copies of the
+components and calls the same methods of these copies. The vectors of the copies contain only the index range of the process. The first
+process also stores all arrays that are not divided. This module does not import ray.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class _SessionArrays(SharedArrays):
     """
 
     serves: int
+    """Index of this server process."""
     parts: dict[str, Shareable]
     named: Named
     answers: dict[str, dict[str, np.ndarray]]

@@ -77,7 +77,7 @@ class _ArrayCopies:
                 with suppress(NotAttached):  # a process died in the meantime
                     calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
                     attached: list[AttachReply] = self._call_concurrently("attach", calls)
-                    if len(attached) == processes and len({one.generation for one in attached}) == 1:
+                    if len(attached) == processes and len({reply.generation for reply in attached}) == 1:
                         break
             time.sleep(_POLL)
         own = {name: array for name, array in attached[0].arrays.items() if self.named[name].combine == "own"}
@@ -85,8 +85,8 @@ class _ArrayCopies:
         return attached
 
     def call_servers(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
-        """Call a method of server processes, and return the results. The Session's index and changed rows are added to the arguments of
-        each call.
+        """Call a method of server processes, and return the results. The index and the changed rows of the Session are added to the
+        arguments of each call.
 
         The calls of one stage run concurrently, and the stages run one after another.
         """
@@ -123,9 +123,9 @@ class _ArrayCopies:
         """
         pending = [_start_call(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
-        for (process, _), one in zip(calls, pending, strict=True):
+        for (process, _), call in zip(calls, pending, strict=True):
             try:
-                results.append(unpack(self.servers[process].result(one)))
+                results.append(unpack(self.servers[process].result(call)))
             except NotAttached as error:
                 refusal = error
         if refusal is not None:
@@ -173,8 +173,8 @@ def _start_call(server: ActorHandle, method: str, arguments: tuple[Any, ...]) ->
 class RemoteArrays:
     """The Store of a Session whose shared arrays are in a parameter server. The Session works on copies of the arrays (`arrays`).
 
-    The copies are updated from the server's answers to this Session's messages. Each message to the server contains the Session's rows that
-    have changed, for arrays with one row per Session ("own" arrays).
+    The copies are updated from the server's answers to this Session's messages. Of the arrays with one row per Session ("own" arrays), each
+    message to the server contains those rows of this Session that have changed.
 
     If the vectors of a component are divided among several server processes, the number of updates is counted separately for each range,
     and the first process stores all other arrays of the component. If two Sessions push gradients at the same time, different server

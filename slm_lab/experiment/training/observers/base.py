@@ -48,8 +48,8 @@ SAMPLER_COLUMNS = (
     *("rollout_busy", "inference_busy", "learner_busy"),
 )
 """Additional table columns with rollout workers. lag_min, lag_mean and lag_max are the policy lag of the training data in gradient steps,
-and lag_masked is the share of transitions whose policy lag exceeds max_policy_lag. rollout_busy, inference_busy and learner_busy are the
-shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
+and lag_masked is the fraction of transitions whose policy lag exceeds max_policy_lag. rollout_busy, inference_busy and learner_busy are the
+fractions of the time in which workers stepped envs, actions were computed, and the learner trained, respectively."""
 SELF_PLAY_COLUMNS = ("elo", "elo_se", "score_random", "score_previous")
 """Additional table columns in self-play: the Elo rating of the newest snapshot, the standard error of the rating, and the snapshot's mean
 scores (1 for a won game, 0.5 for a drawn game) against random actions and against the previous snapshot. In self-play, a table also has a
@@ -160,7 +160,7 @@ class Mean:
             self.total, self.count = self.total + value, self.count + 1
 
     def take_mean(self) -> float | None:
-        """Return the mean of the added values (None if no value was added), and forget the values."""
+        """Return the mean of the added values, or None if no value was added. The values are then forgotten."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean
@@ -179,32 +179,35 @@ def load_observers(spec: Spec) -> list[ObserverFactory]:
 
     Raises SpecError with a problem for each class that cannot be imported or is not an Observer.
     """
-    found: list[ObserverFactory] = []
+    factories: list[ObserverFactory] = []
     problems = []
     for index, name in enumerate(spec.meta.observers):
         try:
-            found.append(import_class(name, Observer))
+            factories.append(import_class(name, Observer))
         except ExtensionError as error:
             problems.append(Problem(f"meta.observers[{index}]", str(error)))
     if problems:
         raise SpecError(spec.name, problems)
-    return found
+    return factories
 
 
 def check_factories(observers: Sequence[ObserverFactory], *, sent: bool = False) -> tuple[ObserverFactory, ...]:
     """Check observer factories, and return the factories as a tuple.
 
-    Raises UserError if a factory does not create an Observer, or if `sent` is True and a factory cannot be sent to other processes.
+    Raises UserError if a factory does not create an Observer, or if a factory must be sent but cannot be sent.
+
+    Args: sent: whether the factories must be sent to other processes.
     """
-    for one in observers:
-        if not callable(one) or (isinstance(one, type) and not issubclass(one, Observer)):
-            raise UserError(f"observers: {one!r} is not a subclass of slm_lab.Observer; expected the class, or a function that makes one")
+    for factory in observers:
+        if not callable(factory) or (isinstance(factory, type) and not issubclass(factory, Observer)):
+            expected = "expected such a class, or a function that returns an Observer"
+            raise UserError(f"observers: {factory!r} is not a subclass of slm_lab.Observer; {expected}")
         if sent:
             try:
-                pickle.dumps(one)
+                pickle.dumps(factory)
             except Exception as error:
-                raise UserError(f"observers: {one!r} cannot be sent to the processes of the sessions: {error}") from None
-            if getattr(one, "__module__", "") == "__main__":
+                raise UserError(f"observers: {factory!r} cannot be sent to the processes of the sessions: {error}") from None
+            if getattr(factory, "__module__", "") == "__main__":
                 where = "a script or notebook, which the processes of the sessions do not import"
-                raise UserError(f"observers: {one!r} is defined in {where}; put it in a module")
+                raise UserError(f"observers: {factory!r} is defined in {where}; put it in a module")
     return tuple(observers)

@@ -34,10 +34,14 @@ class SaveTimer:
         self.restart()
 
     def restart(self, seconds: float = 0.0) -> None:
-        """Restart the interval after the state was saved, which took `seconds` seconds."""
+        """Restart the interval after the state was saved.
+
+        Args: seconds: time in seconds that the saving took.
+        """
         self.due, self.wanted = perf_counter() + max(self.interval, 10.0 * seconds), False
 
     def request_save_if_due(self) -> None:
+        """Set `wanted` to True if the interval has passed."""
         self.wanted = self.wanted or perf_counter() >= self.due
 
 
@@ -53,7 +57,7 @@ class Checkpointer(Observer):
         modes: modes ("train", "eval") of the rows whose current_return is compared.
         save: function that saves a checkpoint.
         frequency: number of frames between numbered checkpoints, or None to save no numbered checkpoints.
-        newest: whether the newest weights count as the best weights, as in self-play, where the return depends on the opponents.
+        newest: whether the newest weights count as the best weights. In self-play, this is True, since the return depends on the opponents.
     """
 
     def __init__(
@@ -74,12 +78,12 @@ class Checkpointer(Observer):
 
     def on_row(self, row: Row) -> None:
         if row.mode in self.modes and row.values["epi_new"] and not self.interrupted:
-            found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": row.mode}
+            measured = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": row.mode}
             if self.newest:
-                found["elo"] = row.values.get("elo")
-            if self.newest or weights_sort_key(found) > self.best_rank:
-                self.best_rank = weights_sort_key(found)
-                self.best = {**self.policy_bundle(), **found}
+                measured["elo"] = row.values.get("elo")
+            if self.newest or weights_sort_key(measured) > self.best_rank:
+                self.best_rank = weights_sort_key(measured)
+                self.best = {**self.policy_bundle(), **measured}
         self.timer.request_save_if_due()
 
     def on_update(self, metrics: Metrics) -> None:
@@ -124,7 +128,7 @@ _WINDOW = 60.0
 
 
 class ProgressReporter(Observer):
-    """Observer that calls report(frame, frames per second, row or None, seconds left) a few times per second and at each row.
+    """Observer that calls report(frame, frames per second, row or None, seconds left) a few times per second and after each row.
 
     The speed (frames per second) is measured from the end of one update to the end of a later update, so that the speed includes collecting
     and learning in their usual proportion. The speed is 0 (unknown) before the first update. The time before the first update, in which for
@@ -243,8 +247,8 @@ class DevChecks(Observer):
                 self._fail("finite", f"{name} is {value} in update {self.updates}")
         before, now = self.target_before, self.target()
         if before is not None and now is not None and now[0] == before[0] and not _equal(now[1], before[1]):
-            why = "although no update was due (agent.net.update_frequency)"
-            self._fail("target", f"the target net changed in update {self.updates} {why}")
+            but = "although no update of the target net was due (agent.net.update_frequency)"
+            self._fail("target", f"the target net changed in update {self.updates}, {but}")
         self.target_before = now
         if self.updates == 1 and now is not None:
             self.early_targets = now[0]
@@ -271,11 +275,12 @@ class DevChecks(Observer):
         return 0 if self.target_before is None else self.target_before[0] - self.early_targets
 
     def _fail(self, check: str, reason: str) -> NoReturn:
+        """Print the results of the checks, in which the check `check` has failed, and raise DevCheckError."""
         notice(self._report(check))
         raise DevCheckError(reason)
 
     def _report(self, failed: str | None = None) -> str:
-        """Return a text with the result of each check, one line per check.
+        """Return a text with one line per check, which contains the result of the check.
 
         Args: failed: name of the check that failed, or None. Checks that follow the failed check in DEV_CHECKS are listed as not reached.
         """
@@ -293,6 +298,6 @@ def _equal(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return all(_equal(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
-        return all(_equal(one, other) for one, other in zip(left, right, strict=True))
-    same = left == right
-    return bool(same.all()) if hasattr(same, "all") else bool(same)
+        return all(_equal(*pair) for pair in zip(left, right, strict=True))
+    equal = left == right
+    return bool(equal.all()) if hasattr(equal, "all") else bool(equal)

@@ -42,8 +42,7 @@ class RowBuilder:
         self.wall_t = 0.0
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
-        """Build a row at the current frame of the clock. Columns whose values come from updates (such as loss) are None in the returned
-        row.
+        """Build a row at the current frame of the clock. Columns with values from updates, such as loss, are None in the returned row.
 
         Args:
             total_reward: value of the column total_reward.
@@ -67,8 +66,8 @@ class RowBuilder:
         return row
 
     def restore_row_history(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Restore the row history from the rows of a table file. Only rows of the file after the last row that was built are added. The
-        counters of the clock are advanced to those of the last row of the file, and are never set back.
+        """Restore the row history from the rows of a table file. Only the rows after the last row that was built are added. The counters of
+        the clock are advanced to the counters in the last row of the file, and are never set back.
 
         Args:
             rows: rows of the file, as column → text.
@@ -105,7 +104,7 @@ class Recorder(Observer):
         index: number of the table (see events.Row).
         infos: keys of Episode.info. Each key has a column with the mean of its values over the last 100 episodes of this Session (see
             info_column).
-        window: the episodes over which total_reward is averaged, which all Sessions that train the net share, or None to create a new
+        window: the episodes over which total_reward is averaged, or None to create a new window. All Sessions that train one net share the
             window.
         scheduled: keys of env.schedule. Each key has a column with the mean of its values over the episodes since the previous row (see
             schedule_column).
@@ -225,8 +224,9 @@ class Evaluator(Observer):
 
     Args:
         emit: function that receives the rows.
-        evaluate: function that plays episodes and returns their returns, or [] if a stop request interrupts the evaluation.
+        evaluate: function that plays episodes and returns the returns of the episodes, or [] if a stop request interrupts the evaluation.
         index: number of the table (see events.Row).
+        ahead: number of frames by which the evaluations precede the multiples of `every` frames.
     """
 
     mode: Mode = "eval"
@@ -246,7 +246,7 @@ class Evaluator(Observer):
         self.table = RowBuilder(clock, agent, columns)
         self.interrupted = False
         self.pending = False
-        """Whether a stop request interrupted the last evaluation, so that a continued run must repeat it."""
+        """Whether a stop request interrupted the last evaluation, so that a continued run must repeat the evaluation."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if self.clock.is_multiple_crossed(self.every, self.ahead):

@@ -48,7 +48,7 @@ training run.
 """
 CLASSIC = """## Classic control and Box2D
 
-The scores in this table are from the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run of four
+The scores in this table are from the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run with four
 Sessions, and each Session counts as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and spacing
 of table rows. Many specs have a [pretrained agent](commands.md#pretrained-agents), which was trained again with the best of these seeds;
 for example, `slm-lab enjoy ppo_cartpole` plays the agent of `ppo_cartpole`.

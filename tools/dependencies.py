@@ -82,7 +82,7 @@ PURPOSES = {
     "pytest": Purpose("pytest", "tests"),
     "pytest-timeout": Purpose("pytest_timeout", "tests that hang end"),
     "pytest-xdist": Purpose("xdist", "tests in several processes"),
-    "safetensors": Purpose("safetensors", "compares files of weights in tests; slm_lab reads and writes them itself"),
+    "safetensors": Purpose("safetensors", "compares files of weights in tests; slm_lab reads and writes these files without the package"),
     "scipy": Purpose("scipy.stats", "p-values with which tests compare those of `compare`"),
     "import-linter": Purpose("importlinter", "import contracts"),
     "mypy": Purpose("mypy", "types; its stubs say which systems lack a function"),

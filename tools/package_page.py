@@ -23,7 +23,7 @@ pip install slm-lab
 slm-lab demo.json ppo_cartpole train
 ```
 
-The second command trains PPO on CartPole in two *sessions*, which are training runs with different seeds (10–20 s). A *frame*, below, is
+The second command trains PPO on CartPole for 10–20 s, in two *sessions* (training runs with different seeds). A *frame*, below, is
 one step of one environment. You need Python 3.11 or newer."""
 
 

@@ -102,10 +102,10 @@ def _env_problems(specs: Sequence[Spec]) -> list[Problem]:
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []
-    from slm_lab.env.make import argument_problems
+    from slm_lab.env.make import env_argument_problems
 
     prefixes = {spec.name: f"{spec.name}." if len(specs) > 1 else "" for spec in given}
-    return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in argument_problems(spec.env)]
+    return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in env_argument_problems(spec.env)]
 
 
 def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]]]:

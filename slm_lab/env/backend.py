@@ -149,14 +149,13 @@ class Backend(ABC):
     """Whether the backend adds the action mask to the observations if EnvRequest.action_mask names an entry of info."""
     follows_curriculum: ClassVar[bool] = False
     """Whether the backend applies the current values of EnvRequest.curriculum to an env when it resets the env."""
-    lone: SingleEnvBackend | None = None
-    """Interface to the backend's single env, for callers that step this env without a batch. A backend sets `lone` only if it has exactly
-    one env, the env's observation space is a Box, and the env's action is a row of the batch of actions."""
-    fresh: bool = False
+    single_env: SingleEnvBackend | None = None
+    """Interface to the backend's single env, for callers that step this env without a batch. A backend sets `single_env` only if it has
+    exactly one env, the env's observation space is a Box, and the env's action is a row of the batch of actions."""
+    returns_new_arrays: bool = False
     """Whether `step` and `reset` return new arrays, which the backend does not modify later."""
-    checks: bool = False
-    """Whether `step` and `reset` always return arrays of the right shapes and types. `Env` checks the arrays of a backend with `checks =
-    False`."""
+    returns_valid_arrays: bool = False
+    """Whether `step` and `reset` always return arrays of the right shapes and types. `Env` checks the arrays of all other backends."""
     agents: tuple[str, ...] = ()
     """Names of the agents of each env, in the order of the env's rows, or () for envs with one agent. Batches of observations, rewards and
     actions have one row per agent of each env: agent i of env e has the row e · len(agents) + i."""

@@ -27,7 +27,7 @@ class GroupBackend(Backend):
         self.rows, self._shared, self.max_steps = rows, shared, shared.max_steps
         self._positions = {int(row): k for k, row in enumerate(rows)}
         self.agents, self.observation_space, self.action_space = group.agents, group.observation_space, group.action_space
-        self.fresh, self.checks = shared.fresh, shared.checks
+        self.returns_new_arrays, self.returns_valid_arrays = shared.returns_new_arrays, shared.returns_valid_arrays
         self._obs: Any = None
         self._step: RawStep | None = None
 

@@ -39,9 +39,9 @@ from slm_lab.env.outcome import (
     close_error_message,
     fit_step,
     fit_to_space,
-    picked_numbers,
     raise_invalid_outcome,
     row_info,
+    select_numbers,
     to_bool,
     unpack_reset,
     unpack_step,
@@ -255,7 +255,7 @@ class _CheckedWorkerEnv(gym.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = check_step(self.env.step(action))
             obs = fit_to_space(self._space, obs)
             if terminated or truncated:
-                return copy.deepcopy(obs), reward, terminated, truncated, picked_numbers(info, self._track_info)
+                return copy.deepcopy(obs), reward, terminated, truncated, select_numbers(info, self._track_info)
             return obs, reward, terminated, truncated, _lives(info)
         except Exception as error:
             raise_invalid_outcome(error)
@@ -352,7 +352,7 @@ class _GymVectorBackend(Backend):
     """Base class of the backends Sync and Async. These backends reset an env in the step that ends its episode (AutoresetMode.SAME_STEP),
     so that every row of a step is a transition."""
 
-    applies_wraps = checks = follows_curriculum = True
+    applies_wraps = returns_valid_arrays = follows_curriculum = True
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
@@ -414,7 +414,7 @@ class Sync(_GymVectorBackend):
         self._narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
         """Whether stacking observations could silently change numbers that do not fit the dtype of the observation space."""
         if in_rows and self._plain and target.num_envs == 1:
-            self.env, self.lone = self._envs[0], self
+            self.env, self.single_env = self._envs[0], self
             _speed_up_contains(self.env.unwrapped.action_space)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -488,7 +488,7 @@ class Sync(_GymVectorBackend):
             return None
         env = _rebuild_env(self._make, curriculum, values, self._envs[row])
         self._envs[row] = env
-        if self.lone is not None:
+        if self.single_env is not None:
             self.env = env
             _speed_up_contains(env.unwrapped.action_space)
         curriculum.record_episode_start(row, values)
@@ -628,10 +628,10 @@ class VectorBackend(Backend):
     [N]})`.
     """
 
-    checks = True
+    returns_valid_arrays = True
     action_mask: str | Literal[False] | None = None
     """Key of the action mask in observations or infos, see `EnvRequest.action_mask`."""
-    _returns_valid_arrays = False
+    _is_trusted = False
     """Whether the vector env always returns new arrays of the right shapes and types."""
 
     def _set_vector_env(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
@@ -657,11 +657,11 @@ class VectorBackend(Backend):
     def reset(self, seeds: Sequence[int] | None) -> Any:
         obs, info = unpack_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
         reject_vector_info_mask(self.observation_space, self.action_mask, info)
-        return obs if self._returns_valid_arrays else fit_to_space(self.observation_space, obs, lead=(self._vec.num_envs,))
+        return obs if self._is_trusted else fit_to_space(self.observation_space, obs, lead=(self._vec.num_envs,))
 
     def step(self, action: np.ndarray) -> RawStep:
         outcome = self._vec.step(action)
-        if not self._returns_valid_arrays:
+        if not self._is_trusted:
             return self._check_step(outcome)
         obs, reward_N, terminated_N, truncated_N, self._info = outcome
         return RawStep(obs, reward_N, terminated_N, truncated_N, None)
@@ -775,7 +775,7 @@ class Native(VectorBackend):
         self.action_mask = target.action_mask
         self._set_vector_env(vec, target.num_envs)
         assert target.registration is not None
-        self._returns_valid_arrays = self.fresh = target.registration.vector_entry_point == CARTPOLE
+        self._is_trusted = self.returns_new_arrays = target.registration.vector_entry_point == CARTPOLE
 
     def episode_state(self) -> Any:
         if not isinstance(self._vec, CartPoleVectorEnv):

@@ -148,7 +148,7 @@ def _wrap_uniform_backend(
     unchanged.
     """
     observation, encode, action, decode, space, *_ = agent_spaces(
-        spec, backend.observation_space, backend.action_space, settings.input, backend.fresh
+        spec, backend.observation_space, backend.action_space, settings.input, backend.returns_new_arrays
     )
     _check_not_empty(backend)
     forms = {"observation": space_to_dict(space), "action": space_to_dict(backend.action_space)}
@@ -284,7 +284,7 @@ def make_env_request(spec: EnvSpec, num_envs: int, threads: int = 1, training: b
     return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, wraps, **more)
 
 
-def argument_problems(spec: EnvSpec) -> list[Problem]:
+def env_argument_problems(spec: EnvSpec) -> list[Problem]:
     """Return the problems of the spec's arguments for the env's constructor, without building the env. Problems of env.name, such as a
     missing package, are included only if the id has a module prefix."""
     try:

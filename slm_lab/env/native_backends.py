@@ -38,7 +38,7 @@ class Ale(Backend):
     infos of the step, so that `episode_info` is empty."""
 
     name = "ale"
-    fresh = checks = True
+    returns_new_arrays = returns_valid_arrays = True
     reports_info = finds_masks = False
 
     @classmethod
@@ -93,7 +93,7 @@ class EnvPool(Backend):
     """
 
     name = "envpool"
-    fresh = checks = selects_parts = True
+    returns_new_arrays = returns_valid_arrays = selects_parts = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

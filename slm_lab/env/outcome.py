@@ -335,7 +335,7 @@ def close_error_message(error: Exception) -> str:
     return f"the env's close() raised {type(error).__name__}: {error}"
 
 
-def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+def select_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
     """Return a dict of the finite numbers in `info` whose names are in `names`. A name is a key or a dotted path of nested keys. The bool
     True becomes 1.0. Names without a finite number are omitted."""
     numbers = {}

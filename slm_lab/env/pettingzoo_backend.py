@@ -38,7 +38,7 @@ class PettingZoo(Backend):
     """
 
     name = "pettingzoo"
-    fresh = checks = selects_parts = True
+    returns_new_arrays = returns_valid_arrays = selects_parts = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

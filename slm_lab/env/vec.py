@@ -19,9 +19,9 @@ from slm_lab.env.outcome import (
     close_error_message,
     fit_step,
     fit_to_space,
-    picked_numbers,
     raise_invalid_outcome,
     raise_located_outcome,
+    select_numbers,
 )
 from slm_lab.env.snapshot import NotSavable
 from slm_lab.env.spaces import Codec, batch_of_one, single_observation_codec
@@ -65,8 +65,8 @@ class Env:
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
-        self._lone = None if life_loss else backend.lone  # stepping a lone env does not report lives
-        self._checks = backend.checks
+        self._lone = None if life_loss else backend.single_env  # stepping a lone env does not report lives
+        self._checks = backend.returns_valid_arrays
         self._life_loss, self._track_info = life_loss, tuple(track_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
@@ -321,7 +321,7 @@ class Env:
         return episodes
 
     def _episode_info(self, row: int) -> dict[str, float]:
-        info = picked_numbers(self._backend.episode_info(row), self._track_info) if self._track_info else {}
+        info = select_numbers(self._backend.episode_info(row), self._track_info) if self._track_info else {}
         return info if self.curriculum is None else info | self.curriculum.end_episode(row, float(self._return_N[row]))
 
     def set_frame(self, frame: int) -> None:

@@ -12,7 +12,7 @@ from slm_lab.env import Backend, EnvRequest, RawStep
 
 
 class Counting(Backend):
-    fresh = True
+    returns_new_arrays = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

@@ -139,7 +139,10 @@ def test_rules() -> None:
         ({"by": "reward", "start": 0}, '"by" must be "return"'),
         ({"by": "return", "steps": [[1, 2]]}, '"start" is missing; keys: by, start, steps, episodes'),
         ({"by": "return", "start": 1, "steps": []}, '"steps" must be a list of one or more pairs [return, value], not []'),
-        ({"by": "return", "start": 1, "steps": [[1, 2], [True, 3]]}, '"steps" must be a list of pairs [return, value] with numbers as returns; '),
+        (
+            {"by": "return", "start": 1, "steps": [[1, 2], [True, 3]]},
+            '"steps" must be a list of pairs [return, value] with numbers as returns; ',
+        ),
         ({"by": "return", "start": 1, "steps": [[1, 2]], "window": 3}, 'unknown key "window"'),
         ({"by": "return", "start": 1, "steps": [[1, 2]], "episodes": 0}, '"episodes" must be a whole number'),
         ({"name": "linear", "start_val": 1}, "must be [[frame, value], …], a schedule such as"),

@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab.env import Env, make_env
 from slm_lab.env.envpool_suites import InfoTracker
-from slm_lab.env.outcome import picked_numbers, row_info
+from slm_lab.env.outcome import row_info, select_numbers
 from slm_lab.lib.records import Episode
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
@@ -123,7 +123,7 @@ def test_a_backend_without_infos() -> None:
 
 def test_what_counts_as_a_number() -> None:
     info = {"a.b": 1, "a": {"b": 2, "c": np.True_}, "array": np.array([3.5]), "two": np.zeros(2), "nan": np.nan, "text": "1"}
-    assert picked_numbers(info, ["a.b", "a.c", "a", "array", "two", "nan", "text", "a.b.c"]) == {"a.b": 1.0, "a.c": 1.0, "array": 3.5}
+    assert select_numbers(info, ["a.b", "a.c", "a", "array", "two", "nan", "text", "a.b.c"]) == {"a.b": 1.0, "a.c": 1.0, "array": 3.5}
 
 
 def test_row_of_a_vector_envs_infos() -> None:

@@ -289,7 +289,7 @@ def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: 
     monkeypatch.setitem(gym.registry, "Own-v0", own)
     for name, fresh in (("CartPole-v1", True), ("Own-v0", False)):
         backend = BACKENDS["native"](make_env_request(EnvSpec(name=name, max_frame=1, num_envs=4), 4))
-        assert backend.fresh is fresh
+        assert backend.returns_new_arrays is fresh
         backend.close()
 
 

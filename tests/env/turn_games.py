@@ -20,7 +20,7 @@ class Duel(Backend):
     """
 
     agents = ("left", "right")
-    fresh = checks = True
+    returns_new_arrays = returns_valid_arrays = True
     observation_space = spaces.Box(-10.0, 10.0, (2,), np.float32)
     action_space = spaces.Discrete(3)
 

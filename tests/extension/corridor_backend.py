@@ -17,7 +17,7 @@ LENGTH = 6
 class Corridors(Backend):
     """Position 0 … LENGTH as a one-hot vector; action 1 walks right, 0 left; −0.1 per step, +1 at the end."""
 
-    fresh = True
+    returns_new_arrays = True
 
     def __init__(self, target: EnvRequest) -> None:
         self.position_N = np.zeros(target.num_envs, np.int64)

@@ -442,8 +442,8 @@ def _difference_definition(*, paired: bool) -> str:
         what = "mean score of the entry minus the mean score of the baseline"
         test, pairs, used = "Welch's t-test", "", ""
     return (
-        f"The difference is the {what}.{used} Its 95 % confidence interval, which is limited to the range of possible differences if this "
-        f"range is known, is that of {test}, and is not adjusted for the number of comparisons. p (Holm) is the two-sided p-value of the "
+        f"The difference is the {what}.{used} Its 95 % confidence interval is that of {test}. If the range of possible differences is known, "
+        "the interval is limited to this range. The interval is not adjusted for the number of comparisons. p (Holm) is the two-sided p-value of the "
         "same test, adjusted by Holm's method for all comparisons with the baseline in the table. P(higher) is the probability that a seed "
         f"of the entry has a higher score than a seed of the baseline{pairs}; its interval is the percentile interval of the bootstrap "
         "over seeds."

@@ -61,7 +61,7 @@ class _ClusterHost:
             cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", processes)
             # otherwise the learners could reserve the cores for which their workers wait
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
-        self.sinks = partial(RemoteSink, executor.start_server_actor(SinkServer, node=cluster.own, max_restarts=0), track=meta.track)
+        self.sinks = partial(RemoteSink, executor.start_server_actor(SinkServer, node=cluster.own_node, max_restarts=0), track=meta.track)
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
         self.servers = (
             ParameterServers(self._start_parameter_server, lambda: self._checkpoint, self._notify_restart) if meta.distributed else None
@@ -97,7 +97,7 @@ class _ClusterHost:
         # Ray needs task events only for its dashboard
         options = {"max_restarts": meta.max_restart, "max_task_retries": -1, "enable_task_events": False}
         return self.executor.start_server_actor(
-            ParameterServer, job.spec, seeds, number, node=None if number else self.cluster.own, **options
+            ParameterServer, job.spec, seeds, number, node=None if number else self.cluster.own_node, **options
         )
 
     def _notify_restart(self, process: int) -> None:

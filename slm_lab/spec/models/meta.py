@@ -181,8 +181,8 @@ class PBTSpec(SpecModel):
     start: Count = 20_000_000
     """Number of frames of a policy before the policy's first round of replacement and perturbation."""
     replace_fraction: Fraction = 0.3
-    """Fraction f of the policies that may be replaced. Policies of the worst fraction f may be replaced by policies of the best fraction
-    f."""
+    """Fraction f of the policies that may be replaced. Each policy in the worst fraction f may be replaced by a copy of a policy in the
+    best fraction f."""
     mutation_rate: Fraction = 0.15
     """Probability that a hyperparameter is perturbed in a round."""
     reward_gap: NonNegative = 0.1

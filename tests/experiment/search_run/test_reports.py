@@ -10,7 +10,7 @@ import pytest
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report.analyze import analyze_trial
 from slm_lab.experiment.report.run import read_table
-from slm_lab.experiment.run.search.trial_task import ReportReader, mean_metric
+from slm_lab.experiment.run.search.trial_task import ReportReader, trial_metric
 from slm_lab.spec.models.spec import Spec
 
 HEAD = "frame,opt_step,wall_t,total_reward,total_reward_ma\n"
@@ -59,4 +59,4 @@ def test_the_last_report_is_the_metric_of_the_trial(
         paths.session_df(session).write_text(HEAD + "".join(rows))
     metrics = analyze_trial(make_spec(meta={"max_session": 2}, env={"max_frame": 750}), paths)
     tables = [read_table(paths.session_df(session)) for session in range(2)]
-    assert mean_metric(tables, metric, metrics["random_baseline"]) == pytest.approx(metrics[metric])
+    assert trial_metric(tables, metric, metrics["random_baseline"]) == pytest.approx(metrics[metric])

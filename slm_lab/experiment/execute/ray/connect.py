@@ -55,7 +55,7 @@ class Cluster:
         import ray
 
         self.address = address
-        self.own = str(ray.get_runtime_context().get_node_id())
+        self.own_node = str(ray.get_runtime_context().get_node_id())
         """Id of the node on which this process runs."""
 
     @property

@@ -69,10 +69,10 @@ class ReportReader:
 
     def _metric_at(self, frame: int, tables: list[Table]) -> float | None:
         cut = [{name: column[table["frame"] <= frame] for name, column in table.items()} for table in tables]
-        return mean_metric(list(tables_per_training(dict(enumerate(cut))).values()), self.metric, self.baseline)
+        return trial_metric(list(tables_per_training(dict(enumerate(cut))).values()), self.metric, self.baseline)
 
 
-def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
+def trial_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
     """Return a search metric of a trial, computed as in analyze_trial, or None if the metric is undefined in all tables.
 
     The metric "consistency" is computed from all tables together. Any other metric is the mean over the tables in which the metric is

@@ -102,6 +102,28 @@ def test_passes_without_a_graph_are_those_of_autograd(
         np.testing.assert_allclose(found[3], found[2], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["MLPNet", "DuelingMLPNet"])
+def test_passes_in_bfloat16_are_near_those_in_float32(name: str) -> None:
+    """Hidden layers compute in bfloat16, which has 8 bits of mantissa, with a graph and without one; values and gradients are float32."""
+    values, grads = [], []
+    for dtype, graph in (("float32", True), ("bfloat16", True), ("bfloat16", False)):
+        torch.manual_seed(0)
+        spec = TypeAdapter(Net).validate_python({"name": name, "hid_layers": [64, 64], "noisy": True, "dtype": dtype})
+        net = build_q_net(spec, ObservationSpace((5,)), (3,), None)
+        flat = FlatParams(net)
+        NoiseSource(net).draw(np.random.default_rng(0))
+        if not graph:
+            net.enable_graph_free_pass(flat)
+        passed = net.forward_pass(torch.randn(60, 5))
+        assert isinstance(passed, GraphPass) == graph
+        passed.backward(torch.randn(60, 3))
+        values.append(torch.as_tensor(passed.values[0]).detach())
+        grads.append(flat.grad.clone())
+    for index in (1, 2):
+        assert 1e-4 < float((values[index] - values[0]).norm() / values[0].norm()) < 2e-2
+        assert 1e-4 < float((grads[index] - grads[0]).norm() / grads[0].norm()) < 5e-2
+
+
 def test_new_noise_between_forward_and_backward_pass_is_refused() -> None:
     spec = TypeAdapter(Net).validate_python({"name": "MLPNet", "hid_layers": [8], "noisy": True})
     net = build_q_net(spec, ObservationSpace((5,)), (3,), None)

@@ -233,9 +233,9 @@ NOTES: dict[tuple[str, str], str] = {
     " gradient; in SLM Lab, they count the frames of each Session, and \"synced\" accumulates gradients.",
     ("meta", "log_frequency"): "If it is absent and a Session has fewer than 500,000 frames, it is a fiftieth of these frames."
     " total_reward_ma is a mean over 100 rows: compare it with SLM Lab only if log_frequency is equal.",
-    ("meta", "rigorous_eval"): "Number of evaluation environments; in SLM Lab, this number is num_envs. The score is the mean over the episodes of an"
-    " evaluation; in SLM Lab, over the last 100 episodes of all evaluations. Observations are normalised by the statistics of"
-    " training; in SLM Lab, by separate statistics. SoftActorCritic evaluates its policy from the beginning.",
+    ("meta", "rigorous_eval"): "Number of evaluation environments; in SLM Lab, this number is num_envs. The score is the mean over the"
+    " episodes of an evaluation; in SLM Lab, over the last 100 episodes of all evaluations. Observations are normalised by the statistics"
+    " of training; in SLM Lab, by separate statistics. SoftActorCritic evaluates its policy from the beginning.",
 }  # fmt: skip
 """(section, key) → differences other than the default."""
 

@@ -332,7 +332,9 @@ _OPTIONS = (
         {"nargs": "?", "const": "random"},
     ),
     _Option(
-        "--policy", "NAME", {"enjoy, export": "policy of agent.policies (default for enjoy: all policies; --against plays for the others)"}
+        "--policy",
+        "NAME",
+        {"enjoy, export": "policy of agent.policies (default for enjoy: all policies); --against plays for agents of other policies"},
     ),
     _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
     _Option("--render", "", {"enjoy": "draw one env in a window"}),
@@ -393,7 +395,7 @@ _OPTIONS = (
         "",
         {"check, list, models, compare, diff, doctor, verify": "print one JSON document to stdout, and notices to stderr"},
     ),
-    _Option("--like", "SPEC", {"new": "an algorithm, a spec that ships, or FILE:NAME (default: PPO)"}),
+    _Option("--like", "SPEC", {"new": "an algorithm, a shipped spec, or FILE:NAME (default: PPO)"}),
     _Option("--comments", "", {"new": "write a comment for each key; the file is then not strict JSON"}),
 )
 

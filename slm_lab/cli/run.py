@@ -180,7 +180,9 @@ def _study(request: Request, arguments: Namespace) -> None:
     max_seeds = _max_seeds(arguments, None if paths is None else study_start_info(paths).get("max_seeds"))
     study = load_study(file, name, sets)
     if max_seeds is not None and len(study.entries) < 2:
-        raise UsageError(f"--until-decided has no effect: {name} has only one entry, which is compared with nothing; remove it")
+        raise UsageError(
+            f"--until-decided has no effect: {name} has only one entry, which is compared with nothing; remove --until-decided"
+        )
     StudyExperiment(study, _plan(arguments), paths=paths, adopt=arguments.adopt or (), max_seeds=max_seeds).run()
 
 

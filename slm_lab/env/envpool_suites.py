@@ -191,7 +191,7 @@ def correct_observation_space(space: spaces.Space[Any], key: str = "") -> spaces
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()
-            fit = _grid_part if grid else correct_observation_space
+            fit = _correct_minigrid_entry if grid else correct_observation_space
             return spaces.Dict(OrderedDict((name, fit(part, name)) for name, part in space.items()))
         case spaces.Discrete() if key in _COUNTERS:
             return spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -205,7 +205,7 @@ _COUNTERS = ("step_count", "step")
 would have up to 4,000 numbers."""
 
 
-def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
+def _correct_minigrid_entry(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
     """Return the corrected space of the entry `name` of MiniGrid's Dict observation."""
     if not isinstance(part, spaces.Box):
         return part

@@ -178,11 +178,11 @@ def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
     Raises: UnsupportedSpace if one array cannot contain the observations of all agents.
     """
     rows = groups[0].frames * len(agents)
-    observation, action = _joint_observation(groups), _joint_action([group.action for group in groups])
+    observation, action = _common_observation_space(groups), _common_action_space([group.action for group in groups])
     return replace(groups[0], num_envs=rows, observation=observation, action=action, agents=agents, spaces=None, groups=tuple(groups))
 
 
-def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
+def _common_observation_space(groups: Sequence[EnvInfo]) -> ObservationSpace:
     """Return the observation space of the group with the most numbers per observation, with text that describes the observations of all
     groups. Raises UnsupportedSpace."""
     observations = [group.observation for group in groups]
@@ -196,7 +196,7 @@ def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
     return replace(widest, critic_begin=None, mask=None, goals=None, ambiguities=ambiguities, text=text)
 
 
-def _joint_action(actions: Sequence[ActionSpace]) -> ActionSpace:
+def _common_action_space(actions: Sequence[ActionSpace]) -> ActionSpace:
     """Return an action space whose arrays can contain the actions of all groups of agents."""
     kinds = {action.kind for action in actions}
     if kinds == {"discrete"}:

@@ -89,8 +89,8 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
     """Return two bools: whether the channels of an image are its last axis, and whether this result is certain.
 
-    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. Otherwise, the channels are the axis
-    whose removal makes height and width more similar.
+    If exactly one of the first and the last axis has size 1, 3 or 4, this axis contains the channels. Otherwise, of these two axes,
+    the axis whose removal makes height and width more similar contains the channels.
     """
     if len(shape) != 3:
         return False, True

@@ -54,7 +54,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class CheckpointWritten:
-    """Event after a checkpoint of one policy of a Session was written."""
+    """Event that is reported after a checkpoint of one policy of a Session was written."""
 
     table: int
     frame: int
@@ -62,7 +62,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True)
 class SessionEnded:
-    """Event after a Session has ended."""
+    """Event that is reported after a Session has ended."""
 
     session: int
     status: Status

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 WIDTH = 80
 """Maximum width of tables and paragraphs, in characters."""
 _MAX_KEY_LETTERS = 32
-"""Maximum number of characters of a cell in the key columns (the first columns) of a table that is wider than `width`."""
+"""Maximum number of characters of the key columns (the first columns) together, in a table that is wider than `width`. Each cell of these
+columns may have at least _MIN_KEY_LETTERS characters."""
 _MIN_KEY_LETTERS = 8
 """Minimum number of characters to which cells in the key columns of a table are shortened. If a table is too wide even with key columns of
 this width, cells in other columns are also shortened."""

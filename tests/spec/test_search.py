@@ -71,6 +71,8 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
         ({"agent.algorithm.lam__uniform": [0.5]}, "agent.algorithm.lam__uniform"),
         ({"agent.algorithm.lam__loguniform": [0, 0.5]}, "agent.algorithm.lam__loguniform"),
         ({"agent.algorithm.lam__quniform": [0, 0.5, 0]}, "agent.algorithm.lam__quniform"),
+        ({"agent.algorithm.lam__qloguniform": [0.1, 0.5, 0, 10]}, "agent.algorithm.lam__qloguniform"),
+        ({"agent.algorithm.lam__qloguniform": [0.1, 0.5, 0.1, 0]}, "agent.algorithm.lam__qloguniform"),
         ({"agent.algorithm.lam__normal": [0.5, -1]}, "agent.algorithm.lam__normal"),
         ({"agent.algorithm.time_horizon__randint": [1.5, 3]}, "agent.algorithm.time_horizon__randint"),
         ({"agent.algorithm.lam__choice": []}, "agent.algorithm.lam__choice"),

@@ -382,7 +382,7 @@ class PartitionedOptimizer(FlatOptimizer):
                 return
 
     def freeze(self, frozen: Sequence[slice]) -> None:
-        """From now on, freeze the slices `frozen` of the parameter vector, and step all other elements."""
+        """From now on, exclude the slices `frozen` of the parameter vector from steps, and include all other elements."""
         for where in frozen:
             self.split_part_at(where.start)
             self.split_part_at(where.stop)

@@ -27,7 +27,7 @@ class PolicyRows:
     agent's next action or the end of the agent's episode.
 
     Args:
-        info: info of the vector env.
+        info: EnvInfo of the vector env.
         names: names of the agents for which the policy acts.
     """
 

@@ -18,7 +18,7 @@ from slm_lab.experiment.training.learner import PolicyLearner
 class EnvSource:
     """Base class of the sources of experience that own an env in this process.
 
-    Args: learner: learner that trains on the experience. The collection ends when the policy of the learner has collected all its frames.
+    Args: learner: learner that trains on the experience. The collection ends when the learner has counted all its frames.
     """
 
     between_rounds = True

@@ -417,7 +417,7 @@ def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Return whether a run folder belongs to another spec than `spec_name`, which has the same file stem.
+    """Return whether a run folder belongs to a spec other than `spec_name` that has the same file stem.
 
     For example, the names "a b" and "a+b" both become "a_b".
     """

@@ -42,7 +42,7 @@ _HANG_SECONDS = 120.0
 END_SECONDS = 120.0
 """Maximum time in seconds that a tracker process may run after the last row, for example to finish an upload."""
 _WRITE_SECONDS = 5.0
-"""Maximum time in seconds that a Session waits at its end for a tracker process that has not read the last rows because it still starts."""
+"""Maximum time in seconds that a Session waits at its end for a tracker process that is still starting and has not read the last rows."""
 _SHOW_SECONDS = 2.0
 """Time in seconds after which `wait_for_trackers` prints the name of the tracker that is still running."""
 _KINDS = {
@@ -219,7 +219,7 @@ class TrackerLink:
                 assert stream is not None
                 with suppress(OSError):
                     stream.close()
-            self._process.wait()  # returns at once: this process has forked the process that runs the tracker, and ended
+            self._process.wait()  # takes little time: `_process` only forks the process that runs the tracker, and exits
             self._process = None
 
 

@@ -170,7 +170,7 @@ def y_range(panel: Panel) -> tuple[float, float]:
     """
     if panel.y_limits:
         return panel.y_limits
-    values = _line_values(panel.lines)
+    values = _all_band_edges(panel.lines)
     if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
@@ -178,7 +178,7 @@ def y_range(panel: Panel) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _line_values(lines: list[Line]) -> np.ndarray:
+def _all_band_edges(lines: list[Line]) -> np.ndarray:
     return np.concatenate([np.empty(0), *(edge for line in lines for edge in band_edges(line))])
 
 

@@ -29,7 +29,7 @@ _MAX_BYTES = 1_000_000
 _MAX_EVENTS, _MAX_LETTERS = 100, 400
 
 
-class _Process(NamedTuple):
+class _ProcessStart(NamedTuple):
     """The start of a process that trains a Session: the time of day, and the training time so far."""
 
     time: datetime
@@ -72,17 +72,17 @@ def collecting_and_learning_time(run: Run) -> tuple[float, float] | None:
 
 def _log_events(log: Path, table: Table) -> list[dict[str, Any]]:
     """Return the events in the log file of a Session, or [] if the log file cannot be read."""
-    process: _Process | None = None
+    start: _ProcessStart | None = None
     found: list[dict[str, Any]] = []
     for time, text in _timed_log_lines(log):
         if begins := _BEGINS.match(text):
-            restart, frame = process is not None or int(begins[1]) > 0, int(begins[1])
-            process = _Process(time, _interpolate_column(table, "frame", "wall_t", frame))
+            restart, frame = start is not None or int(begins[1]) > 0, int(begins[1])
+            start = _ProcessStart(time, _interpolate_column(table, "frame", "wall_t", frame))
             found += (
-                [{"frame": frame, "seconds": process.seconds, "kind": "start", "text": f"continued at frame {frame:,}"}] if restart else []
+                [{"frame": frame, "seconds": start.seconds, "kind": "start", "text": f"continued at frame {frame:,}"}] if restart else []
             )
         elif not _EXPECTED.match(text):
-            seconds = 0.0 if process is None else process.seconds + (time - process.time).total_seconds()
+            seconds = 0.0 if start is None else start.seconds + (time - start.time).total_seconds()
             frame = round(_interpolate_column(table, "wall_t", "frame", seconds))
             found.append({"frame": frame, "seconds": round(seconds, 3), "kind": "notice", "text": text[:_MAX_LETTERS]})
     return found

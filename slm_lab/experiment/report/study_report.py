@@ -442,11 +442,11 @@ def _difference_definition(*, paired: bool) -> str:
         what = "mean score of the entry minus the mean score of the baseline"
         test, pairs, used = "Welch's t-test", "", ""
     return (
-        f"The difference is the {what}.{used} Its 95 % confidence interval is that of {test}. If the range of possible differences is known, "
-        "the interval is limited to this range. The interval is not adjusted for the number of comparisons. p (Holm) is the two-sided p-value of the "
-        "same test, adjusted by Holm's method for all comparisons with the baseline in the table. P(higher) is the probability that a seed "
-        f"of the entry has a higher score than a seed of the baseline{pairs}; its interval is the percentile interval of the bootstrap "
-        "over seeds."
+        f"The difference is the {what}.{used} Its 95 % confidence interval is that of {test}. If the range of possible differences is "
+        "known, the interval is limited to this range. The interval is not adjusted for the number of comparisons. p (Holm) is the "
+        "two-sided p-value of the same test, adjusted by Holm's method for all comparisons with the baseline in the table. P(higher) is "
+        f"the probability that a seed of the entry has a higher score than a seed of the baseline{pairs}; its interval is the percentile "
+        "interval of the bootstrap over seeds."
     )
 
 

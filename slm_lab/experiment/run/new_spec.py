@@ -399,7 +399,7 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
     """Raise UserError if the algorithm cannot act in the env, or if the algorithm requires keys that a new spec does not contain."""
     memory = template.agent.get("memory") or {}
     if template.model.offline or "demonstration_fraction" in memory:
-        reason = "the algorithm learns from recorded episodes, which a new spec does not name; see docs/demonstrations.md"
+        reason = "the agent learns from recorded episodes, which a new spec does not name; see docs/demonstrations.md"
         raise UserError(f"--like {template.source}: {reason}")
     if memory.get("name") == "HindsightReplay" and info.observation.goals is None:
         needs = "observations with achieved_goal and desired_goal"

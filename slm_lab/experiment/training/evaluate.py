@@ -133,7 +133,7 @@ def strip_padding(info: EnvInfo, names: Collection[str], act: Act) -> Act:
     If the env does not pad observations and actions, `act` is returned unchanged.
 
     Args:
-        info: info of the vector env.
+        info: EnvInfo of the vector env.
         names: names of the agents for which `act` chooses actions.
         act: function that chooses actions without padding, given observations without padding.
     """

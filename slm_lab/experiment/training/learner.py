@@ -239,13 +239,13 @@ class PolicyLearner:
         self._call_hooks("on_end")
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
-    def add_frame_note(self, error: BaseException, num_envs: int) -> None:
+    def add_frame_note(self, error: BaseException, frames_per_step: int) -> None:
         """Add a note to `error` with the frame at which `error` was raised (see user_code.describe_failure).
 
-        Args: num_envs: number of frames of one env step.
+        Args: frames_per_step: number of frames that a step of the vector env counts.
         """
         call = error.call if isinstance(error, InvalidOutcome) else None
-        frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised the error
+        frame = self.clock.frame + (frames_per_step if call == "step" else 0)  # frame of the step that raised the error
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
 
     def evaluate(self) -> list[float]:

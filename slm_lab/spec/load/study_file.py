@@ -176,7 +176,7 @@ def _check_study(spec: StudySpec, report: Report) -> None:
     for path in solves if spec.metric is None else ():
         report.add_problem(
             path,
-            "needs 'metric', which is compared with this score (current_return, evaluation, return_new, total_reward or total_reward_ma)",
+            "needs 'metric', the column compared with this score: current_return, evaluation, return_new, total_reward or total_reward_ma",
         )
     for index, env in enumerate(spec.envs):
         for label in env.published if isinstance(env.published, dict) else ():

@@ -94,7 +94,7 @@ class AlgorithmSpec(Component):
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
-    """Schedule over frames of the exploration variable: ε for action_policy epsilon_greedy, τ for boltzmann."""
+    """Schedule, over frames, of the exploration variable: ε for action_policy epsilon_greedy, τ for boltzmann."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
         """Return a tuple (name, arguments) if the actor supports only one action distribution for action spaces of the kind `kind`, else
@@ -147,7 +147,7 @@ class OnPolicySpec(AlgorithmSpec):
     """Keys of the policy-gradient algorithms."""
 
     entropy_coef_spec: Schedule = constant_schedule(0.0)
-    """Schedule over frames of the weight of the entropy bonus."""
+    """Schedule, over frames, of the weight of the entropy bonus."""
 
 
 class ReinforceSpec(OnPolicySpec):
@@ -241,7 +241,7 @@ class PPOSpec(VTraceSpec):
     lam: Fraction = 0.95
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     clip_eps_spec: Schedule = constant_schedule(0.2)
-    """Schedule over frames of ε in the clipped objective."""
+    """Schedule, over frames, of ε in the clipped objective."""
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
@@ -342,7 +342,7 @@ class EpsilonGreedySpec(AlgorithmSpec):
     action_policy: ActionPolicy = "epsilon_greedy"
     """How to choose an action from the action distribution. With "default", the action is sampled from the distribution."""
     explore_var_spec: Schedule | None = None
-    """Schedule over frames of ε (for epsilon_greedy) or τ (for boltzmann). The default schedule of ε decreases from 1 to 0.05 over the
+    """Schedule, over frames, of ε (for epsilon_greedy) or τ (for boltzmann). The default schedule of ε decreases from 1 to 0.05 over the
     first tenth of env.max_frame or, with a noisy net, is constantly 0."""
 
 
@@ -683,8 +683,8 @@ class TD3Spec(ReplayActorCriticSpec):
     """How to explore. With gaussian, Gaussian noise is added to the actor's action, and the sum is clipped to the bounds. With random,
     actions are uniformly random."""
     explore_var_spec: Schedule | None = constant_schedule(0.1)
-    """Schedule over frames of the standard deviation of the exploration noise. The standard deviation of the noise refers to actions scaled
-    to [−1, 1], regardless of the bounds of actions in the environment."""
+    """Schedule, over frames, of the standard deviation of the exploration noise. The standard deviation refers to actions scaled to
+    [−1, 1], regardless of the bounds of actions in the environment."""
     policy_delay: Positive = 2
     """Number of critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.2

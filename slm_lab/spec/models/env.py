@@ -95,7 +95,7 @@ class EnvSpec(SpecModel):
     after each change) or an attribute of the env. A rule is a list [[frame, value], …], a schedule of a number over frames such as {"name":
     "linear_decay", …}, or {"by": "return", "start": value, "steps": [[return, value], …], "episodes": 20}. A rule by return switches to the
     value of the next step when the mean return of the last episodes with the current value reaches the return of the next step. The frames
-    of a rule are the frames of all workers together. Evaluation and enjoy use the last value of each rule. By default, arguments and
+    in a rule count the frames of all workers together. Evaluation and enjoy use the last value of each rule. By default, arguments and
     attributes do not change."""
 
     @property

@@ -126,11 +126,10 @@ class MetaSpec(SpecModel):
     computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), and torch's
     default library on other processors. Results with different libraries differ by rounding. meta.run records the library."""
     threads: Positive | Literal["auto"] = "auto"
-    """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update of a net with convolutions uses as
-    many threads as there are cores per concurrent Session, at most 8. With "auto", one thread is used for other nets, and also if other
-    processes learn or act at the same time (distributed, an asynchronous sampler) or may do so (--jobs, a search, a study). Results with
-    the same number of threads are equal, and results with different numbers of threads differ by rounding. meta.run records the number of
-    threads."""
+    """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update uses one thread if the net has no
+    convolutions, or if other processes learn or act at the same time (distributed, an asynchronous sampler) or may do so (--jobs, a search,
+    a study); otherwise, it uses as many threads as there are cores per concurrent Session, at most 8. Results with the same number of
+    threads are equal, and results with different numbers of threads differ by rounding. meta.run records the number of threads."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search. Mode train does not use search_resources."""
     search_scheduler: SearchScheduler | None = None

@@ -328,8 +328,10 @@ def _argument_error(distribution: str, args: Any) -> str | None:
         return f"{distribution} needs low < high, not {format_json(args)}"
     if not form.ordered and args[1] < 0:
         return f"{distribution} needs a deviation ≥ 0, not {format_json(args[1])}"
-    if len(args) > 2 and args[2] <= 0:
-        return f"{distribution} needs {'a base' if len(args) > form.min_args else 'a step'} above 0"
+    names = ("step", "base") if distribution.startswith("q") else ("base",)
+    for name, arg in zip(names, args[2:], strict=False):
+        if arg <= 0:
+            return f"{distribution} needs a {name} above 0"
     low, high = SearchKey((), distribution, tuple(args)).bounds if form.ordered else (0, 0)
     return (
         None

@@ -179,8 +179,8 @@ class MessageLink:
             self._broadcast = self.executor.put_shared(newest)
 
     def receive_rollout(self, worker: int, slot: int, report: RolloutReport, *groups: Any) -> RolloutReport:
-        """Use the received arrays as the slot's arrays without copying. Returns the report with `begin` and `end` converted to the clock of
-        this process."""
+        """Use the received arrays as the slot's arrays without copying. Returns the report with `begin` and `end` as times of the clock
+        of this process: `end` is the time of arrival."""
         for group_slot, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
             group_slot.use_arrays(arrays)
         now = time.perf_counter()

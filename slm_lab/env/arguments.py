@@ -77,4 +77,4 @@ def unknown_key_message(key: str, arguments: list[str], owner: str) -> str:
     """Return the error message for an unknown key of the spec's env section. The message names the most similar key and all arguments of
     `owner`, an env or a wrapper."""
     near = nearest_hint(key, [*arguments, *EnvSpec.model_fields])
-    return f"unknown key, and not an argument of {owner}{near or ';'} arguments: {', '.join(sorted(arguments)) or 'none'}"
+    return f"unknown key: {owner} has no such argument{near or ';'} its arguments: {', '.join(sorted(arguments)) or 'none'}"

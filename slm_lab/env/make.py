@@ -251,11 +251,12 @@ def _make_curriculum(spec: EnvSpec, num_envs: int, registration: Registration | 
     env section, or an argument that the spec also gives."""
     if spec.schedule is None:
         return None
-    both = [key for key in spec.schedule if key in spec.kwargs or key in EnvSpec.model_fields]
-    if both:
-        unchanging = "is a key of the env section, and these keys cannot change; expected an argument or an attribute of the env"
-        why = unchanging if both[0] in EnvSpec.model_fields else f"is also given as env.{both[0]}; remove one of them"
-        raise _env_spec_error(spec, f"schedule.{both[0]}", why)
+    for key in spec.schedule:
+        if key in EnvSpec.model_fields:
+            message = "is a key of the env section, and these keys cannot change; expected an argument or an attribute of the env"
+            raise _env_spec_error(spec, f"schedule.{key}", message)
+        if key in spec.kwargs:
+            raise _env_spec_error(spec, f"schedule.{key}", f"is also given as env.{key}; remove one of them")
     arguments: Collection[str] = ATARI_KEYS if atari else ()
     if not atari and registration is not None and registration.entry_point is not None:
         arguments = accepted_arguments(env_creator(registration))[0]

@@ -266,8 +266,8 @@ class EnvPoolAgents(EnvPool):
         self._resets_N, self._length_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.int64)
         """For each env, the number of resets since the env was seeded, and the number of moves of the running game."""
         self._moves_NL = np.zeros((target.num_envs, 64), np.int32)
-        """Moves of the running games: the first `_length_N` numbers in the row of an env are the moves of its game. The last column never
-        contains a move of a game."""
+        """Moves of the running games, one row per env: the first `_length_N[e]` numbers of row e are the moves of the game of env e. The
+        last column never contains a move."""
 
     def _sizes(self) -> dict[str, int]:
         return {"num_envs": 2 * self._num_envs, "batch_size": self._num_envs}

@@ -424,8 +424,8 @@ class Env:
             self.curriculum.finish_restoration(curriculum)
 
     def resume(self) -> bool:
-        """Continue the episodes that `load_state_dict` loaded. Returns False if the backend cannot continue episodes. The caller must then
-        call `reset`."""
+        """Continue the episodes that `load_state_dict` loaded. Returns whether the backend can continue them; if not, the caller must call
+        `reset`."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
             return False

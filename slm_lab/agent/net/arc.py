@@ -79,7 +79,7 @@ class ArcGraph(nn.Module):
         path = f"{self.path}.graph"
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
-            raise _spec_error(path, "input and output must each be a single name, not a list")
+            raise _spec_error(path, f"input and output must each be one name, not {source!r} and {output!r}")
         waiting = {name: [inputs] if isinstance(inputs, str) else list(inputs) for name, inputs in graph["modules"].items()}
         if unused := [name for name in self.nodes if name not in waiting]:
             raise _spec_error(f"{self.path}.modules.{unused[0]}", "unused module; add it to graph.modules or remove it")

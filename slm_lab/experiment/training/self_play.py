@@ -138,8 +138,8 @@ class SelfPlay:
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
         self.fixed = {path: self._build_fixed_opponent(path) for path in spec.fixed_opponents}
-        """Import path → scripted player, for each path in spec.fixed_opponents. Each snapshot plays games against every scripted player,
-        and the snapshot's mean scores are recorded."""
+        """Scripted players by their import paths (spec.fixed_opponents). Each snapshot plays games against every scripted player, and its
+        mean scores are recorded."""
         self.rated: dict[str, float] = {}
         """Rating and scores of the newest snapshot: column → value."""
         self.frequency = spec.snapshot_frequency or max(1, learner.frames // SNAPSHOTS)

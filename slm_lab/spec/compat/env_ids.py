@@ -450,8 +450,8 @@ def _unknown_id_hint(name: str, ids: Iterable[str]) -> str:
         namespace = name.lower().rpartition("/")[0]
         versions = [known for known in versions if namespace and known.lower().rpartition("/")[0] == namespace] or versions
         return f"; did you mean '{max(versions, key=_version)}'?"
-    package_form = f" (for an env of another package write 'package.module:{name}')"
-    return nearest_hint(name, current, cutoff=0.85) or nearest_hint(name, current) + package_form
+    package_hint = f" (to name an env of another package, write 'package.module:{name}')"
+    return nearest_hint(name, current, cutoff=0.85) or nearest_hint(name, current) + package_hint
 
 
 def _env_base_name(name: str) -> str:

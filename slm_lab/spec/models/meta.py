@@ -96,10 +96,10 @@ class MetaSpec(SpecModel):
     """Number of frames between numbered checkpoints of the weights, all of which are kept. By default, a run saves no numbered checkpoints.
     The best and the last weights are always kept."""
     init_from: str | None = None
-    """Source of the initial weights: the folder of a run, search or study, a checkpoint file, or the name of a model or pretrained agent.
-    Training starts with the best weights and the observation statistics of the source. Weights and statistics whose names or shapes do not
-    match are not used. With agent.policies, each policy starts from the policy of the same name. By default, training starts with random
-    weights."""
+    """Folder of a run, search or study, checkpoint file, or name of a model or pretrained agent, from which the initial weights are loaded.
+    Training starts with the best weights and the observation statistics that the folder, file or model contains. Weights and statistics
+    whose names or shapes do not match are not used. With agent.policies, each policy starts from the policy of the same name. By default,
+    training starts with random weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
     format. BC and IQL learn only from the recorded episodes. Off-policy algorithms learn from their replay buffer and the recorded episodes

@@ -100,7 +100,7 @@ class LocalCluster:
                 except Exception as error:
                     if attempt == _ATTEMPTS - 1 or "timed out" not in str(error):
                         raise UserError(f"Ray could not start: {error}") from error
-                    notice("Ray did not start within its time limit of 30 s; trying again")
+                    notice("Ray did not start within 30 s; it is started again")
                     ray.shutdown()
             for pid in _descendant_pids():
                 pipe.write(f"{pid}\n".encode())

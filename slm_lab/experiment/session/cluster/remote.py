@@ -173,8 +173,8 @@ def _start_call(server: ActorHandle, method: str, arguments: tuple[Any, ...]) ->
 class RemoteArrays:
     """The Store of a Session whose shared arrays are in a parameter server. The Session works on copies of the arrays (`arrays`).
 
-    The copies are updated from the server's answers to this Session's messages. Of the arrays with one row per Session ("own" arrays), each
-    message to the server contains those rows of this Session that have changed.
+    Each answer of the server to a message of this Session updates the copies. "Own" arrays are those with one row per Session; a message
+    contains this Session's row of an own array only if the row has changed.
 
     If the vectors of a component are divided among several server processes, the number of updates is counted separately for each range,
     and the first process stores all other arrays of the component. If two Sessions push gradients at the same time, different server

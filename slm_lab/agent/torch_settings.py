@@ -15,12 +15,13 @@ from slm_lab.lib.limits import processor_description, processor_name
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
-ONEDNN_MIN_SIZE, ONEDNN_MIN_SIZE_HALF_WIDTH = 128, 512
-"""Minimum size of each of the three dimensions of a matrix product that oneDNN computes. oneDNN packs the weight in each call, which does
-not pay off for few rows. With layers of 256 × 256 on AVX2, oneDNN reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, and 0.9
-with 256. The second number is for AMD processors that execute an AVX-512 instruction in two halves. On these processors, both libraries
-reach 100 to 105 GFLOP/s with 256 × 256 × 256, and a SAC update takes 8.8 ms with oneDNN and 8.2 ms with MKL. With 512 × 1024 × 1024, oneDNN
-reaches 111 GFLOP/s and MKL 101."""
+ONEDNN_MIN_SIZE, ONEDNN_MIN_SIZE_HALF_WIDTH = 2**21, 2**29
+"""Minimum size of a matrix product that oneDNN computes: rows × inputs × outputs. A call of oneDNN has an overhead of about 10 µs, in which
+MKL computes a product of size 2^19. On Zen 5, products of size 2^21 take 0.7 times as long with oneDNN as with MKL (gradients of weights
+0.7 to 1.1 times, because oneDNN copies a transposed factor), and products of size 2^24 take 0.46 to 0.6 times as long. The second number is
+for AMD processors that execute an AVX-512 instruction in two halves. On these processors, both libraries reach 100 to 105 GFLOP/s with
+256 × 256 × 256, and a SAC update takes 8.8 ms with oneDNN and 8.2 ms with MKL. With 512 × 1024 × 1024, oneDNN reaches 111 GFLOP/s and MKL
+101."""
 FULL_WIDTH_FAMILY = 26
 """CPU family of the first AMD processors that execute AVX-512 instructions at full width (Zen 5)."""
 
@@ -38,7 +39,7 @@ def prefers_onednn(processor: str, capability: str) -> bool:
 
 
 def onednn_min_size(processor: str, capability: str) -> int:
-    """Return the minimum size of each dimension of the matrix products that oneDNN computes if the library is "onednn".
+    """Return the minimum size (see ONEDNN_MIN_SIZE) of the matrix products that oneDNN computes if the library is "onednn".
 
     Args: processor, capability: see `prefers_onednn`.
     """

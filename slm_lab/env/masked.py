@@ -1,8 +1,8 @@
 """CartPole and Pendulum with hidden velocities, partially observable envs for recurrent policies.
 
-In `slm_lab.env.masked:MaskedCartPole-v1`, a policy without memory cannot infer from the cart position and pole angle in which direction the
-pole falls. In `slm_lab.env.masked:MaskedPendulum-v1`, a policy without memory cannot infer from the angle in which direction the pendulum
-swings.
+In `slm_lab.env.masked:MaskedCartPole-v1`, the cart position and pole angle alone do not show the direction in which the pole falls. In
+`slm_lab.env.masked:MaskedPendulum-v1`, the angle alone does not show the direction in which the pendulum swings. A policy without memory
+cannot infer these directions.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class InvalidReward(InvalidOutcome):
 
 
 def raise_invalid_outcome(error: Exception, row: int | None = None) -> NoReturn:
-    """Raise InvalidOutcome, with the index `row` of the env, if invalid values of an env caused the error `error`. If the env's own code
-    raised the error, the error is reraised unchanged."""
+    """Raise InvalidOutcome, with the index `row` of the env, if the env returned invalid values that caused the error `error`. If the env's
+    own code raised the error, the error is reraised unchanged."""
     raised = error
     if isinstance(error, _MISUSE) and (message := _misuse_message(error)) is not None:
         raised = InvalidOutcome(message.format(f"{type(error).__name__}: {error}"))
@@ -69,8 +69,8 @@ def raise_invalid_outcome(error: Exception, row: int | None = None) -> NoReturn:
 
 
 def raise_located_outcome(error: Exception, env: str, call: str, step: int) -> NoReturn:
-    """Raise InvalidOutcome, with the env and the step in the message, if invalid values of an env caused an error in `Env.step` or
-    `Env.reset`.
+    """Raise InvalidOutcome, with the env and the step in the message, if the env returned invalid values that caused an error in `Env.step`
+    or `Env.reset`.
 
     If the env's own code raised the error, the error is reraised unchanged.
     """

@@ -29,7 +29,8 @@ from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, cha
 from tests.agent.test_linear import all_grads, chain_of
 
 ONEDNN, BFLOAT16 = MatmulMode(onednn=ONEDNN_MIN_SIZE), MatmulMode(bfloat16=True)
-LEAST = ONEDNN_MIN_SIZE
+SIDE = 128
+"""A product of SIDE × SIDE × SIDE is just large enough for oneDNN."""
 PPO = {"name": "PPO", "time_horizon": 16, "minibatch_size": 24, "training_epoch": 2}
 SAC = {"name": "SoftActorCritic", "training_frequency": 3, "training_start_step": 30, "training_iter": 1}
 
@@ -46,7 +47,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return real(x, weight, bias)
 
     monkeypatch.setattr(linear, "_onednn_linear", counted)
-    monkeypatch.setattr(torch_settings, "onednn_min_size", lambda *_: LEAST)
+    monkeypatch.setattr(torch_settings, "onednn_min_size", lambda *_: ONEDNN_MIN_SIZE)
     return sizes
 
 
@@ -60,25 +61,25 @@ def assert_near(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("maker", "capability", "onednn", "least"),
+    ("maker", "capability", "onednn", "min_size"),
     [
-        ("AuthenticAMD\ncpu family\t: 26", "AVX512", True, 128),
-        ("AuthenticAMD\ncpu family\t: 25", "AVX512", True, 512),
-        ("AuthenticAMD", "AVX512", True, 128),
-        ("AuthenticAMD\ncpu family\t: 25", "AVX2", False, 128),
-        ("GenuineIntel\ncpu family\t: 6", "AVX512", False, 128),
-        ("GenuineIntel", "AVX2", False, 128),
-        ("", "DEFAULT", False, 128),  # as on ARM
+        ("AuthenticAMD\ncpu family\t: 26", "AVX512", True, 2**21),
+        ("AuthenticAMD\ncpu family\t: 25", "AVX512", True, 2**29),
+        ("AuthenticAMD", "AVX512", True, 2**21),
+        ("AuthenticAMD\ncpu family\t: 25", "AVX2", False, 2**21),
+        ("GenuineIntel\ncpu family\t: 6", "AVX512", False, 2**21),
+        ("GenuineIntel", "AVX2", False, 2**21),
+        ("", "DEFAULT", False, 2**21),  # as on ARM
     ],
 )
 def test_the_choice_by_processor(
-    maker: str, capability: str, onednn: bool, least: int, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+    maker: str, capability: str, onednn: bool, min_size: int, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
     if pytestconfig.getoption("--matmul") is not None:
         pytest.skip("an option of these tests chooses instead")
     described = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: X"
     assert prefers_onednn(described, capability) == onednn
-    assert onednn_min_size(described, capability) == least
+    assert onednn_min_size(described, capability) == min_size
     monkeypatch.setattr(torch_settings, "processor_description", lambda: described)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert (resolve_matmul_library("auto") == "onednn") == onednn
@@ -115,15 +116,26 @@ def with_matmul(toy: Spec, asked: str) -> Spec:
 # ---- oneDNN
 
 
-@pytest.mark.parametrize("size", [LEAST, LEAST - 1])
+@pytest.mark.parametrize("size", [SIDE, SIDE - 1])
 def test_large_products_are_those_of_the_modules(size: int, products: list[tuple[int, ...]]) -> None:
-    """Forward and both gradients, each by oneDNN if all its sizes suffice."""
+    """Forward and both gradients, by oneDNN if rows × inputs × outputs suffices."""
     net = chain_of(nn.Tanh, [size, 160, size, 24])
-    mlp = partial(ONEDNN.call_with_mode, net)
+    mlp = partial(MatmulMode(onednn=200 * SIDE * 160).call_with_mode, net)
     x, grad = torch.randn(200, size, requires_grad=True), torch.randn(200, 24)
     assert_near(all_grads(mlp, x, list(net.parameters()), grad), all_grads(net, x, list(net.parameters()), grad))
     two_layers = 2 * [(200, size, 160), (200, 160, size), (size, 200, 160)]  # outputs and gradients of inputs; of weights
-    assert sorted(products) == sorted(two_layers if size == LEAST else [])
+    assert sorted(products) == sorted(two_layers if size == SIDE else [])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(9, 300), (300, 9), (40, 40)], ids=str)
+def test_products_with_a_small_dimension(inputs: int, outputs: int, products: list[tuple[int, ...]]) -> None:
+    """Outputs and both gradients of long and of wide layers, by oneDNN if there are enough rows."""
+    layer, few = nn.Linear(inputs, outputs), ONEDNN_MIN_SIZE // (inputs * outputs)
+    for rows in (few, few + 1):
+        x, grad = torch.randn(rows, inputs, requires_grad=True), torch.randn(rows, outputs)
+        params = list(layer.parameters())
+        assert_near(all_grads(partial(ONEDNN.call_with_mode, layer), x, params, grad), all_grads(layer, x, params, grad))
+        assert len(products) == (3 if rows > few else 0)
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d(160), nn.LayerNorm(160), nn.ELU(inplace=True)], ids=lambda kind: type(kind).__name__)
@@ -139,18 +151,18 @@ def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tup
         del params[1]  # the first bias, which batch normalisation subtracts again: its gradient is nothing but rounding
     assert_near(all_grads(body, x, params, grad), all_grads(net, x, params, grad))
     assert len(products) == 6
-    body(x[: LEAST - 1])
+    body(x[:81])  # 81 × 160 × 160 < 2^21
     assert len(products) == 6
 
 
 @pytest.mark.parametrize("activation", ["relu", "elu"])
 def test_critics(activation: str, products: list[tuple[int, ...]]) -> None:
     """Both critics of a stack, and through the first layer the gradient of the actions."""
-    net = MLPNetSpec(name="MLPNet", hid_layers=[LEAST, LEAST], hid_layers_activation=activation)
+    net = MLPNetSpec(name="MLPNet", hid_layers=[SIDE, SIDE], hid_layers_activation=activation)
     torch.manual_seed(0)
-    critics = build_critics(net, ObservationSpace((LEAST,)), CONTINUOUS)
+    critics = build_critics(net, ObservationSpace((SIDE,)), CONTINUOUS)
     assert isinstance(critics, StackedCritics)
-    obs, action, grad = torch.randn(LEAST, LEAST), torch.randn(LEAST, 2, requires_grad=True), torch.randn(2, LEAST)
+    obs, action, grad = torch.randn(SIDE, SIDE), torch.randn(SIDE, 2, requires_grad=True), torch.randn(2, SIDE)
     wanted = [action, *critics.parameters()]
     expected = torch.autograd.grad(critics(obs, action), wanted, grad)
     assert not products
@@ -174,9 +186,9 @@ def test_agents_learn_the_same(
     algorithm: dict[str, Any], net: dict[str, Any], memory: str, action: ActionSpace, products: list[tuple[int, ...]]
 ) -> None:
     """Every net of an agent, target nets too, uses what meta.matmul names."""
-    env_info = info(3, action, (LEAST,))
-    keys = {**MLP, "hid_layers": [LEAST, LEAST], "optim_spec": {"name": "SGD", "lr": 0.01}, **net}
-    toy = changed(spec(algorithm, keys, memory), memory={"batch_size": LEAST, "max_size": 1000} if memory == "Replay" else {})
+    env_info = info(3, action, (SIDE,))
+    keys = {**MLP, "hid_layers": [SIDE, SIDE], "optim_spec": {"name": "SGD", "lr": 0.01}, **net}
+    toy = changed(spec(algorithm, keys, memory), memory={"batch_size": SIDE, "max_size": 1000} if memory == "Replay" else {})
     weights = {}
     for asked in ("mkl", "onednn"):
         agent = agent_of(with_matmul(toy, asked), env_info)

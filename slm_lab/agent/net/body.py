@@ -54,8 +54,8 @@ class Body(nn.Module):
         self.features = features
         self.matmul_mode = MatmulMode()
         """Mode in which the matrix products of linear layers are computed."""
-        self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
-        """Maximum of min(number of inputs, number of outputs) over all linear layers."""
+        self._size = max((layer.weight.numel() for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
+        """Number of weights of the largest linear layer."""
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.run_layers(obs_B)
@@ -64,7 +64,7 @@ class Body(nn.Module):
         """Apply the layers of the body. The matrix products of linear layers are computed as `matmul_mode` specifies."""
         matmul_mode = self.matmul_mode
         if not matmul_mode.bfloat16 and (
-            not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
+            not matmul_mode.onednn or torch.compiler.is_compiling() or len(x_B) * self._size < matmul_mode.onednn
         ):
             return self.layers(x_B)  # all products are too small for oneDNN
         return matmul_mode.call_with_mode(self.layers, x_B)

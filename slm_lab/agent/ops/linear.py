@@ -29,9 +29,9 @@ class MatmulMode:
     With `bfloat16=False`, the results for all values of `onednn` are equal up to rounding.
 
     Args:
-        onednn: minimum size of all three dimensions of a float32 product that oneDNN computes. torch's default library computes smaller
-            products. If `onednn` is 0, oneDNN is not used. The attribute `onednn` may be changed later, for all layers that share this
-            object.
+        onednn: minimum size of a float32 product that oneDNN computes, where the size is rows × inputs × outputs, the number of
+            multiplications. torch's default library computes smaller products. If `onednn` is 0, oneDNN is not used. The attribute `onednn`
+            may be changed later, for all layers that share this object.
         bfloat16: whether the factors and the results of products are rounded to bfloat16.
     """
 
@@ -66,7 +66,7 @@ class MatmulMode:
 
     def input_grad(self, grad: Tensor, weight: Tensor) -> Tensor:
         """Return the gradient with respect to the input, grad · weight, given `grad`, the gradient with respect to the output."""
-        if weight.shape[-1] * _TRANSPOSE_RATIO <= weight.shape[-2]:
+        if weight.shape[-1] * _TRANSPOSE_RATIO <= weight.shape[-2] and not self._uses_onednn(grad, weight):
             return self._matmul(weight.mT, grad.mT).mT
         return self._matmul(grad, weight)
 
@@ -88,7 +88,7 @@ class MatmulMode:
         return _onednn_linear(a, b.mT) if self._uses_onednn(a, b) else product(a, b)
 
     def _uses_onednn(self, a: Tensor, b: Tensor) -> bool:
-        return 0 < self.onednn <= min(*a.shape[-2:], b.shape[-1])
+        return 0 < self.onednn <= a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
 FLOAT32 = MatmulMode()
@@ -96,7 +96,7 @@ FLOAT32 = MatmulMode()
 
 
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weightᵀ + bias, computed by oneDNN. (oneDNN copies a transposed x, but does not copy a transposed weight.)"""
+    """Return x weightᵀ + bias, computed by oneDNN. (oneDNN copies a transposed x, but not a transposed weight.)"""
     if x.dim() == 3:
         return torch.stack([_onednn_linear(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -39,7 +39,7 @@ used."""
 
 
 class ObjectiveTerms(NamedTuple):
-    """Value of an objective, which is a loss to minimise, and the values of its terms."""
+    """Loss that is minimised, and the values of the terms of this loss."""
 
     loss: Tensor | float
     """Value of the objective. If autograd computes the gradients, `loss` is a tensor with an autograd graph."""

@@ -160,7 +160,7 @@ class FlatParams:
         return self._parts if self.master is self.param else self._packed_parts
 
     def master_slice(self, index: int) -> slice:
-        """Return the slice of an optimizer group in `master`."""
+        """Return the slice of `master` that contains the parameters of an optimizer group."""
         return (self.slices if self.master is self.param else self._packed_slices)[index]
 
     def indices_in_group(self, index: int) -> Tensor | None:

@@ -231,7 +231,7 @@ class Trainer:
 
     @property
     def _remote_optimizer_store(self) -> Store | None:
-        """The store, if the optimizer statistics exist only in the process of the store, otherwise None."""
+        """Return the store if its process alone holds the optimizer statistics, otherwise None."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
     def _groups_by_name(self) -> dict[str, OptimizerGroup]:

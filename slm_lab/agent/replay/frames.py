@@ -215,7 +215,7 @@ class FrameStore(ObservationStore):
         return self._stack_frames(self.slot[row_B, 1])
 
     def _stack_frames(self, slot_BS: np.ndarray) -> np.ndarray | Tensor:
-        """Return observations [B, *shape], each of which consists of the frames in the S slots of a row of slot_BS [B, S]."""
+        """Return observations [B, *shape]. Each observation consists of the S frames at the indices in a row of slot_BS [B, S]."""
         return self.frames.take(slot_BS.reshape(-1), axis=0).reshape(len(slot_BS), *self.space.shape)
 
     def has_lost_frames(self, row: int) -> bool:

@@ -195,8 +195,8 @@ class EnjoyResult(NamedTuple):
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> EnjoyResult:
     """Play episodes with a checkpoint of a training, in the env of the training or in another env with the same spaces.
 
-    With parallel envs, the number of episodes per env is fixed in advance. With a window or a video, a single env is used. Raises SpecError
-    if the env section is invalid, and UserError if the options cannot be used.
+    With parallel envs, the number of episodes per env is fixed in advance. If a window is shown or a video is recorded, a single env is
+    used. Raises SpecError if the env section is invalid, and UserError if the options cannot be used.
     """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     env_spec = env_with_set_arguments(spec, training.spec_file, options.sets)

@@ -296,12 +296,7 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
     modes = policy.decode(distribution.env_action(distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))))
     wrong = difference > TOLERANCE
     for actual_N, expected_N, mode_N, single_1 in zip(actions, expected, modes, single_results, strict=False):
-        if actual_N.shape != expected_N.shape or actual_N.dtype != expected_N.dtype:
-            mismatch = f"{actual_N.dtype} {actual_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
-            raise UserError(f"the file's actions are {mismatch}")
-        is_float = actual_N.dtype.kind == "f"
-        matches = _relative_difference(actual_N, expected_N) <= TOLERANCE if is_float else np.array_equal(actual_N, mode_N.numpy())
-        wrong |= not matches or not np.allclose(single_1, actual_N[:1], atol=TOLERANCE)
+        wrong |= not _is_same_action(actual_N, expected_N, mode_N.numpy()) or not np.allclose(single_1, actual_N[:1], atol=TOLERANCE)
     greatest = max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(actions, expected, strict=True))
     if wrong:
         raise UserError(
@@ -309,6 +304,17 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
             f"distribution parameters by up to {difference:.2g} of their size; no file is written"
         )
     return greatest, max(float(np.abs(actual - of_agent).max()) for actual, of_agent in zip(others, outputs, strict=True))
+
+
+def _is_same_action(actual_N: np.ndarray, expected_N: np.ndarray, mode_N: np.ndarray) -> bool:
+    """Return whether the file's actions equal the agent's actions up to TOLERANCE if they are floats, or the modes if they are integers.
+
+    Raises UserError if the file's actions have another type or shape than the agent's.
+    """
+    if actual_N.shape != expected_N.shape or actual_N.dtype != expected_N.dtype:
+        mismatch = f"{actual_N.dtype} {actual_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
+        raise UserError(f"the file's actions are {mismatch}")
+    return _relative_difference(actual_N, expected_N) <= TOLERANCE if actual_N.dtype.kind == "f" else np.array_equal(actual_N, mode_N)
 
 
 def _relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:

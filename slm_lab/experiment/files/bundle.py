@@ -141,14 +141,14 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
-            return _check_version(tensor_file.load(path), path)
+            return _checked_bundle(tensor_file.load(path), path)
     import torch
 
     with _bundle_errors(path), _open_for_reading(path) as file:
         _check_integrity(file, path)
         mapped = mapped and not isinstance(path, StoredPath)
         bundle = torch.load(str(path) if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
-    return _check_version(bundle, path)
+    return _checked_bundle(bundle, path)
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
     if _is_tensor_file(path):
         with _bundle_errors(path):
             values = tensor_file.load(path) if check else tensor_file.load_values(path)
-            return _header_of(_check_version(values, path))
+            return _header_of(_checked_bundle(values, path))
     with _bundle_errors(path), _open_for_reading(path) as file:
         if check:
             _check_integrity(file, path)
         header = _read_header(file)
-    return _header_of(load(path)) if header is None else _check_version(header, path)
+    return _header_of(load(path)) if header is None else _checked_bundle(header, path)
 
 
 def _is_tensor_file(path: Location) -> TypeGuard[Path]:
@@ -208,7 +208,7 @@ def _bundle_errors(path: Location) -> Iterator[None]:
         raise DamagedError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
 
 
-def _check_version(bundle: Any, path: Location) -> dict[str, Any]:
+def _checked_bundle(bundle: Any, path: Location) -> dict[str, Any]:
     """Return `bundle` unchanged. Raises BundleError if `bundle` is neither a checkpoint dict nor the header of a checkpoint, or if its
     version is not VERSION."""
     if not isinstance(bundle, dict) or "version" not in bundle:

@@ -141,7 +141,8 @@ class RunPaths:
 
     @cached_property
     def checkpoint_dir(self) -> Location:
-        """Folder of the checkpoints: the URL that is recorded in meta.run of the saved spec, or `model_dir` if no URL is recorded."""
+        """Location of the checkpoints: the URL that is recorded in meta.run of the saved spec or, if no URL is recorded, the folder
+        `model_dir`."""
         try:
             return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):

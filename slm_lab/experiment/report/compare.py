@@ -137,7 +137,7 @@ class SeedResult:
     def final_return(self, metric: str = "current_return") -> float | None:
         """Return the last value of the column `metric`, averaged over the tables of this seed, or None if no episode ended.
 
-        For metric="current_return", the return of the last evaluation is used if the seed has evaluations.
+        For metric="current_return", the return of the last evaluation is used if the run of the seed has evaluations.
         """
         if metric == "current_return" and self.few_evaluations:
             return aggregate_known(last_value(table, metric) for table in self.few_evaluations)
@@ -223,7 +223,7 @@ class Setting:
 
     @property
     def status(self) -> str:
-        """Text that says how the seeds ended, such as "done", "1 failed (left out)", or, if no seed is done, "2 stopped"."""
+        """Text that says how the runs of the seeds ended, such as "done", "1 failed (left out)", or, if no seed is done, "2 stopped"."""
         each = (status for run in self.runs for status in ([run.status] if run.shares_one_net else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""

@@ -2,7 +2,7 @@
 
 With --until-decided, a study adds seeds until the decisions are made.
 
-A decision is based on a confidence sequence of the differences between those runs of two entries that have the same seed.
+A decision is based on a confidence sequence of the differences between runs of two entries with equal seeds.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ def decisions(study: StudyPlan, settings: Mapping[tuple[str, str], Setting]) -> 
 
     Args: settings: dict (env, study entry) → Setting with the ended runs of the entry in the env.
     """
-    pairs = [(env, entry, _reference_entry(study, env)) for env in study.envs for entry in _entries(study, env)]
+    pairs = [(env, entry, _reference_entry(study, env)) for env in study.envs for entry in _entries_of_env(study, env)]
     pairs = [pair for pair in pairs if pair[1] != pair[2]]
     metric = comparable_metric(study.metric, settings.values()).metric
     return [_decide_difference(study, settings, metric, LEVEL / len(pairs), *pair) for pair in pairs]
 
 
-def _entries(study: StudyPlan, env: str) -> list[str]:
+def _entries_of_env(study: StudyPlan, env: str) -> list[str]:
     return list(dict.fromkeys(run.entry for run in study.runs if run.env == env))
 
 
 def _reference_entry(study: StudyPlan, env: str) -> str:
-    entries = _entries(study, env)
+    entries = _entries_of_env(study, env)
     return study.spec.baseline if study.spec.baseline in entries else entries[0]
 
 

@@ -34,7 +34,7 @@ def run_settings(run: Run) -> dict[str, Any]:
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
     return {
         "changed": {"columns": ["key", "value", "default"], "rows": rows},
-        "previous": _previous_differences(run),
+        "previous": _differences_from_previous_run(run),
         "spec": json.dumps({run.name: body}, indent=2, ensure_ascii=False, default=str),
     }
 
@@ -66,7 +66,7 @@ def _text(value: Any) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
-def _previous_differences(run: Run) -> dict[str, Any] | None:
+def _differences_from_previous_run(run: Run) -> dict[str, Any] | None:
     """Return the table of the spec keys that differ from the previous run with the same name, or None if there is no previous run."""
     other = previous_run(run)
     if other is None:

@@ -314,7 +314,7 @@ def _find_user_algorithm(name: str, where: str) -> type[AlgorithmSpec]:
 
 
 def _raw_spec(like: str) -> dict[str, Any]:
-    """Return the spec that `like` names, as a dict without defaults. Raises UserError or SpecError if `like` names no spec.
+    """Return the spec with the name `like`, as a dict without defaults. Raises UserError or SpecError if there is no such spec.
 
     Args: like: name of a shipped spec, FILE:NAME, or the path of a file with one spec.
     """

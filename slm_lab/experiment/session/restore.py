@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def _load_weights(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
-    """Initialise policies with the weights and observation statistics of checkpoints. Notices list the weights that are not used.
+    """Initialise policies with the weights and observation statistics of checkpoints. The names of weights that are not used are printed in
+    notices.
 
     Args:
         learners: the learners whose policies are initialised.

@@ -161,7 +161,7 @@ def _state_from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
     """Return the estimated time in seconds until the training ends, or None if the time is unknown.
 
-    The training ends when all tables have reached `target` frames or `limit` seconds of training. The estimate uses the current speed of
+    Training ends when every table has reached `target` frames or `limit` seconds of training. The estimate uses the current speed of
     those tables that still grow.
     """
     left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]

@@ -53,7 +53,7 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: FindProblems 
     checker = _ValueChecker(base, keys, problems_of)
     for key, above in walk_search_keys(keys):
         _check_key(key, above, checker, report)
-    if len(report.problems) == before and (problems := checker.problems_of_combinations()):
+    if len(report.problems) == before and (problems := checker.find_combination_problems()):
         report.add_problem(("search",), f"no combination of its values is valid: {problems[0]}")
 
 
@@ -183,25 +183,25 @@ class _ValueChecker:
         Args: pins: maps the path of a search key in the search section to its value or, for a list of options, to the index of its value.
         """
         pinned = [key for key in self.keys if key.where in pins]
-        first = self._problems_with(pinned, pins, 0)
+        first = self._problems_of_values(pinned, pins, 0)
         if not first or len(pinned) == len(self.keys) or any(problem.code == "unknown" for problem in first):
             return first
-        return first if self.problems_of_combinations(pins) else []
+        return first if self.find_combination_problems(pins) else []
 
-    def problems_of_combinations(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
+    def find_combination_problems(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
         """Return the problems of the first tested combination of the values of all search keys, or [] if any tested combination is valid.
 
         Args: pins: search values that every tested combination contains (see `problems_of_values`).
         """
         first: list[Problem] = []
         for context in range(self.contexts):
-            found = self._problems_with(self.keys, pins or {}, context)
+            found = self._problems_of_values(self.keys, pins or {}, context)
             if not found:
                 return []
             first = first or found
         return first
 
-    def _problems_with(self, keys: Sequence[SearchKey], pins: Mapping[KeyPath, Any], context: int) -> list[Problem]:
+    def _problems_of_values(self, keys: Sequence[SearchKey], pins: Mapping[KeyPath, Any], context: int) -> list[Problem]:
         def choose(key: SearchKey) -> Any:
             values = key.values_to_check()
             return pins.get(key.where, values[context % len(values)])

@@ -57,7 +57,7 @@ def _relevant_errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
-    """Return a dict from the path of each unknown name of a component (such as a net) to a likely name.
+    """Return a dict that maps the path of each unknown name (such as the name of a net) to the most similar valid name.
 
     With a likely name, the other keys of the component can be checked. For a name "package.module:Class" that cannot be imported, the dict
     contains no likely name, because the keys of the class are unknown.

@@ -407,7 +407,7 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
 
 
 class ResetKeys(SpecModel):
-    """Keys of algorithms whose nets can be reset."""
+    """Keys that say when an algorithm resets its nets."""
 
     reset_frequency: Positive | None = None
     """Number of gradient steps between resets (arXiv:2205.07802). A reset gives new random weights to all nets, copies these weights to the
@@ -547,7 +547,7 @@ class EntropyAnneal(SpecModel):
 
 
 class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
-    """Keys of algorithms with an actor and separate critics that learn from a replay buffer."""
+    """Keys of algorithms that learn an actor and separate critics from a replay buffer."""
 
     has_critic = True
     has_target = True

@@ -32,7 +32,7 @@ class MemorySpec(Component):
 
 
 class SequenceLayout(NamedTuple):
-    """Length and overlap of the sequences of transitions that a recurrent net samples from a replay buffer."""
+    """Length and overlap of the sequences of transitions that are sampled from a replay buffer to train a recurrent net."""
 
     burn_in: int
     """Number of steps at the start of a sequence that only update the hidden state, before the steps from which the net learns."""

@@ -121,10 +121,10 @@ class MetaSpec(SpecModel):
     and each copy takes about 0.02 s. With "spawn", each child process loads torch and slm_lab itself, which takes 2 s. With "auto",
     "forkserver" is used if the system supports it. The start method does not affect results. meta.run records the start method."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
-    """Library that computes the float32 matrix products of fully connected layers on the CPU. With "onednn", oneDNN computes products of at
-    least 128 rows, inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), and MKL computes smaller products. With "mkl", MKL
-    computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5), and torch's
-    default library on other processors. Results with different libraries differ by rounding. meta.run records the library."""
+    """Library that computes the float32 matrix products of fully connected layers on the CPU. With "onednn", oneDNN computes products for
+    which rows × inputs × outputs is at least 2^21 (2^29 on AMD processors with AVX-512 before Zen 5), and MKL computes smaller products.
+    With "mkl", MKL computes all products. With "auto", "onednn" is used on AMD processors with AVX-512 (oneDNN is twice as fast on Zen 5),
+    and torch's default library on other processors. Results with different libraries differ by rounding. meta.run records the library."""
     threads: Positive | Literal["auto"] = "auto"
     """Number of threads of an update on the CPU. Acting always uses one thread. With "auto", an update uses one thread if the net has no
     convolutions, or if other processes learn or act at the same time (distributed, an asynchronous sampler) or may do so (--jobs, a search,

@@ -100,7 +100,8 @@ class LossSpec(TorchClassSpec):
 
 
 class NetSpec(Component):
-    """Base class of the models of networks: the keys of every network, and class attributes that describe the kind of network."""
+    """Base class of the sections agent.net and agent.critic_net: the keys of every net, and class attributes that describe a kind of
+    net."""
 
     recurrent: ClassVar[bool] = False
     """Whether the net has a hidden state that persists from step to step."""
@@ -173,7 +174,7 @@ class NetSpec(Component):
 
 
 class LayersSpec(NetSpec):
-    """Base class of the models of networks with hidden layers."""
+    """Base class of the sections of nets with hidden layers."""
 
     hid_layers_activation: str = "relu"
     """Activation of hidden layers, the name of a class of torch.nn in upper or lower case (relu, tanh, selu, SiLU, …)."""

@@ -31,14 +31,8 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
         _check_arcs(agent, net, location, report)
     fitting = [name for name, model in NETS.items() if model.recurrent <= algorithm.recurrent and model.dueling <= algorithm.values]
     allowed = f"allowed: {', '.join(fitting)}"
-    if net.recurrent and not algorithm.recurrent:
-        why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
-        report.add_problem((*location, "name"), f"'{net.name}' {why}; {allowed}")
-    if net is agent.critic_net and net.recurrent and algorithm.recurrent and agent.net is not None and not agent.net.recurrent:
-        why = f"needs a recurrent agent.net, whose sequences the critics learn from; agent.net is {agent.net.name}"
-        report.add_problem((*location, "name"), f"'{net.name}' {why}")
-    if net.recurrent and net.dtype != "float32":
-        report.add_problem((*location, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
+    if net.recurrent:
+        _check_recurrent(agent, net, location, report, allowed)
     if net.images and net.input == "vector":
         report.add_problem(
             (*location, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet"
@@ -60,16 +54,32 @@ def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report
         report.note_ineffective_key(
             (*location, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
         )
-    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
-        rollout = agent.rollout_len
-        if "seq_len" in net.model_fields_set and net.seq_len > rollout:
-            report.add_problem((*location, "seq_len"), f"must be at most {rollout}, the length of a rollout, not {net.seq_len}")
     if isinstance(net, SimbaV2NetSpec):
         _check_simba_v2(agent, net, location, report)
     if isinstance(net, HydraMLPNetSpec):
         _check_hydra(net, location, report)
     if isinstance(net, ConvNetSpec):
         _check_convolutions(net, location, report)
+
+
+def _check_recurrent(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report, allowed: str) -> None:
+    """Check the keys of a recurrent net.
+
+    Args: allowed: text of a message that lists the nets that fit the algorithm.
+    """
+    algorithm = agent.algorithm
+    if not algorithm.recurrent:
+        why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
+        report.add_problem((*location, "name"), f"'{net.name}' {why}; {allowed}")
+    if net is agent.critic_net and algorithm.recurrent and agent.net is not None and not agent.net.recurrent:
+        why = f"needs a recurrent agent.net, whose sequences the critics learn from; agent.net is {agent.net.name}"
+        report.add_problem((*location, "name"), f"'{net.name}' {why}")
+    if net.dtype != "float32":
+        report.add_problem((*location, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
+    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
+        rollout = agent.rollout_len
+        if "seq_len" in net.model_fields_set and net.seq_len > rollout:
+            report.add_problem((*location, "seq_len"), f"must be at most {rollout}, the length of a rollout, not {net.seq_len}")
 
 
 def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:

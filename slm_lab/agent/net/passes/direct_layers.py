@@ -19,8 +19,9 @@ from slm_lab.agent.ops.linear import MatmulMode
 
 TORCH_ACTIVATION_SIZE = 16384
 """Minimum number of elements for which torch computes a ReLU or the derivative of an activation. For fewer elements, numpy is faster than
-torch, because numpy has less overhead per call. From this number of elements on, an ELU is computed from the exponential function of
-numpy."""
+torch, because numpy has less overhead per call."""
+VECTORIZED_EXPM1 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+"""Whether numpy computes expm1 with vector instructions, as it does with AVX-512. Without, expm1 takes ten times as long as exp."""
 
 
 class Activation(NamedTuple):
@@ -65,14 +66,22 @@ def _sigmoid_backward(grad: np.ndarray, out: np.ndarray) -> None:
 
 
 def _elu(x: np.ndarray, out: np.ndarray) -> None:
-    inputs = torch.from_numpy(x)
     if x.size < TORCH_ACTIVATION_SIZE:
-        torch.nn.functional.elu_(inputs)  # numpy's expm1 takes ten times as long
+        if VECTORIZED_EXPM1:
+            np.maximum(x, np.expm1(np.minimum(x, 0.0)), out=x)
+        else:
+            torch.nn.functional.elu_(torch.from_numpy(x))
         return
-    # exp(x) - 1 differs from expm1(x) by less than 2e-7 for x <= 0, and takes 0.55 times as long for 262,144 elements
+    # for 262,144 elements, expm1 of numpy takes 0.5 times as long as torch's ELU if vectorised; otherwise, exp(x) - 1 takes 0.55 times as
+    # long as torch's ELU, and differs from expm1(x) by less than 2e-7 for x <= 0
+    inputs = torch.from_numpy(x)
     saturated = torch.clamp_max(inputs, 0.0)
-    np.exp(saturated.numpy(), out=saturated.numpy())
-    torch.maximum(inputs, saturated.sub_(1.0), out=inputs)
+    if VECTORIZED_EXPM1:
+        np.expm1(saturated.numpy(), out=saturated.numpy())
+    else:
+        np.exp(saturated.numpy(), out=saturated.numpy())
+        saturated.sub_(1.0)
+    torch.maximum(inputs, saturated, out=inputs)
 
 
 def _elu_backward(grad: np.ndarray, out: np.ndarray) -> None:
@@ -117,7 +126,7 @@ def _dropout(rate: float) -> Activation:
 
 
 def array_activation(module: nn.Module) -> Activation | None:
-    """Return the Activation that computes an activation module in numpy.
+    """Return the Activation that computes the same function as an activation module.
 
     Returns None if the module is not supported or has non-default arguments.
     """

@@ -49,7 +49,7 @@ class RayTask(Task):
         return (number, *orders) if orders else ()
 
     def send(self, order: Any) -> None:
-        self.outbox.append(_pack_argument(order))
+        self.outbox.append(_ray_argument(order))
         if self.taken is not None:  # otherwise the next call of `take_messages` sends the order
             self.actor.receive_orders.options(concurrency_group="control").remote(*self._take_unsent_orders())
 
@@ -58,7 +58,7 @@ class RayTask(Task):
 
         if self.signalled is not None and not ray.wait([self.signalled], timeout=0)[0]:
             return False
-        self.signalled = self.actor.signal.options(concurrency_group="control").remote(_pack_argument(content))
+        self.signalled = self.actor.signal.options(concurrency_group="control").remote(_ray_argument(content))
         return True
 
     def stop(self, grace: float) -> None:
@@ -74,7 +74,7 @@ class _SharedContent(NamedTuple):
     """The packed content, or a reference to the content in Ray's object store."""
 
 
-def _pack_argument(content: Any) -> Any:
+def _ray_argument(content: Any) -> Any:
     return content.argument if isinstance(content, _SharedContent) else pack(content)
 
 

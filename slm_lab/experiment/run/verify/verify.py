@@ -300,7 +300,7 @@ class _Progress(ProgressDisplay):
         return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {self.policy_names[index]}"
 
 
-def _backend_to_set(spec: Spec, recorded: str | None) -> str | None:
+def _backend_override(spec: Spec, recorded: str | None) -> str | None:
     """Return the env backend that the run used if "auto" would choose a different backend on this machine, or None otherwise.
 
     If "auto" chooses the same backend, "auto" is kept, since "auto" may choose another backend for the evaluation envs, whose
@@ -379,7 +379,7 @@ class _RepeatedTraining:
         recorded, spec = recorded_settings(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: recorded[key] for key in ("threads", "matmul") if key in recorded and recorded[key] != "torch"}
-        env = {} if (backend := _backend_to_set(spec, recorded.get("backend"))) is None else {"backend": backend}
+        env = {} if (backend := _backend_override(spec, recorded.get("backend"))) is None else {"backend": backend}
         return spec.with_meta(**meta).model_copy(update={"env": spec.env.model_copy(update=env)})
 
     @property

@@ -48,7 +48,7 @@ def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = 
         return _rendered_envpool_spec(spec, pool, mode, recorder)
     if ":" not in spec.backend and pettingzoo_id(spec.name) is not None:
         make_env_request(spec, 1)  # raises SpecError for an env that cannot be built
-        return _with_drawing_backend(spec, "DrawnPettingZoo", recorder)
+        return _with_drawing_backend(spec, "RenderedPettingZoo", recorder)
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
     target = make_env_request(spec, 1)
@@ -98,7 +98,7 @@ def _rendered_envpool_spec(spec: EnvSpec, pool: str, mode: RenderMode, recorder:
         reason = "EnvPool needs opencv-python to open a window: pip install opencv-python"
     if reason:
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {reason}")])
-    return _with_drawing_backend(spec, "DrawnEnvPool", recorder)
+    return _with_drawing_backend(spec, "RenderedEnvPool", recorder)
 
 
 def _with_drawing_backend(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
@@ -115,7 +115,7 @@ _NOT_DRAWN = ("gfootball", "toy_text")
 _POOL_FPS = 30.0
 
 
-class DrawnEnvPool(EnvPool):
+class RenderedEnvPool(EnvPool):
     """EnvPool backend with a single env that is rendered after each step. If the spec has a `Record` wrapper, frames are passed to its
     recorder, else frames are shown in a window."""
 
@@ -124,7 +124,7 @@ class DrawnEnvPool(EnvPool):
 
     @classmethod
     def backend_class_for(cls, target: EnvRequest) -> type[Backend]:
-        return DrawnEnvPoolAgents if super().backend_class_for(target) is EnvPoolAgents else cls
+        return RenderedEnvPoolAgents if super().backend_class_for(target) is EnvPoolAgents else cls
 
     def __init__(self, target: EnvRequest) -> None:
         recorders = [wrap.kwargs["recorder"] for wrap in target.wraps if wrap.wrapper is Record]
@@ -162,11 +162,11 @@ class DrawnEnvPool(EnvPool):
         self._records_episode = self._recorder is not None and self._recorder.begin_episode()
 
 
-class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
+class RenderedEnvPoolAgents(RenderedEnvPool, EnvPoolAgents):
     """EnvPool backend with a single env that has several agents and is rendered after each step."""
 
 
-class DrawnPettingZoo(PettingZoo):
+class RenderedPettingZoo(PettingZoo):
     """PettingZoo backend with a single env that is rendered after each step. If the spec has a `Record` wrapper, frames are passed to its
     recorder, else frames are shown in a window."""
 

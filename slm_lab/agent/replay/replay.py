@@ -318,18 +318,18 @@ class Replay:
     def contents(self) -> dict[str, Any]:
         """Return the transitions in used rows, as tensors and numbers. If all rows in host memory are used, no copies are made."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
-        rows = self._rows_in_use()
+        rows = self._num_written_rows()
         columns = {name: column[:rows] for name, column in self.columns.items()}
         links = {} if self.links is None else {"links": self.links.state_dict(rows)}
         return {**counts, "columns": _arrays_to_tensors(columns), "store": _arrays_to_tensors(self.store.state_dict(rows)), **links}
 
-    def _rows_in_use(self) -> int:
+    def _num_written_rows(self) -> int:
         """Return the smallest n such that only the first n rows have been written."""
         return min(self.seen, self.capacity)
 
-    def _items_in_use(self) -> int:
+    def _num_written_items(self) -> int:
         """Return the smallest n such that only the first n items (see `max_items`) have been written."""
-        return self._rows_in_use()
+        return self._num_written_rows()
 
     def require_full_batch(self) -> None:
         """Require at least one batch of transitions before the next update, for a trained agent that continues with an empty buffer."""
@@ -414,7 +414,7 @@ class PrioritizedReplay(Replay):
         self.greatest = max(self.greatest, float(priority_B.max()))
 
     def contents(self) -> dict[str, Any]:
-        weights = self.tree.levels[0].reshape(-1)[: self._items_in_use()]
+        weights = self.tree.levels[0].reshape(-1)[: self._num_written_items()]
         return {**super().contents(), "weights": torch.from_numpy(weights.copy()), "greatest": self.greatest}
 
     def load_contents(self, state: dict[str, Any]) -> None:

@@ -316,15 +316,15 @@ class SequenceReplay(Replay):
         segments = (torch.from_numpy(sequence_C), torch.from_numpy(starts_episode_C), flat_index_B)
         return obs.unflatten(0, (steps, C)), segments
 
-    def _rows_in_use(self) -> int:
+    def _num_written_rows(self) -> int:
         return int(min(self.count_N.max(), self.steps)) * self.num_envs
 
-    def _items_in_use(self) -> int:
-        return -(-self._rows_in_use() // (self.stride * self.num_envs)) * self.num_envs
+    def _num_written_items(self) -> int:
+        return -(-self._num_written_rows() // (self.stride * self.num_envs)) * self.num_envs
 
     def contents(self) -> dict[str, Any]:
         counts = {"count_N": self.count_N.tolist(), "begin_N": self.begin_N.tolist(), "stride": self.stride, "window": self.window}
-        return {**super().contents(), **counts, "state_KS": torch.from_numpy(self.state_KS[: self._items_in_use()].copy())}
+        return {**super().contents(), **counts, "state_KS": torch.from_numpy(self.state_KS[: self._num_written_items()].copy())}
 
     def load_contents(self, state: dict[str, Any]) -> None:
         if "state_KS" not in state or (state["stride"], state["window"]) != (self.stride, self.window):

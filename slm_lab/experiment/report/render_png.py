@@ -281,7 +281,7 @@ def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
     if isinstance(figure, ScatterGrid):
         _draw_grid(picture, figure, area)
     else:
-        _draw_parallel(picture.add_axes(area), figure)
+        _draw_parallel_coordinates(picture.add_axes(area), figure)
     entries, spaces = _trials_legend(figure), {"borderaxespad": 0.3, "handlelength": 1.8, "columnspacing": 1.2}
     place = left, bottom + area[3]
     picture.legend(list(entries.values()), list(entries), bbox_to_anchor=place, ncols=len(entries), **spaces, **_LEGEND)
@@ -324,7 +324,7 @@ def _draw_scale(axes: Any, scale: Scale, *, vertical: bool, labelled: bool) -> N
     set_limits(*figures.SCATTER_RANGE)
 
 
-def _draw_parallel(axes: Any, figure: ParallelCoordinates) -> None:
+def _draw_parallel_coordinates(axes: Any, figure: ParallelCoordinates) -> None:
     count, status, colours = len(figure.axes), figure.trials.status, _colours(figure.trials)
     for t in range(len(status))[::-1]:
         style = {"linewidth": 2.4, "alpha": 1.0} if t < figures.BEST else {"linewidth": 0.9, "alpha": 0.5}

@@ -62,7 +62,7 @@ def bootstrap_statistic(scores: Scores, statistic: Callable[[np.ndarray], np.nda
         return Estimate(value, None, None)
     rng = np.random.default_rng(_SEED)
     samples = np.concatenate([one[rng.integers(0, len(one), (replicates, len(one)))] for one in scores], axis=-1)
-    return Estimate(value, *_percentiles(statistic(samples)))
+    return Estimate(value, *_percentile_interval(statistic(samples)))
 
 
 def probability_of_improvement(scores: Scores, others: Scores, replicates: int = REPLICATES) -> Estimate:
@@ -81,7 +81,7 @@ def probability_of_improvement(scores: Scores, others: Scores, replicates: int =
         samples.append(((counts @ wins) * their_counts).sum(axis=1) / wins.size)
     if max(map(len, (*scores, *others))) < 2:
         return Estimate(float(np.mean(values)), None, None)
-    return Estimate(float(np.mean(values)), *_percentiles(np.mean(samples, axis=0)))
+    return Estimate(float(np.mean(values)), *_percentile_interval(np.mean(samples, axis=0)))
 
 
 class Profile(NamedTuple):
@@ -111,7 +111,7 @@ def _counts(rng: np.random.Generator, count: int, replicates: int) -> np.ndarray
     return rng.multinomial(count, np.full(count, 1 / count), size=replicates).astype(np.float64)
 
 
-def _percentiles(samples: np.ndarray) -> Interval:
+def _percentile_interval(samples: np.ndarray) -> Interval:
     low, high = np.quantile(samples, _QUANTILES)
     return float(low), float(high)
 

@@ -157,12 +157,12 @@ class EnvPoolEnv(NamedTuple):
             return "is a game for several players, and EnvPool 1.2.5 crashes in it"
         if self.ids[-1].startswith("Sudoku-"):
             return "needs a file of puzzles that the packages of EnvPool 1.2.5 do not contain"
-        if self.suite == "myosuite" and not _seeds_myosuite_resets():
+        if self.suite == "myosuite" and not _are_myosuite_resets_seeded():
             return "is a MyoSuite env, whose resets are the same each time in EnvPool before 1.2.6 (which needs Python 3.12)"
         return None
 
 
-def _seeds_myosuite_resets() -> bool:
+def _are_myosuite_resets_seeded() -> bool:
     """Return whether the resets of MyoSuite envs depend only on the seed in the installed version of EnvPool."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", _version_of("envpool")) if _is_installed("envpool") else None
     return found is not None and tuple(map(int, found.groups())) >= (1, 2, 6)
@@ -364,7 +364,7 @@ _GYMNASIUM_SUITES = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
 
 def _envpool_only_ids() -> list[str]:
     """Return the ids of EnvPool's supported envs, except envs of suites that also exist in Gymnasium."""
-    left_out = _GYMNASIUM_SUITES if _seeds_myosuite_resets() else (*_GYMNASIUM_SUITES, "myosuite")
+    left_out = _GYMNASIUM_SUITES if _are_myosuite_resets_seeded() else (*_GYMNASIUM_SUITES, "myosuite")
     return [name for name, env in envpool_envs().items() if env.suite not in left_out and not env.unsupported_reason]
 
 

@@ -7,7 +7,7 @@ libraries such as torch.
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.2.1.dev0"
 
 _PUBLIC = {
     "load_spec": "slm_lab.spec.load.loader:load_spec",

@@ -88,6 +88,16 @@ class GroupedEnv(Env):
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
         return next(group.normalizers for group in self.groups if not set(agents).isdisjoint(group.info.agents))
 
+    def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
+        if not any(group._returns_raw_obs for group in self.groups):
+            return obs_N
+        return self._join_observations(
+            [
+                group.policy_inputs(remove_padding(obs_N[rows], group.info.observation))
+                for rows, group in zip(self._rows, self.groups, strict=True)
+            ]
+        )
+
     def reseed(self, seed: int) -> None:
         super().reseed(seed)
         for group in self.groups:

@@ -52,6 +52,7 @@ class Env:
         life_loss: bool = False,
         track_info: Sequence[str] = (),
         curriculum: Curriculum | None = None,
+        raw_obs: bool = False,
     ) -> None:
         self.curriculum = curriculum
         """Curriculum that changes constructor arguments and attributes of the envs at the end of episodes, or None without env.schedule."""
@@ -63,6 +64,8 @@ class Env:
         self._encode_lone = single_observation_codec(backend.observation_space, encode)
         self._dtype, self._shape = backend.observation_space.dtype, backend.observation_space.shape
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
+        self._returns_raw_obs = raw_obs and self._normalize_obs is not None
+        """Whether observations are added to the statistics, but are returned without normalisation."""
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
         self._lone = None if life_loss else backend.single_env  # stepping a lone env does not report lives
@@ -103,8 +106,19 @@ class Env:
             self._normalize_reward.reset()
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs))
-            obs = self._normalize_obs(obs)
+            obs = self._transform_obs(obs)
         return obs
+
+    def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
+        """Return the observations on which a policy acts, [N, *shape], for observations that `reset` or `step` returned.
+
+        The result is `obs_N` itself, unless the env was built with raw_obs=True.
+        """
+        return self._normalize_obs(obs_N) if self._returns_raw_obs and self._normalize_obs is not None else obs_N
+
+    def _transform_obs(self, obs: np.ndarray) -> np.ndarray:
+        """Return the observations, normalised unless raw observations are to be returned."""
+        return obs if self._returns_raw_obs or self._normalize_obs is None else self._normalize_obs(obs)
 
     def _acting_rows(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations of the agents that act next, which are added to the observation statistics. Rows of waiting or absent
@@ -206,7 +220,7 @@ class Env:
         """Normalise the observations and rewards of a step in which no episode ended and all rows are transitions."""
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs_N))
-            obs_N = self._normalize_obs(obs_N)
+            obs_N = self._transform_obs(obs_N)
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
@@ -355,10 +369,10 @@ class Env:
             return last_obs, obs
         normalizer.update(self._acting_rows(obs))
         if last_obs is obs:
-            obs = normalizer(obs)
+            obs = self._transform_obs(obs)
             return obs, obs
         normalizer.update(last_obs[[row for row, _ in raw.final or ()]])
-        return normalizer(last_obs), normalizer(obs)
+        return self._transform_obs(last_obs), self._transform_obs(obs)
 
     def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
         """Draw a batch of random valid actions of the agent, [N] or [N, dim]. Actions are uniformly distributed. If any continuous

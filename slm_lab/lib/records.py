@@ -243,7 +243,10 @@ class Episode(NamedTuple):
 
 
 class VecStep(NamedTuple):
-    """Result of one step of a vector env. The arrays are new in each step, so that callers can keep an array without copying it."""
+    """Result of one step of a vector env. The arrays are new in each step, so that callers can keep an array without copying it.
+
+    Observations are normalised, unless the env was built to return raw observations (see `Env.policy_inputs`).
+    """
 
     reward_N: np.ndarray
     """float32 [N]: rewards for training (clipped, scaled and normalised according to the spec)."""

@@ -171,6 +171,6 @@ def test_recorded_images_are_stored_whole() -> None:
     data = replace(data, obs_K=obs, last_obs_E=last)
     found = build_demonstration_replay(data, info, 8, Clock(), np.random.default_rng(0))
     assert found.size == 40
-    stored, following = found.store.get(np.arange(40))
+    stored, following = found.store.observations(np.arange(40)), found.store.next_observations(np.arange(40))
     np.testing.assert_array_equal(stored, data.obs_K)
     np.testing.assert_array_equal(following, data.steps(0, 40)[4].last_obs_N)

@@ -643,3 +643,23 @@ def test_priorities_of_zero_can_be_sampled() -> None:
     batch = memory.sample()
     assert len(set(batch.row_B.tolist())) > 1
     assert bool(torch.as_tensor(batch.weight_B).isfinite().all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_batches_are_normalised_when_they_are_drawn(kind: str, num_steps: int) -> None:
+    """With what the normaliser is at that time; the stored observations stay as they are."""
+    memory, spec = KINDS[kind]
+    plain, normalising = (
+        memory(spec(name=kind, batch_size=8, max_size=50), info(2), Clock(), np.random.default_rng(3), num_steps=num_steps)
+        for _ in range(2)
+    )
+    for each in (plain, normalising):
+        assert list(feed(each, ToyEnv(info(2), 1), 40))
+    for factor in (np.float32(2.0), np.float32(3.0)):
+        normalising.normalizer = lambda obs, factor=factor: obs * factor + np.float32(1.0)
+        expected, found = plain.sample(), normalising.sample()
+        assert torch.equal(found.obs_B, expected.obs_B * float(factor) + 1.0)
+        assert torch.equal(found.next_obs_B, expected.next_obs_B * float(factor) + 1.0)
+        assert torch.equal(found.action_B, expected.action_B)
+    assert np.array_equal(normalising.store.observations(np.arange(50)), plain.store.observations(np.arange(50)))

@@ -419,3 +419,17 @@ def test_it_learns_what_only_memory_tells() -> None:
             q = algorithm.net.unroll(seen, torch.zeros(3, 1, dtype=torch.bool), torch.zeros(1, 8))[0][-1, 0]
         assert q[int(sign > 0)] == pytest.approx(1.0, abs=0.2)
         assert q[int(sign < 0)] == pytest.approx(0.0, abs=0.2)
+
+
+@pytest.mark.parametrize("burn_in", [0, 3])
+def test_sequences_are_normalised_when_they_are_drawn(burn_in: int) -> None:
+    """The burn-in and the last observation of a segment too; padding stays 0."""
+    plain, normalising = (build(info(3), burn_in=burn_in) for _ in range(2))
+    for memory in (plain, normalising):
+        feed(memory, ToyEnv(info(3), 1), 60)
+    normalising.normalizer = lambda obs: obs * np.float32(2.0) + np.float32(1.0)
+    expected, found = plain.sample(), normalising.sample()
+    assert torch.equal(found.burn_in_obs_TM, expected.burn_in_obs_TM * 2.0 + 1.0)
+    assert torch.equal(found.obs_B, expected.obs_B * 2.0 + 1.0)
+    assert torch.equal(found.next_obs_B, expected.next_obs_B * 2.0 + 1.0)
+    assert torch.equal(found.state_MS, expected.state_MS)

@@ -85,7 +85,7 @@ def held(memory: SILReplay) -> list[Row]:
     """Everything that can be drawn."""
     ring = memory.ring
     rows = (ring.seen - 1 - np.arange(ring.size)) % ring.capacity
-    obs, _ = ring.store.get(rows)
+    obs = ring.store.observations(rows)
     return list(zip(obs, ring.columns["action"][rows], map(float, memory.bootstrapped_returns(rows)), strict=True))
 
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slm_lab.env import make_normalizers
+from slm_lab.env import make_env, make_normalizers
 from slm_lab.env.normalize import Moments, Normalizers, RewardNormalizer, RunningStats
 from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 from tests.env.by_hand import play
-from tests.env.test_step import build, random_actions
+from tests.env.test_step import SEED, build, random_actions
 from tests.env.toys import PREFIX
 
 
@@ -318,3 +318,22 @@ def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
     other = build("LunarLander-v3", backend="sync")
     other.load_state_dict(lander.state_dict())
     assert not other.resume()  # a simulator in C++
+
+
+@pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
+def test_raw_observations_become_those_of_the_normalising_env(name: str, backend: str) -> None:
+    """With raw_obs, reset and step return the env's own observations, and `policy_inputs` normalises these."""
+    keys = {"backend": backend, "normalize_obs": True}
+    plain, env = build(PREFIX + name, backend=backend), build(PREFIX + name, **keys)
+    spec = EnvSpec(name=PREFIX + name, max_frame=1000, num_envs=3, **keys)
+    raw_env = make_env(spec, SEED, raw_obs=True)
+    obs, raw_obs = env.reset(), raw_env.reset()
+    np.testing.assert_array_equal(raw_obs, plain.reset())
+    np.testing.assert_array_equal(raw_env.policy_inputs(raw_obs), obs)
+    for action in random_actions(60, 3, 3):
+        step, raw, expected = env.step(action), raw_env.step(action), plain.step(action)
+        np.testing.assert_array_equal(raw.obs_N, expected.obs_N)
+        np.testing.assert_array_equal(raw.last_obs_N, expected.last_obs_N)
+        np.testing.assert_array_equal(raw_env.policy_inputs(raw.obs_N), step.obs_N)
+        assert env.policy_inputs(step.obs_N) is step.obs_N
+    assert raw_env.normalizers.state_dict() == env.normalizers.state_dict()

@@ -145,7 +145,6 @@ def test_a_key_without_its_algorithm_or_an_algorithm_without_its_key(tmp_path: P
     assert found(dqn, memory={"name": "Replay", "demonstration_fraction": 0.5}) == {fraction}
     for name, (key, value) in product(("BC", "IQL"), {"demonstration_fraction": 0.5, "max_size": 5000, "use_cer": True}.items()):
         assert found({"name": name}, memory={"name": "Replay", key: value}, demonstrations="x.npz") == {f"agent.memory.{key}"}
-    assert found(dqn, {"normalize_obs": True}, demonstrations="x.npz") == {"env.normalize_obs"}
     assert found(dqn, net={"name": "RecurrentNet"}, demonstrations="x.npz") == {"agent.net.name"}
     assert found({"name": "BC"}, {"normalize_reward": True}, demonstrations="x.npz") == {"env.normalize_reward"}
 
@@ -165,6 +164,20 @@ def test_rewards_and_observations_are_transformed_as_the_spec_says(tmp_path: Pat
 
 
 # ---- behaviour cloning in a Session
+
+
+def test_recorded_and_own_observations_are_normalised_alike(tmp_path: Path) -> None:
+    file = tmp_path / "pendulum.npz"
+    raw = saved(file, "Pendulum-v1", swing_up, 1)
+    agent = {"algorithm": {"name": "SoftActorCritic", "training_start_step": 40}, "memory": {"name": "Replay", "batch_size": 16}}
+    env = {"name": "Pendulum-v1", "max_frame": 100, "normalize_obs": True}
+    body = {"agent": agent, "env": env, "meta": {"demonstrations": str(file), "eval_episodes": 0}}
+    session = slm_lab.Session(slm_lab.load_spec({"sac": body}, "sac")).build()
+    session.run()
+    memory, normalizer = session.agent.algorithm.memory, session.learners[0].normalizers.obs
+    np.testing.assert_array_equal(memory.demonstrations.store.obs[: len(raw)], raw.obs_K)
+    assert memory.demonstrations.normalizer is memory.normalizer is normalizer
+    assert normalizer.stats.count == 101, "own observations alone"
 
 
 def test_a_run_counts_gradient_steps_as_frames_and_plays_as_well_as_the_recorded_agent(tmp_path: Path) -> None:

@@ -72,10 +72,6 @@ class ObservationStore(ABC):
     def next_observations(self, row_B: np.ndarray) -> np.ndarray | Tensor:
         """Return the true next observations [B, *shape] of the transitions in rows row_B."""
 
-    def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
-        """Return the observations and the true next observations, both [B, *shape], of the transitions in rows row_B."""
-        return self.observations(row_B), self.next_observations(row_B)
-
     def has_lost_frames(self, row: int) -> bool:
         """Return whether frames of the transition in row `row` were overwritten by newer frames."""
         return False

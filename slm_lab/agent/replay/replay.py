@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -177,6 +178,8 @@ class Replay:
             "action": allocate_rows((self.capacity, *info.action.shape), info.action.dtype, device),
             **{name: allocate_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
+        self.normalizer: Callable[[np.ndarray], np.ndarray] | None = None
+        """Function that normalises the observations of a batch [B, *shape], or None if the stored observations are used unchanged."""
         self.seen = 0
         """Number of transitions added so far. The newest transition is in row (seen − 1) mod capacity."""
         self.size = 0
@@ -246,6 +249,7 @@ class Replay:
     def use_demonstrations(self, recorded: Replay) -> None:
         """From now on, draw recorded.batch_size transitions of each batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
+        recorded.normalizer = self.normalizer
 
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""
@@ -261,10 +265,24 @@ class Replay:
         weight = None if weight_B is None else torch.from_numpy(weight_B)
         if self.links is not None:
             return self._n_step_batch(self.links, row_B, weight)
-        obs_B, next_obs_B = self.store.get(row_B)
+        obs_B, next_obs_B = self._observations(row_B), self._next_observations(row_B)
         action_B, logp_B, reward_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
-        obs, next_obs = as_tensor(obs_B), as_tensor(next_obs_B)
-        return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
+        return Transitions(obs_B, action_B, logp_B, reward_B, next_obs_B, terminated_B, weight, row_B)
+
+    def _observations(self, row_B: np.ndarray) -> Tensor:
+        """Return the observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
+        return self._normalized(self.store.observations(row_B))
+
+    def _next_observations(self, row_B: np.ndarray) -> Tensor:
+        """Return the true next observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
+        return self._normalized(self.store.next_observations(row_B))
+
+    def _normalized(self, obs_B: np.ndarray | Tensor) -> Tensor:
+        if self.normalizer is None:
+            return as_tensor(obs_B)
+        on_host_B = obs_B if isinstance(obs_B, np.ndarray) else obs_B.cpu().numpy()
+        normalized_B = torch.from_numpy(self.normalizer(on_host_B))
+        return normalized_B if isinstance(obs_B, np.ndarray) else upload(normalized_B, obs_B.device)
 
     def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
         """Return the batch of the transitions in rows row_B, for n-step returns.
@@ -274,7 +292,7 @@ class Replay:
         row_KB, exists_KB = links.successive_rows(row_B, self.num_steps)
         reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
-        obs_B, next_obs_B = as_tensor(self.store.observations(row_B)), as_tensor(self.store.next_observations(row_KB[-1]))
+        obs_B, next_obs_B = self._observations(row_B), self._next_observations(row_KB[-1])
         action_B, logp_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "logp"))
         terminated_B = as_tensor(self.columns["terminated"].take(row_KB[-1], axis=0))
         steps_B = torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))

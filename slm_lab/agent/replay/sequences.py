@@ -252,8 +252,7 @@ class SequenceReplay(Replay):
         early_TM, row_LM = row_WM[: self.burn_in], row_WM[self.burn_in :]
         first_LM = self.columns["first"].take(row_LM)
         obs_PC, segments = self._split_into_segments(row_LM, first_LM)
-        shape = self.store.observations(row_LM[:1, 0]).shape[1:]
-        burn_in = as_tensor(self.store.observations(early_TM.reshape(-1))).reshape(*early_TM.shape, *shape)
+        burn_in = self._observations(early_TM.reshape(-1)).reshape(*early_TM.shape, *obs_PC.shape[2:])
         row_B = row_LM.reshape(-1)
         action_B, reward_B, terminated_B = (
             as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "reward", "terminated")
@@ -306,8 +305,8 @@ class SequenceReplay(Replay):
         column_LM = begins_ML.reshape(-1).cumsum().reshape(M, L).T - 1
         step_LM = np.arange(L)[:, None] - begin_C[column_LM]
         flat_index_B = torch.from_numpy((step_LM * C + column_LM).reshape(-1))
-        obs_B = as_tensor(self.store.observations(row_LM.reshape(-1)))
-        last_C = as_tensor(self.store.next_observations(row_LM[end_C - 1, sequence_C]))
+        obs_B = self._observations(row_LM.reshape(-1))
+        last_C = self._next_observations(row_LM[end_C - 1, sequence_C])
         steps = int(length_C.max()) + 1
         obs = obs_B.new_zeros(steps * C, *obs_B.shape[1:])
         obs[upload(flat_index_B, obs.device)] = obs_B

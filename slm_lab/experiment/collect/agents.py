@@ -157,7 +157,7 @@ class AgentsSource(EnvSource):
         names = [env.info.agents] if policies is None else list(policies.values())
         self.parts = [PolicyRows(learner, env.info, agents) for learner, agents in zip(learners, names, strict=True)]
         self._obs_N: np.ndarray | None = None
-        """Observations on which the policies act next, or None before the first reset."""
+        """Observations of the next step as the env returned them, or None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
 
     def begin(self) -> None:
@@ -179,10 +179,14 @@ class AgentsSource(EnvSource):
                 (part.select_observations(obs_N), part.select_rows(first_N), None if acts_N is None else part.select_rows(acts_N))
                 for part in self.parts
             ]
-            outs = [part.act(obs_K, acts_K) for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)]
+            policy_inputs_N = env.policy_inputs(obs_N)
+            outs = [
+                part.act(obs_K if policy_inputs_N is obs_N else part.select_observations(policy_inputs_N), acts_K)
+                for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)
+            ]
             action_N = self._env_actions(outs)
             if self_play is not None:
-                self_play.write_opponent_actions(obs_N, env.acts_N, action_N)
+                self_play.write_opponent_actions(policy_inputs_N, env.acts_N, action_N)
             beat(STEPPING)
             step = env.step(action_N)
             beat(TRAINING)

@@ -46,7 +46,7 @@ class LocalSource(EnvSource):
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         super().__init__(env, learner, stop, beat)
         self._obs_N: np.ndarray | None = None
-        """Observations on which the policy acts next, or None before the first reset."""
+        """Observations of the next step as the env returned them, or None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
         self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
 
@@ -62,7 +62,7 @@ class LocalSource(EnvSource):
         while not (learner.has_finished or stop.requested):
             obs_N, first_N, state_N = self._obs_N, self._first_N, self._state_N
             assert obs_N is not None
-            out = agent.act(obs_N, state_N)
+            out = agent.act(env.policy_inputs(obs_N), state_N)
             beat(STEPPING)
             if env.curriculum is not None:
                 env.set_frame(learner.clock.global_frame + num_envs)

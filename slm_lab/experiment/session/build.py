@@ -18,7 +18,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent, check_matmul_settings
 from slm_lab.agent.policy.policy import Policy, build_policy
 from slm_lab.agent.replay.hindsight import HindsightReplay
-from slm_lab.agent.replay.replay import check_replay_memory
+from slm_lab.agent.replay.replay import Replay, check_replay_memory
 from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul_library
 from slm_lab.env.goals import GoalReward
 from slm_lab.env.make import make_env
@@ -278,13 +278,16 @@ class SessionParts:
     def _attach_extra_data(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
         """Give an agent the data that it needs in addition to its own experience.
 
-        The algorithm receives the recorded episodes of meta.demonstrations. A HindsightReplay receives the reward function of the env's
-        goals.
+        The algorithm receives the recorded episodes of meta.demonstrations. A replay buffer receives the normaliser of the observations
+        that it stores without normalisation. A HindsightReplay receives the reward function of the env's goals.
         """
         spec, memory = self.spec, agent.replay
+        if spec.replays_raw_obs and isinstance(memory, Replay):
+            memory.normalizer = normalizers.obs
         if spec.meta.demonstrations is not None:
             data = load_demonstrations(spec, info)
-            agent.algorithm.use_demonstrations(data if normalizers.obs is None else normalize_observations(data, normalizers.obs))
+            normalizer = None if spec.replays_raw_obs else normalizers.obs
+            agent.algorithm.use_demonstrations(data if normalizer is None else normalize_observations(data, normalizer))
         if isinstance(memory, HindsightReplay):
             memory.goal_reward = rewards = GoalReward(spec.env, memory.threshold)
             self._closing.append(rewards.close)
@@ -320,6 +323,7 @@ class SessionParts:
             threads=self._cores,
             input=spec.agent.input,
             track_info=spec.meta.track_info,
+            raw_obs=training and spec.replays_raw_obs,
         )
         self.context.beat(BUILDING)
         self._torch.restore()

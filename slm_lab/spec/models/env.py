@@ -51,7 +51,8 @@ class EnvSpec(SpecModel):
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""
     normalize_obs: Flag = False
-    """Whether to normalise observations by their running mean and standard deviation."""
+    """Whether to normalise observations by their running mean and standard deviation. A replay buffer stores observations that are not
+    normalised, and each batch is normalised with the newest mean and standard deviation."""
     normalize_reward: Flag = False
     """Whether to divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None

@@ -148,6 +148,12 @@ class Spec(SpecModel):
         return self.agent.net is None and self.agent.algorithm.learns
 
     @property
+    def replays_raw_obs(self) -> bool:
+        """Whether envs return observations that are not normalised yet, because a replay buffer stores them: env.normalize_obs is true, and
+        observations are normalised whenever the policy acts and whenever a batch is sampled."""
+        return self.env.normalize_obs and not (self.agent.algorithm.on_policy or self.agent.algorithm.offline)
+
+    @property
     def session_frames(self) -> int:
         """Return the number of training frames of each Session and policy, which is env.max_frame or, with meta.distributed, the Session's
         share of env.max_frame."""

@@ -440,6 +440,3 @@ def _check_mixed_batches(spec: Spec, report: Report) -> None:
         report.add_problem(
             ("agent", "net", "name"), f"'{net.name}' learns from sequences, which cannot be combined with meta.demonstrations"
         )
-    if spec.env.normalize_obs:
-        why = "cannot be combined with meta.demonstrations, whose statistics would differ from those of the agent's own steps"
-        report.add_problem(("env", "normalize_obs"), why)

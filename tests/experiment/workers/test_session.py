@@ -16,6 +16,8 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from slm_lab.agent.ops.linear import MatmulMode
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.torch_settings import onednn_min_size
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, acting_state_size, check_memory
@@ -140,6 +142,37 @@ def test_statistics_are_those_of_all_observations(open_session: Open) -> None:
     np.testing.assert_allclose(stats["mean"], everything.mean(0), atol=0.02)
     for group in groups:  # what they normalise by is what was known when the last rollout began
         assert 3 * 64 <= group.env.normalizers.state_dict()["obs_stats"]["count"] < stats["count"]
+
+
+@pytest.mark.parametrize("workers", [True, False])
+def test_a_replay_buffer_holds_observations_before_normalisation(
+    workers: bool, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The policy acts on normalised observations, and batches are normalised by the newest statistics."""
+    acted: list[np.ndarray] = []
+    act = Policy.act
+
+    def spy(policy: Policy, obs_N: np.ndarray, *more: Any) -> Any:
+        acted.append(obs_N.copy())
+        return act(policy, obs_N, *more)
+
+    monkeypatch.setattr(Policy, "act", spy)
+    spec = worker_spec(
+        algorithm=DQN, memory=REPLAY, sampler={"async_rl": True} | SERIAL, env={**SHORT, "normalize_obs": True, "max_frame": 512}
+    )
+    session = open_session(spec if workers else spec.with_meta(sampler=None)).build()
+    session.run()
+    learner = session.learners[0]
+    memory, normalizer, rows = learner.agent.replay, learner.normalizers.obs, np.arange(500)
+    assert isinstance(memory, Replay)
+    assert normalizer is not None
+    stored = memory.store.observations(rows)
+    assert isinstance(stored, np.ndarray)
+    assert np.abs(stored[:, 2]).max() < 0.25, "the angle of a pole that stands, in radians"
+    assert 0.7 < np.concatenate(acted)[:, 2].std() < 1.4
+    assert np.array_equal(memory._observations(rows).numpy(), normalizer(stored))
+    batch = memory.sample()
+    assert 0.5 < float(batch.obs_B[:, 2].std()) < 2.0
 
 
 # ---- turns, and collection while the learner trains

@@ -119,7 +119,7 @@ class CentralInference:
 
     def _send(self, group: EnvGroup) -> None:
         buffer = self.buffers[group.index]
-        buffer.obs_N[:], buffer.policy_N[:] = group.obs_N, group.acting_policy_N
+        buffer.obs_N[:], buffer.policy_N[:] = group.policy_inputs_N, group.acting_policy_N
         if group.state_NS is not None:
             buffer.state_NS[:] = group.state_NS
         self.connection.send_bytes(bytes([group.index]))

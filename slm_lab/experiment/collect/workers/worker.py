@@ -106,6 +106,11 @@ class EnvGroup:
         self._draw_policies()
 
     @property
+    def policy_inputs_N(self) -> np.ndarray:
+        """Observations on which the policies act next, [N, *shape] (see Env.policy_inputs)."""
+        return self.env.policy_inputs(self.obs_N)
+
+    @property
     def acting_policy_N(self) -> np.ndarray:
         """Index of the policy that acts next for each row, int64 [N], or −1 if the agent of the row waits for its turn or is absent."""
         acts_N = self.env.acts_N
@@ -175,13 +180,13 @@ class LocalInference:
         self.subscriber.pull()
         policies = group.policies
         if len(policies) == 1 and group.env.acts_N is None:
-            return policies[0].act(group.obs_N, group.state_NS)
-        acting_N, state_NS = group.acting_policy_N, group.state_NS
+            return policies[0].act(group.policy_inputs_N, group.state_NS)
+        acting_N, state_NS, inputs_N = group.acting_policy_N, group.state_NS, group.policy_inputs_N
         rows = [np.flatnonzero(acting_N == p) for p in range(len(policies))]
         return merge_outputs(
             group,
             [
-                (row_K, policy.act(group.obs_N[row_K], None if state_NS is None else state_NS[row_K]))
+                (row_K, policy.act(inputs_N[row_K], None if state_NS is None else state_NS[row_K]))
                 for row_K, policy in zip(rows, policies, strict=True)
                 if len(row_K)
             ],
@@ -286,7 +291,13 @@ class RolloutWorker:
         count = sampler.num_envs_per_worker // num_env_groups(sampler)
         agent = spec.agent
         return make_env(
-            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, track_info=spec.meta.track_info
+            spec.env,
+            self._env_seed(group),
+            num_envs=count,
+            gamma=agent.algorithm.gamma,
+            input=agent.input,
+            track_info=spec.meta.track_info,
+            raw_obs=spec.replays_raw_obs,
         )
 
     def collect(self, slot: int) -> RolloutReport:

@@ -89,7 +89,7 @@ class GroupedEnv(Env):
         return next(group.normalizers for group in self.groups if not set(agents).isdisjoint(group.info.agents))
 
     def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
-        if not any(group._returns_raw_obs for group in self.groups):
+        if not any(group._defers_normalization for group in self.groups):
             return obs_N
         return self._join_observations(
             [

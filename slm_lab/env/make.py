@@ -72,7 +72,7 @@ def make_env(
     track_info: Sequence[str] = (),
     input: InputKind | None = None,
     minimal_num_envs: bool = False,
-    raw_obs: bool = False,
+    defer_normalization: bool = False,
 ) -> Env:
     """Build the vector env that a spec describes.
 
@@ -87,8 +87,8 @@ def make_env(
         track_info: keys, or dotted paths, of the entries of the env's `info` to report with each finished episode (`Episode.info`).
         minimal_num_envs: whether to build only as many envs as are needed to read the spaces: one with the backends sync, async and
             pettingzoo, two with ale and envpool, all envs with other backends. The backend is still chosen for `num_envs` envs.
-        raw_obs: whether the env returns observations that are not normalised, because a replay buffer stores them. `Env.policy_inputs`
-            normalises these observations.
+        defer_normalization: whether the env returns raw observations and rewards, because a replay buffer stores them. `Env.policy_inputs`
+            normalises observations.
 
     Raises: SpecError with the path env.<key> for an unknown id, backend, wrapper or constructor argument, a missing package, or an
     unsupported space.
@@ -104,7 +104,7 @@ def make_env(
         _check_scheduled_values(spec, target, backend)
     name = spec.backend if spec.backend != "auto" else chosen.name
     try:
-        return _wrap_backend(spec, target, backend, EnvSettings(name, seed, gamma, training, input, raw_obs))
+        return _wrap_backend(spec, target, backend, EnvSettings(name, seed, gamma, training, input, defer_normalization))
     except UnsupportedSpace as error:
         close_backend(backend)
         raise _env_spec_error(spec, "name", f"{spec.name}: {error}{_supported_parts_hint(backend.observation_space)}") from None
@@ -121,7 +121,7 @@ class EnvSettings(NamedTuple):
     gamma: float
     training: bool
     input: InputKind | None
-    raw_obs: bool
+    defer_normalization: bool
 
 
 def _wrap_backend(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
@@ -169,7 +169,7 @@ def _wrap_uniform_backend(
         "life_loss": life_loss,
         "track_info": target.track_info,
         "curriculum": target.curriculum,
-        "raw_obs": settings.raw_obs,
+        "defer_normalization": settings.defer_normalization,
     }
     convert = np.asarray if takes_decoded_actions else decode
     return Env(backend, info, encode, convert, settings.seed, name=spec.name, normalizers=normalizers, **more), decode

@@ -52,7 +52,7 @@ class Env:
         life_loss: bool = False,
         track_info: Sequence[str] = (),
         curriculum: Curriculum | None = None,
-        raw_obs: bool = False,
+        defer_normalization: bool = False,
     ) -> None:
         self.curriculum = curriculum
         """Curriculum that changes constructor arguments and attributes of the envs at the end of episodes, or None without env.schedule."""
@@ -64,8 +64,8 @@ class Env:
         self._encode_lone = single_observation_codec(backend.observation_space, encode)
         self._dtype, self._shape = backend.observation_space.dtype, backend.observation_space.shape
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
-        self._returns_raw_obs = raw_obs and self._normalize_obs is not None
-        """Whether observations are added to the statistics, but are returned without normalisation."""
+        self._defers_normalization = defer_normalization
+        """Whether observations and rewards are added to the statistics, but are returned without normalisation."""
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
         self._lone = None if life_loss else backend.single_env  # stepping a lone env does not report lives
@@ -112,13 +112,23 @@ class Env:
     def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations on which a policy acts, [N, *shape], for observations that `reset` or `step` returned.
 
-        The result is `obs_N` itself, unless the env was built with raw_obs=True.
+        The result is `obs_N` itself, unless the env was built with defer_normalization=True.
         """
-        return self._normalize_obs(obs_N) if self._returns_raw_obs and self._normalize_obs is not None else obs_N
+        return self._normalize_obs(obs_N) if self._defers_normalization and self._normalize_obs is not None else obs_N
 
     def _transform_obs(self, obs: np.ndarray) -> np.ndarray:
         """Return the observations, normalised unless raw observations are to be returned."""
-        return obs if self._returns_raw_obs or self._normalize_obs is None else self._normalize_obs(obs)
+        return obs if self._defers_normalization or self._normalize_obs is None else self._normalize_obs(obs)
+
+    def _transform_reward(self, reward_N: np.ndarray, over_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
+        """Return the rewards of a step for training, float32 [N] (see RewardNormalizer), or raw rewards if normalisation is deferred."""
+        normalizer = self._normalize_reward
+        if normalizer is None:
+            return reward_N.astype(np.float32)
+        if not self._defers_normalization:
+            return normalizer(reward_N, over_N, valid_N)
+        normalizer.update(reward_N, over_N, valid_N)
+        return reward_N.astype(np.float32)
 
     def _acting_rows(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations of the agents that act next, which are added to the observation statistics. Rows of waiting or absent
@@ -221,7 +231,7 @@ class Env:
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs_N))
             obs_N = self._transform_obs(obs_N)
-        return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
+        return obs_N, self._transform_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
         """Raise InvalidReward for the first reward that is not finite. The rewards of rows that are not transitions are not checked."""
@@ -264,7 +274,7 @@ class Env:
         if self._life_loss:
             lost_N = self._find_lost_lives(raw.lives_N, valid_N & ~over_N)
             terminated_N, first_N, over_N = terminated_N | lost_N, first_N | lost_N, over_N | lost_N
-        reward_N = reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N, over_N, valid_N)
+        reward_N = self._transform_reward(reward_N, over_N, valid_N)
         last_obs, obs = self._normalize(last_obs, obs, raw)
         if ended:
             last_obs = self._replace_nonfinite(last_obs, terminated_N)

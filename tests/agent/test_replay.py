@@ -657,9 +657,13 @@ def test_batches_are_normalised_when_they_are_drawn(kind: str, num_steps: int) -
     for each in (plain, normalising):
         assert list(feed(each, ToyEnv(info(2), 1), 40))
     for factor in (np.float32(2.0), np.float32(3.0)):
-        normalising.normalizer = lambda obs, factor=factor: obs * factor + np.float32(1.0)
+        normalising.set_normalizers(
+            lambda obs, factor=factor: obs * factor + np.float32(1.0), lambda reward, factor=factor: reward * factor
+        )
         expected, found = plain.sample(), normalising.sample()
         assert torch.equal(found.obs_B, expected.obs_B * float(factor) + 1.0)
         assert torch.equal(found.next_obs_B, expected.next_obs_B * float(factor) + 1.0)
+        assert torch.equal(found.reward_B, expected.reward_B * float(factor))
+        assert num_steps == 1 or torch.equal(found.reward_KB, expected.reward_KB * float(factor))
         assert torch.equal(found.action_B, expected.action_B)
     assert np.array_equal(normalising.store.observations(np.arange(50)), plain.store.observations(np.arange(50)))

@@ -427,9 +427,10 @@ def test_sequences_are_normalised_when_they_are_drawn(burn_in: int) -> None:
     plain, normalising = (build(info(3), burn_in=burn_in) for _ in range(2))
     for memory in (plain, normalising):
         feed(memory, ToyEnv(info(3), 1), 60)
-    normalising.normalizer = lambda obs: obs * np.float32(2.0) + np.float32(1.0)
+    normalising.set_normalizers(lambda obs: obs * np.float32(2.0) + np.float32(1.0), lambda reward: reward * np.float32(2.0))
     expected, found = plain.sample(), normalising.sample()
     assert torch.equal(found.burn_in_obs_TM, expected.burn_in_obs_TM * 2.0 + 1.0)
     assert torch.equal(found.obs_B, expected.obs_B * 2.0 + 1.0)
     assert torch.equal(found.next_obs_B, expected.next_obs_B * 2.0 + 1.0)
+    assert torch.equal(found.reward_B, expected.reward_B * 2.0)
     assert torch.equal(found.state_MS, expected.state_MS)

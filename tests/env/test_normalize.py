@@ -321,12 +321,13 @@ def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
 
 
 @pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
-def test_raw_observations_become_those_of_the_normalising_env(name: str, backend: str) -> None:
-    """With raw_obs, reset and step return the env's own observations, and `policy_inputs` normalises these."""
-    keys = {"backend": backend, "normalize_obs": True}
+def test_deferred_normalisation_is_that_of_the_normalising_env(name: str, backend: str) -> None:
+    """Observations and rewards are the env's own until they are transformed, with the same statistics."""
+    keys: dict[str, Any] = {"backend": backend, "normalize_obs": True, "normalize_reward": True, "reward_scale": 0.5}
     plain, env = build(PREFIX + name, backend=backend), build(PREFIX + name, **keys)
-    spec = EnvSpec(name=PREFIX + name, max_frame=1000, num_envs=3, **keys)
-    raw_env = make_env(spec, SEED, raw_obs=True)
+    raw_env = make_env(EnvSpec(name=PREFIX + name, max_frame=1000, num_envs=3, **keys), SEED, defer_normalization=True)
+    rewards = raw_env.normalizers.reward
+    assert rewards is not None
     obs, raw_obs = env.reset(), raw_env.reset()
     np.testing.assert_array_equal(raw_obs, plain.reset())
     np.testing.assert_array_equal(raw_env.policy_inputs(raw_obs), obs)
@@ -334,6 +335,8 @@ def test_raw_observations_become_those_of_the_normalising_env(name: str, backend
         step, raw, expected = env.step(action), raw_env.step(action), plain.step(action)
         np.testing.assert_array_equal(raw.obs_N, expected.obs_N)
         np.testing.assert_array_equal(raw.last_obs_N, expected.last_obs_N)
+        np.testing.assert_array_equal(raw.reward_N, expected.reward_N)
         np.testing.assert_array_equal(raw_env.policy_inputs(raw.obs_N), step.obs_N)
+        np.testing.assert_allclose(rewards.transform(raw.reward_N), step.reward_N, rtol=1e-6)
         assert env.policy_inputs(step.obs_N) is step.obs_N
     assert raw_env.normalizers.state_dict() == env.normalizers.state_dict()

@@ -176,7 +176,7 @@ def test_recorded_and_own_observations_are_normalised_alike(tmp_path: Path) -> N
     session.run()
     memory, normalizer = session.agent.algorithm.memory, session.learners[0].normalizers.obs
     np.testing.assert_array_equal(memory.demonstrations.store.obs[: len(raw)], raw.obs_K)
-    assert memory.demonstrations.normalizer is memory.normalizer is normalizer
+    assert memory.demonstrations.normalize_obs is memory.normalize_obs is normalizer
     assert normalizer.stats.count == 101, "own observations alone"
 
 

@@ -128,6 +128,8 @@ def tensors_on_device(items: dict[str, Any], device: str) -> dict[str, Any]:
     return {} if device == "cpu" else {name: upload(item, device) for name, item in items.items() if isinstance(item, Tensor)}
 
 
+Transform = Callable[[np.ndarray], np.ndarray]
+"""Function that returns a new array of the same shape."""
 COLUMNS = ("action", "logp", "reward", "terminated")
 """Names of the arrays of a replay buffer in addition to observations. Self-imitation learning adds further arrays."""
 
@@ -178,8 +180,10 @@ class Replay:
             "action": allocate_rows((self.capacity, *info.action.shape), info.action.dtype, device),
             **{name: allocate_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
-        self.normalizer: Callable[[np.ndarray], np.ndarray] | None = None
+        self.normalize_obs: Transform | None = None
         """Function that normalises the observations of a batch [B, *shape], or None if the stored observations are used unchanged."""
+        self.normalize_reward: Transform | None = None
+        """Function that transforms the rewards of a batch, or None if the stored rewards are used unchanged."""
         self.seen = 0
         """Number of transitions added so far. The newest transition is in row (seen − 1) mod capacity."""
         self.size = 0
@@ -249,7 +253,11 @@ class Replay:
     def use_demonstrations(self, recorded: Replay) -> None:
         """From now on, draw recorded.batch_size transitions of each batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
-        recorded.normalizer = self.normalizer
+        recorded.set_normalizers(self.normalize_obs, self.normalize_reward)
+
+    def set_normalizers(self, obs: Transform | None, reward: Transform | None) -> None:
+        """Set the functions that transform observations and rewards whenever a batch is sampled."""
+        self.normalize_obs, self.normalize_reward = obs, reward
 
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""
@@ -266,23 +274,20 @@ class Replay:
         if self.links is not None:
             return self._n_step_batch(self.links, row_B, weight)
         obs_B, next_obs_B = self._observations(row_B), self._next_observations(row_B)
-        action_B, logp_B, reward_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
-        return Transitions(obs_B, action_B, logp_B, reward_B, next_obs_B, terminated_B, weight, row_B)
+        action_B, logp_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "logp", "terminated"))
+        return Transitions(obs_B, action_B, logp_B, self._rewards(row_B), next_obs_B, terminated_B, weight, row_B)
 
     def _observations(self, row_B: np.ndarray) -> Tensor:
         """Return the observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
-        return self._normalized(self.store.observations(row_B))
+        return _apply(self.normalize_obs, self.store.observations(row_B))
 
     def _next_observations(self, row_B: np.ndarray) -> Tensor:
         """Return the true next observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
-        return self._normalized(self.store.next_observations(row_B))
+        return _apply(self.normalize_obs, self.store.next_observations(row_B))
 
-    def _normalized(self, obs_B: np.ndarray | Tensor) -> Tensor:
-        if self.normalizer is None:
-            return as_tensor(obs_B)
-        on_host_B = obs_B if isinstance(obs_B, np.ndarray) else obs_B.cpu().numpy()
-        normalized_B = torch.from_numpy(self.normalizer(on_host_B))
-        return normalized_B if isinstance(obs_B, np.ndarray) else upload(normalized_B, obs_B.device)
+    def _rewards(self, row_B: np.ndarray) -> Tensor:
+        """Return the rewards of the transitions in rows row_B, float32 [B], normalised if there is a normaliser."""
+        return _apply(self.normalize_reward, self.columns["reward"].take(row_B, axis=0))
 
     def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
         """Return the batch of the transitions in rows row_B, for n-step returns.
@@ -290,7 +295,7 @@ class Replay:
         The batch contains the rewards of up to num_steps steps, and the observation after the last of these steps.
         """
         row_KB, exists_KB = links.successive_rows(row_B, self.num_steps)
-        reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
+        reward_KB = self._rewards(row_KB.reshape(-1)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
         obs_B, next_obs_B = self._observations(row_B), self._next_observations(row_KB[-1])
         action_B, logp_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "logp"))
@@ -367,6 +372,15 @@ class Replay:
         self.replayed = int(state.get("replayed", self.seen))
         for name, column in self.columns.items():
             load_rows(name, column, state["columns"][name].numpy())
+
+
+def _apply(transform: Transform | None, values_B: np.ndarray | Tensor) -> Tensor:
+    """Return the values [B, …] that were read from the buffer, transformed, as a tensor on the same device."""
+    if transform is None:
+        return as_tensor(values_B)
+    if isinstance(values_B, np.ndarray):
+        return torch.from_numpy(transform(values_B))
+    return upload(torch.from_numpy(transform(values_B.cpu().numpy())), values_B.device)
 
 
 def _append_recorded(batch: Transitions, recorded: Transitions) -> Transitions:

@@ -254,9 +254,7 @@ class SequenceReplay(Replay):
         obs_PC, segments = self._split_into_segments(row_LM, first_LM)
         burn_in = self._observations(early_TM.reshape(-1)).reshape(*early_TM.shape, *obs_PC.shape[2:])
         row_B = row_LM.reshape(-1)
-        action_B, reward_B, terminated_B = (
-            as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "reward", "terminated")
-        )
+        action_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "terminated"))
         weight_B = None if weight_M is None else torch.from_numpy(np.tile(weight_M, self.seq_len))
         n_step_columns: list[Tensor] = []
         if self.num_steps > 1:
@@ -268,7 +266,7 @@ class SequenceReplay(Replay):
             obs_PC,
             *segments,
             action_B,
-            reward_B,
+            self._rewards(row_B),
             terminated_B,
             weight_B,
             place_M,
@@ -286,7 +284,7 @@ class SequenceReplay(Replay):
             exists.append(exists[-1] & (step_LM + number < L) & ~first_LM[after_LM, column_M])
             steps.append(np.where(exists[-1], after_LM, steps[-1]))
         row_KB, exists_KB = (np.stack(rows).reshape(self.num_steps, -1) for rows in ([row_LM[t, column_M] for t in steps], exists))
-        reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
+        reward_KB = self._rewards(row_KB.reshape(-1)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
         terminated_B = as_tensor(self.columns["terminated"].take(row_KB[-1], axis=0))
         return terminated_B, reward_KB, torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))

@@ -282,11 +282,11 @@ class SessionParts:
         that it stores without normalisation. A HindsightReplay receives the reward function of the env's goals.
         """
         spec, memory = self.spec, agent.replay
-        if spec.replays_raw_obs and isinstance(memory, Replay):
-            memory.normalizer = normalizers.obs
+        if spec.defers_normalization and isinstance(memory, Replay):
+            memory.set_normalizers(normalizers.obs, None if normalizers.reward is None else normalizers.reward.transform)
         if spec.meta.demonstrations is not None:
             data = load_demonstrations(spec, info)
-            normalizer = None if spec.replays_raw_obs else normalizers.obs
+            normalizer = None if spec.defers_normalization else normalizers.obs
             agent.algorithm.use_demonstrations(data if normalizer is None else normalize_observations(data, normalizer))
         if isinstance(memory, HindsightReplay):
             memory.goal_reward = rewards = GoalReward(spec.env, memory.threshold)
@@ -323,7 +323,7 @@ class SessionParts:
             threads=self._cores,
             input=spec.agent.input,
             track_info=spec.meta.track_info,
-            raw_obs=training and spec.replays_raw_obs,
+            defer_normalization=training and spec.defers_normalization,
         )
         self.context.beat(BUILDING)
         self._torch.restore()

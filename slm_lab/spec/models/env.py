@@ -54,7 +54,8 @@ class EnvSpec(SpecModel):
     """Whether to normalise observations by their running mean and standard deviation. A replay buffer stores observations that are not
     normalised, and each batch is normalised with the newest mean and standard deviation."""
     normalize_reward: Flag = False
-    """Whether to divide rewards by the running standard deviation of the discounted return."""
+    """Whether to divide rewards by the running standard deviation of the discounted return. A replay buffer stores rewards that are not
+    normalised, and each batch is normalised with the newest standard deviation."""
     clip_obs: PositiveReal | None = None
     """Absolute value to which observations are clipped, after normalisation. By default, observations are clipped to ±10 if they are
     normalised, and are not clipped if they are not normalised."""

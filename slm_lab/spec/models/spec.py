@@ -148,10 +148,11 @@ class Spec(SpecModel):
         return self.agent.net is None and self.agent.algorithm.learns
 
     @property
-    def replays_raw_obs(self) -> bool:
-        """Whether envs return observations that are not normalised yet, because a replay buffer stores them: env.normalize_obs is true, and
-        observations are normalised whenever the policy acts and whenever a batch is sampled."""
-        return self.env.normalize_obs and not (self.agent.algorithm.on_policy or self.agent.algorithm.offline)
+    def defers_normalization(self) -> bool:
+        """Whether envs return observations and rewards before normalisation, because a replay buffer stores them: observations are
+        normalised whenever the policy acts, and observations and rewards whenever a batch is sampled."""
+        normalizes = self.env.normalize_obs or self.env.normalize_reward
+        return normalizes and not (self.agent.algorithm.on_policy or self.agent.algorithm.offline)
 
     @property
     def session_frames(self) -> int:

@@ -158,12 +158,15 @@ def test_a_replay_buffer_holds_observations_before_normalisation(
 
     monkeypatch.setattr(Policy, "act", spy)
     spec = worker_spec(
-        algorithm=DQN, memory=REPLAY, sampler={"async_rl": True} | SERIAL, env={**SHORT, "normalize_obs": True, "max_frame": 512}
+        algorithm=DQN,
+        memory=REPLAY,
+        sampler={"async_rl": True} | SERIAL,
+        env={**SHORT, "normalize_obs": True, "normalize_reward": True, "max_frame": 512},
     )
     session = open_session(spec if workers else spec.with_meta(sampler=None)).build()
     session.run()
     learner = session.learners[0]
-    memory, normalizer, rows = learner.agent.replay, learner.normalizers.obs, np.arange(500)
+    memory, normalizer, rows = learner.agent.replay, learner.normalizers.obs, np.arange(400)
     assert isinstance(memory, Replay)
     assert normalizer is not None
     stored = memory.store.observations(rows)
@@ -173,6 +176,10 @@ def test_a_replay_buffer_holds_observations_before_normalisation(
     assert np.array_equal(memory._observations(rows).numpy(), normalizer(stored))
     batch = memory.sample()
     assert 0.5 < float(batch.obs_B[:, 2].std()) < 2.0
+    assert set(memory.columns["reward"][rows]) == {1.0}
+    assert learner.normalizers.reward is not None
+    assert np.allclose(batch.reward_B, learner.normalizers.reward.transform(np.ones(1)))
+    assert float(batch.reward_B[0]) < 0.9
 
 
 # ---- turns, and collection while the learner trains

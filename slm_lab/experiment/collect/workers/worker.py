@@ -297,7 +297,7 @@ class RolloutWorker:
             gamma=agent.algorithm.gamma,
             input=agent.input,
             track_info=spec.meta.track_info,
-            raw_obs=spec.replays_raw_obs,
+            defer_normalization=spec.defers_normalization,
         )
 
     def collect(self, slot: int) -> RolloutReport:

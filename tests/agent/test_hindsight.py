@@ -197,10 +197,36 @@ def _cartpole() -> slm_lab.Spec:
     return slm_lab.load_spec({"her": raw}, "her")
 
 
-@pytest.mark.parametrize("key", ["normalize_obs", "normalize_reward"])
-def test_normalisers_are_refused(key: str) -> None:
+@pytest.mark.parametrize(("key", "value"), [("clip_obs", 5.0), ("normalize_reward", True)])
+def test_what_changes_stored_goals_or_rewards_is_refused(key: str, value: Any) -> None:
     with pytest.raises(SpecError, match=rf"env\.{key}: cannot be combined with HindsightReplay"):
-        spec({key: True})
+        spec({key: value})
+
+
+def test_goals_are_replaced_before_observations_are_normalised() -> None:
+    """Rewards and goals are those of an unnormalised memory."""
+    plain, normalising = memory(), memory()
+    for found in (plain, normalising):
+        walk(found, 9)
+    normalising.set_normalizers(lambda obs: obs * np.float32(2.0) + np.float32(1.0), None)
+    expected, batch = plain.sample(), normalising.sample()
+    assert torch.equal(batch.obs_B, expected.obs_B * 2.0 + 1.0)
+    assert torch.equal(batch.next_obs_B, expected.next_obs_B * 2.0 + 1.0)
+    assert torch.equal(batch.reward_B, expected.reward_B)
+    assert set(batch.reward_B.tolist()) == {0.0, -1.0}
+
+
+@pytest.mark.parametrize("keys", [{}, {"clip_obs": 2.0}])
+def test_a_session_normalises_goals(keys: dict[str, Any]) -> None:
+    session = slm_lab.Session(spec({"normalize_obs": True, "max_frame": 300, **keys})).build()
+    session.run()
+    found, normalizer = session.agent.replay, session.learners[0].normalizers.obs
+    assert isinstance(found, HindsightReplay)
+    assert normalizer is not None
+    stored = found.store.observations(np.arange(found.size))
+    assert set(np.unique(stored)) == {0.0, 1.0}, "bits"
+    assert found.normalize_obs is normalizer
+    assert set(np.unique(found.sample().obs_B.numpy())) != {0.0, 1.0}
 
 
 def test_fetch_needs_the_distance_at_which_a_goal_is_reached() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.agent.replay.replay import Replay, Transitions, as_tensor, transform
 from slm_lab.lib.demonstrations import RecordedStep, join_episodes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import HindsightReplaySpec
@@ -88,6 +89,13 @@ class HindsightReplay(Replay):
         first_K = number_K if self.strategy == "future" else np.maximum(self.columns["begin"][row_K], oldest)
         return self.rng.integers(first_K, end_K) % self.capacity
 
+    def _observations(self, row_B: np.ndarray) -> Tensor:
+        """Return raw observations, which are normalised after some have got a new goal."""
+        return as_tensor(self.store.observations(row_B))
+
+    def _next_observations(self, row_B: np.ndarray) -> Tensor:
+        return as_tensor(self.store.next_observations(row_B))
+
     def _relabel_goals(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:
         """Give the transitions changed_K [K] of a batch new desired goals, recompute the rewards, and return the batch.
 
@@ -102,7 +110,9 @@ class HindsightReplay(Replay):
         batch.reward_B.numpy()[:] = reward_B
         if terminated_B is not None:
             batch.terminated_B.numpy()[changed_K] = terminated_B[changed_K]
-        return batch
+        if self.normalize_obs is None:
+            return batch
+        return batch._replace(obs_B=transform(self.normalize_obs, obs_B), next_obs_B=transform(self.normalize_obs, next_obs_B))
 
     def contents(self) -> dict[str, Any]:
         """Return the stored transitions, and the transitions of unfinished episodes."""

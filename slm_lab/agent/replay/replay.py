@@ -279,15 +279,15 @@ class Replay:
 
     def _observations(self, row_B: np.ndarray) -> Tensor:
         """Return the observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
-        return _apply(self.normalize_obs, self.store.observations(row_B))
+        return transform(self.normalize_obs, self.store.observations(row_B))
 
     def _next_observations(self, row_B: np.ndarray) -> Tensor:
         """Return the true next observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
-        return _apply(self.normalize_obs, self.store.next_observations(row_B))
+        return transform(self.normalize_obs, self.store.next_observations(row_B))
 
     def _rewards(self, row_B: np.ndarray) -> Tensor:
         """Return the rewards of the transitions in rows row_B, float32 [B], normalised if there is a normaliser."""
-        return _apply(self.normalize_reward, self.columns["reward"].take(row_B, axis=0))
+        return transform(self.normalize_reward, self.columns["reward"].take(row_B, axis=0))
 
     def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
         """Return the batch of the transitions in rows row_B, for n-step returns.
@@ -374,13 +374,13 @@ class Replay:
             load_rows(name, column, state["columns"][name].numpy())
 
 
-def _apply(transform: Transform | None, values_B: np.ndarray | Tensor) -> Tensor:
+def transform(function: Transform | None, values_B: np.ndarray | Tensor) -> Tensor:
     """Return the values [B, …] that were read from the buffer, transformed, as a tensor on the same device."""
-    if transform is None:
+    if function is None:
         return as_tensor(values_B)
     if isinstance(values_B, np.ndarray):
-        return torch.from_numpy(transform(values_B))
-    return upload(torch.from_numpy(transform(values_B.cpu().numpy())), values_B.device)
+        return torch.from_numpy(function(values_B))
+    return upload(torch.from_numpy(function(values_B.cpu().numpy())), values_B.device)
 
 
 def _append_recorded(batch: Transitions, recorded: Transitions) -> Transitions:

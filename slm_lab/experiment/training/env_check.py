@@ -35,7 +35,15 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
     """
     saved = rng_state(device)
     try:
-        env = make_env(spec.env, seed, num_envs=num_envs, training=False, minimal_num_envs=True, input=spec.agent.input)
+        env = make_env(
+            spec.env,
+            seed,
+            num_envs=num_envs,
+            training=False,
+            minimal_num_envs=True,
+            input=spec.agent.input,
+            defer_normalization=spec.defers_normalization,
+        )
         try:
             step = _trial_step(env, spec, beat)
             if spec.agent.algorithm.learns and isinstance(spec.agent.memory, HindsightReplaySpec):

@@ -372,16 +372,18 @@ def _check_goals(spec: Spec, report: Report) -> None:
     """Add a problem for each key that cannot be combined with HindsightReplay, which computes the rewards of stored transitions again for
     other goals.
 
-    The rejected keys are num_step_returns above 1, and keys of the env that change observations or rewards over time.
+    The rejected keys are num_step_returns above 1, and keys of the env that change stored goals, or rewards over time.
     """
     if isinstance(spec.agent.memory, HindsightReplaySpec):
         _require_one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)
         if spec.env.schedule and spec.agent.memory.goal_threshold is None:
             why = "cannot be combined with HindsightReplay without goal_threshold: the env's compute_reward does not know scheduled values"
             report.add_problem(("env", "schedule"), why)
-        for key in ("normalize_obs", "clip_obs", "normalize_reward"):
-            if getattr(spec.env, key):
-                report.add_problem(("env", key), "cannot be combined with HindsightReplay, which computes the rewards of stored goals")
+        why = "cannot be combined with HindsightReplay, which computes the rewards of stored goals"
+        if spec.env.normalize_reward:
+            report.add_problem(("env", "normalize_reward"), why)
+        if spec.env.clip_obs is not None and not spec.env.normalize_obs:
+            report.add_problem(("env", "clip_obs"), f"{why}, unless env.normalize_obs is true")
 
 
 def _require_one_step_returns(spec: Spec, what: str, report: Report) -> None:

@@ -29,7 +29,7 @@ FULL_WIDTH_FAMILY = 26
 def prefers_onednn(processor: str, capability: str) -> bool:
     """Return whether oneDNN computes large matrix products faster than MKL, which does not use AVX-512 on AMD processors.
 
-    In products of 256 × 256 × 256 on EPYC processors with AVX-512 at full width, oneDNN reaches 197 GFLOP/s and MKL 94. With AVX2 instead
+    In products of 256 × 256 × 256 on EPYC processors with AVX-512 at full width, oneDNN reaches 226 GFLOP/s and MKL 108. With AVX2 instead
     of AVX-512, oneDNN reaches 67 GFLOP/s and MKL 70 to 77.
 
     Args: processor: text returned by `lib.limits.processor_description`. capability: instruction set that torch uses, such as "AVX2" or

@@ -84,12 +84,13 @@ class GroupedEnv(Env):
         super().__init__(backend, info, encode=np.asarray, decode=np.asarray, seed=seed, name=name)
         self.groups, self._decoders = groups, decoders
         self._rows = [info.agent_rows(group.info.agents) for group in groups]
+        self._defers_normalization = groups[0]._defers_normalization
 
     def normalizers_of(self, agents: Collection[str]) -> Normalizers:
         return next(group.normalizers for group in self.groups if not set(agents).isdisjoint(group.info.agents))
 
     def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
-        if not any(group._defers_normalization for group in self.groups):
+        if not self._defers_normalization:
             return obs_N
         return self._join_observations(
             [

@@ -87,8 +87,8 @@ def make_env(
         track_info: keys, or dotted paths, of the entries of the env's `info` to report with each finished episode (`Episode.info`).
         minimal_num_envs: whether to build only as many envs as are needed to read the spaces: one with the backends sync, async and
             pettingzoo, two with ale and envpool, all envs with other backends. The backend is still chosen for `num_envs` envs.
-        defer_normalization: whether the env returns raw observations and rewards, because a replay buffer stores them. `Env.policy_inputs`
-            normalises observations.
+        defer_normalization: whether the env returns observations before env.normalize_obs and env.clip_obs, and, with env.normalize_reward,
+            rewards before normalisation and clipping, because a replay buffer stores them. `Env.policy_inputs` normalises observations.
 
     Raises: SpecError with the path env.<key> for an unknown id, backend, wrapper or constructor argument, a missing package, or an
     unsupported space.

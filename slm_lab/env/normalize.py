@@ -211,12 +211,10 @@ class RewardNormalizer:
             ended_N: bool [N], whether the row's episode ended in this step, or None if no episode ended.
             valid_N: bool [N], whether the row is a transition, or None if all rows are transitions.
         """
-        self.update(reward_N, ended_N, valid_N)
-        return self.transform(reward_N)
+        return self.normalize(self.scale_and_update(reward_N, ended_N, valid_N))
 
-    def transform(self, reward: np.ndarray) -> np.ndarray:
-        """Return the training rewards, float32, for raw rewards of any shape, without a change of the statistics."""
-        reward = self._scaled(reward)
+    def normalize(self, reward: np.ndarray) -> np.ndarray:
+        """Return the training rewards, float32, for rewards of any shape to which env.reward_scale has been applied."""
         if self.stats is not None:
             reward = reward * self.stats.inv_std
         if self.sign:
@@ -225,19 +223,18 @@ class RewardNormalizer:
             reward = np.minimum(np.maximum(reward, self.clip[0]), self.clip[1])
         return reward.astype(np.float32)
 
-    def _scaled(self, reward: np.ndarray) -> np.ndarray:
-        if self.scale == "sign":
-            return np.asarray(np.sign(reward))
-        return reward if self.scale == 1.0 else reward * self.scale
-
-    def update(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> None:
-        """Add the discounted returns after a step to the statistics, if there are statistics.
+    def scale_and_update(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
+        """Return the rewards [N] after env.reward_scale, and add the discounted returns after the step to the statistics, if there are any.
 
         Args: see `__call__`.
         """
+        if self.scale == "sign":
+            reward_N = np.asarray(np.sign(reward_N))
+        elif self.scale != 1.0:
+            reward_N = reward_N * self.scale
         if self.stats is None:
-            return
-        before_N, self.return_N = self.return_N, self.return_N * self.gamma + self._scaled(reward_N)
+            return reward_N
+        before_N, self.return_N = self.return_N, self.return_N * self.gamma + reward_N
         seen = self.return_N if valid_N is None else self.return_N[valid_N]
         if len(seen) and self.delta is not None and not self.delta.update(seen):
             self.return_N = np.where(np.isfinite(self.return_N), self.return_N, before_N)  # ignore rewards that are not finite
@@ -245,6 +242,7 @@ class RewardNormalizer:
             self.return_N[ended_N] = 0.0
         if valid_N is not None:
             self.return_N[~valid_N] = 0.0
+        return reward_N
 
     def reset(self) -> None:
         """Set the discounted returns of all envs to 0, because an episode begins in every env."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from slm_lab.env.backend import Backend, RawStep, SingleEnvBackend
 from slm_lab.env.curriculum import Curriculum
-from slm_lab.env.normalize import Normalizers
+from slm_lab.env.normalize import Normalizers, ObsNormalizer
 from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
@@ -106,7 +106,7 @@ class Env:
             self._normalize_reward.reset()
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs))
-            obs = self._transform_obs(obs)
+            obs = self._transform_obs(self._normalize_obs, obs)
         return obs
 
     def policy_inputs(self, obs_N: np.ndarray) -> np.ndarray:
@@ -116,19 +116,19 @@ class Env:
         """
         return self._normalize_obs(obs_N) if self._defers_normalization and self._normalize_obs is not None else obs_N
 
-    def _transform_obs(self, obs: np.ndarray) -> np.ndarray:
-        """Return the observations, normalised unless raw observations are to be returned."""
-        return obs if self._defers_normalization or self._normalize_obs is None else self._normalize_obs(obs)
+    def _transform_obs(self, normalizer: ObsNormalizer, obs: np.ndarray) -> np.ndarray:
+        """Return the observations, normalised unless normalisation is deferred."""
+        return obs if self._defers_normalization else normalizer(obs)
 
     def _transform_reward(self, reward_N: np.ndarray, over_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
-        """Return the rewards of a step for training, float32 [N] (see RewardNormalizer), or raw rewards if normalisation is deferred."""
+        """Return the rewards of a step for training, float32 [N] (see RewardNormalizer), or rewards that are only scaled if normalisation
+        is deferred."""
         normalizer = self._normalize_reward
         if normalizer is None:
             return reward_N.astype(np.float32)
-        if not self._defers_normalization:
-            return normalizer(reward_N, over_N, valid_N)
-        normalizer.update(reward_N, over_N, valid_N)
-        return reward_N.astype(np.float32)
+        if self._defers_normalization and normalizer.stats is not None:
+            return normalizer.scale_and_update(reward_N, over_N, valid_N).astype(np.float32)
+        return normalizer(reward_N, over_N, valid_N)
 
     def _acting_rows(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the observations of the agents that act next, which are added to the observation statistics. Rows of waiting or absent
@@ -227,10 +227,10 @@ class Env:
             raise
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Normalise the observations and rewards of a step in which no episode ended and all rows are transitions."""
+        """Transform the observations and rewards of a step in which no episode ended and all rows are transitions."""
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting_rows(obs_N))
-            obs_N = self._transform_obs(obs_N)
+            obs_N = self._transform_obs(self._normalize_obs, obs_N)
         return obs_N, self._transform_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
@@ -372,17 +372,18 @@ class Env:
         return np.asarray(going_N & (lives_N < before_N) & (lives_N > 0))
 
     def _normalize(self, last_obs: np.ndarray, obs: np.ndarray, raw: RawStep) -> tuple[np.ndarray, np.ndarray]:
-        """Return the normalised last observations of transitions and the normalised observations for the next step. Each observation is
-        added to the statistics exactly once, regardless of whether the backend resets envs in this step or in the next step."""
+        """Return the last observations of transitions and the observations for the next step, normalised unless normalisation is deferred.
+        Each observation is added to the statistics exactly once, regardless of whether the backend resets envs in this step or in the next
+        step."""
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
         normalizer.update(self._acting_rows(obs))
         if last_obs is obs:
-            obs = self._transform_obs(obs)
+            obs = self._transform_obs(normalizer, obs)
             return obs, obs
         normalizer.update(last_obs[[row for row, _ in raw.final or ()]])
-        return self._transform_obs(last_obs), self._transform_obs(obs)
+        return self._transform_obs(normalizer, last_obs), self._transform_obs(normalizer, obs)
 
     def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
         """Draw a batch of random valid actions of the agent, [N] or [N, dim]. Actions are uniformly distributed. If any continuous
@@ -413,6 +414,7 @@ class Env:
             "sampler": generator_state(self._sampler),
             "resumes": self._resumes,
             "fresh": self._fresh_streams,
+            "deferred": self._defers_normalization,
             "curriculum": None if self.curriculum is None else self.curriculum.state_dict(),
             "episodes": {
                 "returns": self._return_N.tolist(),
@@ -443,7 +445,8 @@ class Env:
             self._fresh_streams = False
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])
-                self._saved_episodes = state["episodes"]
+                # version 0.2.0 saved normalised observations, from which episodes cannot continue if normalisation is deferred
+                self._saved_episodes = None if self._defers_normalization and not state.get("deferred") else state["episodes"]
         if self.curriculum is not None and curriculum is not None:
             self.curriculum.finish_restoration(curriculum)
 

@@ -245,11 +245,11 @@ class Episode(NamedTuple):
 class VecStep(NamedTuple):
     """Result of one step of a vector env. The arrays are new in each step, so that callers can keep an array without copying it.
 
-    Observations are normalised, unless the env was built to return raw observations (see `Env.policy_inputs`).
+    If the env was built with defer_normalization, observations and rewards are not normalised (see `make_env`).
     """
 
     reward_N: np.ndarray
-    """float32 [N]: rewards for training (clipped, scaled and normalised according to the spec)."""
+    """float32 [N]: rewards for training (scaled, normalised and clipped according to the spec)."""
     terminated_N: np.ndarray
     """bool [N]: whether the episode terminated. The return of a terminated episode is not bootstrapped."""
     truncated_N: np.ndarray

@@ -225,7 +225,7 @@ def test_a_session_normalises_goals(keys: dict[str, Any]) -> None:
     assert normalizer is not None
     stored = found.store.observations(np.arange(found.size))
     assert set(np.unique(stored)) == {0.0, 1.0}, "bits"
-    assert found.normalize_obs is normalizer
+    assert found.obs_normalizer is normalizer
     assert set(np.unique(found.sample().obs_B.numpy())) != {0.0, 1.0}
 
 

@@ -667,3 +667,16 @@ def test_batches_are_normalised_when_they_are_drawn(kind: str, num_steps: int) -
         assert num_steps == 1 or torch.equal(found.reward_KB, expected.reward_KB * float(factor))
         assert torch.equal(found.action_B, expected.action_B)
     assert np.array_equal(normalising.store.observations(np.arange(50)), plain.store.observations(np.arange(50)))
+
+
+def test_contents_that_were_stored_after_normalisation_are_refused() -> None:
+    """As version 0.2.0 stored them; without normalisers they are the same as now."""
+    memory = build(info(2))
+    assert list(feed(memory, ToyEnv(info(2), 1), 20))
+    old = {name: value for name, value in memory.contents().items() if name != "raw"}
+    build(info(2)).load_contents(old)
+    normalising = build(info(2))
+    normalising.set_normalizers(lambda obs: obs, None)
+    normalising.load_contents(memory.contents())
+    with pytest.raises(ValueError, match=r"incompatible replay buffer: version 0\.2\.0"):
+        normalising.load_contents(old)

@@ -322,7 +322,7 @@ def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
 
 @pytest.mark.parametrize(("name", "backend"), [("Toy-v0", "sync"), ("ToyNextStep-v0", "native")])
 def test_deferred_normalisation_is_that_of_the_normalising_env(name: str, backend: str) -> None:
-    """Observations and rewards are the env's own until they are transformed, with the same statistics."""
+    """Observations are the env's own, and rewards are only scaled, until they are normalised, with the same statistics."""
     keys: dict[str, Any] = {"backend": backend, "normalize_obs": True, "normalize_reward": True, "reward_scale": 0.5}
     plain, env = build(PREFIX + name, backend=backend), build(PREFIX + name, **keys)
     raw_env = make_env(EnvSpec(name=PREFIX + name, max_frame=1000, num_envs=3, **keys), SEED, defer_normalization=True)
@@ -335,8 +335,30 @@ def test_deferred_normalisation_is_that_of_the_normalising_env(name: str, backen
         step, raw, expected = env.step(action), raw_env.step(action), plain.step(action)
         np.testing.assert_array_equal(raw.obs_N, expected.obs_N)
         np.testing.assert_array_equal(raw.last_obs_N, expected.last_obs_N)
-        np.testing.assert_array_equal(raw.reward_N, expected.reward_N)
+        np.testing.assert_array_equal(raw.reward_N, 0.5 * expected.reward_N)
         np.testing.assert_array_equal(raw_env.policy_inputs(raw.obs_N), step.obs_N)
-        np.testing.assert_allclose(rewards.transform(raw.reward_N), step.reward_N, rtol=1e-6)
+        np.testing.assert_allclose(rewards.normalize(raw.reward_N), step.reward_N, rtol=1e-6)
         assert env.policy_inputs(step.obs_N) is step.obs_N
     assert raw_env.normalizers.state_dict() == env.normalizers.state_dict()
+
+
+def test_rewards_without_statistics_are_not_deferred() -> None:
+    keys: dict[str, Any] = {"backend": "sync", "normalize_obs": True, "reward_scale": 3.0, "clip_reward": 2.0}
+    spec = EnvSpec(name=PREFIX + "Toy-v0", max_frame=1000, num_envs=3, **keys)
+    env, raw_env = make_env(spec, SEED), make_env(spec, SEED, defer_normalization=True)
+    env.reset()
+    raw_env.reset()
+    for action in random_actions(20, 3, 3):
+        np.testing.assert_array_equal(raw_env.step(action).reward_N, env.step(action).reward_N)
+
+
+def test_episodes_of_a_state_with_normalised_observations_do_not_continue() -> None:
+    """As version 0.2.0 saved them."""
+    spec = EnvSpec(name="CartPole-v1", max_frame=1000, num_envs=3, normalize_obs=True)
+    env = make_env(spec, SEED, defer_normalization=True)
+    env.reset()
+    state = env.state_dict()
+    for saved, continues in ((state, True), ({name: value for name, value in state.items() if name != "deferred"}, False)):
+        other = make_env(spec, SEED, defer_normalization=True)
+        other.load_state_dict(saved)
+        assert other.resume() == continues

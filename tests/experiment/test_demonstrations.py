@@ -170,14 +170,16 @@ def test_recorded_and_own_observations_are_normalised_alike(tmp_path: Path) -> N
     file = tmp_path / "pendulum.npz"
     raw = saved(file, "Pendulum-v1", swing_up, 1)
     agent = {"algorithm": {"name": "SoftActorCritic", "training_start_step": 40}, "memory": {"name": "Replay", "batch_size": 16}}
-    env = {"name": "Pendulum-v1", "max_frame": 100, "normalize_obs": True}
+    env = {"name": "Pendulum-v1", "max_frame": 100, "normalize_obs": True, "reward_scale": 0.1}
     body = {"agent": agent, "env": env, "meta": {"demonstrations": str(file), "eval_episodes": 0}}
     session = slm_lab.Session(slm_lab.load_spec({"sac": body}, "sac")).build()
     session.run()
     memory, normalizer = session.agent.algorithm.memory, session.learners[0].normalizers.obs
     np.testing.assert_array_equal(memory.demonstrations.store.obs[: len(raw)], raw.obs_K)
-    assert memory.demonstrations.normalize_obs is memory.normalize_obs is normalizer
+    assert memory.demonstrations.obs_normalizer is memory.obs_normalizer is normalizer
     assert normalizer.stats.count == 101, "own observations alone"
+    drawn = memory.demonstrations.sample()
+    np.testing.assert_allclose(drawn.reward_B, 0.1 * raw.reward_K[drawn.row_B], rtol=1e-6)
 
 
 def test_a_run_counts_gradient_steps_as_frames_and_plays_as_well_as_the_recorded_agent(tmp_path: Path) -> None:

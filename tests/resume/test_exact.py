@@ -45,6 +45,11 @@ CASES: dict[str, dict[str, Any]] = {
             "memory": {"name": "PrioritizedReplay", "batch_size": 8, "max_size": 300},
         },
     },
+    "DQN, normalised, of three steps": {
+        "algorithm": "DQN",
+        "env": "CartPole-v1",
+        "sections": {**REPLAY, "env": NORMALIZED, "algorithm": {"num_step_returns": 3}},
+    },
     "SAC": {"algorithm": "SoftActorCritic", "env": "Pendulum-v1", "sections": {**REPLAY, "algorithm": {"training_start_step": 700}}},
     "SIL": {"algorithm": "SIL", "env": "CartPole-v1", "sections": {"meta": {"save_replay": True}, "env": {"num_envs": 2}}},
     "PPO with a recurrent net": {"algorithm": "PPO", "env": "CartPole-v1", "sections": {"net": RNN, "env": {"num_envs": 4}}},

@@ -175,8 +175,8 @@ class Algorithm:
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one vector step in the memory.
 
-        Args: obs_N: observations on which the policy acted. first_N: bool [N], whether each observation is the first of its episode.
-        state_N: hidden state [N, S] before obs_N.
+        Args: obs_N: observations of the step, before normalisation if the memory normalises its batches. first_N: bool [N], whether each
+        observation is the first of its episode. state_N: hidden state [N, S] before obs_N.
         """
         if self.memory is not None:
             self.memory.add(obs_N, first_N, state_N, out, step)

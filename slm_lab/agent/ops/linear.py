@@ -8,6 +8,7 @@ results. (For a batch of 256, computing the transpose reduces the time of a grad
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 _TRANSPOSE_RATIO = 4
 """If a weight has at least this many times as many rows as columns, the gradient of the input is computed in transposed form."""
+_ONEDNN_MIN_DIMENSION = 4
+"""Minimum of rows, inputs and outputs for oneDNN, which takes up to three times as long as MKL for products with a single row."""
 
 
 @dataclass
@@ -88,7 +91,8 @@ class MatmulMode:
         return _onednn_linear(a, b.mT) if self._uses_onednn(a, b) else product(a, b)
 
     def _uses_onednn(self, a: Tensor, b: Tensor) -> bool:
-        return 0 < self.onednn <= a.shape[-2] * a.shape[-1] * b.shape[-1]
+        sizes = (a.shape[-2], a.shape[-1], b.shape[-1])
+        return 0 < self.onednn <= math.prod(sizes) and min(sizes) >= _ONEDNN_MIN_DIMENSION
 
 
 FLOAT32 = MatmulMode()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.replay.replay import Replay, Transitions, as_tensor, transform
+from slm_lab.agent.replay.replay import Replay, Transitions, apply_transform, as_tensor
 from slm_lab.lib.demonstrations import RecordedStep, join_episodes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import HindsightReplaySpec
@@ -110,9 +110,11 @@ class HindsightReplay(Replay):
         batch.reward_B.numpy()[:] = reward_B
         if terminated_B is not None:
             batch.terminated_B.numpy()[changed_K] = terminated_B[changed_K]
-        if self.normalize_obs is None:
+        if self.obs_normalizer is None:
             return batch
-        return batch._replace(obs_B=transform(self.normalize_obs, obs_B), next_obs_B=transform(self.normalize_obs, next_obs_B))
+        return batch._replace(
+            obs_B=apply_transform(self.obs_normalizer, obs_B), next_obs_B=apply_transform(self.obs_normalizer, next_obs_B)
+        )
 
     def contents(self) -> dict[str, Any]:
         """Return the stored transitions, and the transitions of unfinished episodes."""

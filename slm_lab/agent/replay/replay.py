@@ -180,9 +180,9 @@ class Replay:
             "action": allocate_rows((self.capacity, *info.action.shape), info.action.dtype, device),
             **{name: allocate_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
-        self.normalize_obs: Transform | None = None
+        self.obs_normalizer: Transform | None = None
         """Function that normalises the observations of a batch [B, *shape], or None if the stored observations are used unchanged."""
-        self.normalize_reward: Transform | None = None
+        self.reward_normalizer: Transform | None = None
         """Function that transforms the rewards of a batch, or None if the stored rewards are used unchanged."""
         self.seen = 0
         """Number of transitions added so far. The newest transition is in row (seen − 1) mod capacity."""
@@ -253,11 +253,11 @@ class Replay:
     def use_demonstrations(self, recorded: Replay) -> None:
         """From now on, draw recorded.batch_size transitions of each batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
-        recorded.set_normalizers(self.normalize_obs, self.normalize_reward)
+        recorded.set_normalizers(self.obs_normalizer, self.reward_normalizer)
 
     def set_normalizers(self, obs: Transform | None, reward: Transform | None) -> None:
         """Set the functions that transform observations and rewards whenever a batch is sampled."""
-        self.normalize_obs, self.normalize_reward = obs, reward
+        self.obs_normalizer, self.reward_normalizer = obs, reward
 
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""
@@ -279,15 +279,15 @@ class Replay:
 
     def _observations(self, row_B: np.ndarray) -> Tensor:
         """Return the observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
-        return transform(self.normalize_obs, self.store.observations(row_B))
+        return apply_transform(self.obs_normalizer, self.store.observations(row_B))
 
     def _next_observations(self, row_B: np.ndarray) -> Tensor:
         """Return the true next observations of the transitions in rows row_B, [B, *shape], normalised if there is a normaliser."""
-        return transform(self.normalize_obs, self.store.next_observations(row_B))
+        return apply_transform(self.obs_normalizer, self.store.next_observations(row_B))
 
     def _rewards(self, row_B: np.ndarray) -> Tensor:
         """Return the rewards of the transitions in rows row_B, float32 [B], normalised if there is a normaliser."""
-        return transform(self.normalize_reward, self.columns["reward"].take(row_B, axis=0))
+        return apply_transform(self.reward_normalizer, self.columns["reward"].take(row_B, axis=0))
 
     def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
         """Return the batch of the transitions in rows row_B, for n-step returns.
@@ -341,6 +341,7 @@ class Replay:
     def contents(self) -> dict[str, Any]:
         """Return the transitions in used rows, as tensors and numbers. If all rows in host memory are used, no copies are made."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
+        counts["raw"] = True  # whether observations and rewards were stored before normalisation; absent in version 0.2.0
         rows = self._num_written_rows()
         columns = {name: column[:rows] for name, column in self.columns.items()}
         links = {} if self.links is None else {"links": self.links.state_dict(rows)}
@@ -365,6 +366,8 @@ class Replay:
         """
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
+        if "raw" not in state and (self.obs_normalizer is not None or self.reward_normalizer is not None):
+            raise ValueError("incompatible replay buffer: version 0.2.0 stored its observations and rewards after their normalisation")
         self.store.load_state_dict(state["store"])
         if self.links is not None and "links" in state:  # else the stored transitions have one-step returns
             self.links.load_state_dict(state["links"])
@@ -374,7 +377,7 @@ class Replay:
             load_rows(name, column, state["columns"][name].numpy())
 
 
-def transform(function: Transform | None, values_B: np.ndarray | Tensor) -> Tensor:
+def apply_transform(function: Transform | None, values_B: np.ndarray | Tensor) -> Tensor:
     """Return the values [B, …] that were read from the buffer, transformed, as a tensor on the same device."""
     if function is None:
         return as_tensor(values_B)

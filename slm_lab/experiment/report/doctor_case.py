@@ -330,7 +330,7 @@ class Session:
     def checkpoint_steps(self) -> dict[str, np.ndarray]:
         """The env steps in the last checkpoint: a dict with obs [B, …] and, if the checkpoint has a rollout, action [B, …] and reward [B].
 
-        The observations have the form that the net receives, for example normalised. Raises NotMeasured if the checkpoint has no
+        If a replay buffer stores the steps, the observations and rewards are not normalised. Raises NotMeasured if the checkpoint has no
         observations because the envs cannot be saved.
         """
         checkpoint = self.checkpoint

@@ -163,6 +163,7 @@ def observation_scale(session: Session) -> Finding | None:
     Andrychowicz et al., 2021 (arXiv:2006.05990), section 3.3, and LeCun et al., 1998 (Efficient BackProp), recommend to normalise
     observations.
     """
+    require_applicable(not session.case.setting("env.normalize_obs"), "observations are normalised")
     obs = session.checkpoint_steps["obs"]
     require_applicable(obs.dtype != np.uint8, "observations are images")
     rows = obs.reshape(len(obs), -1).astype(np.float64)

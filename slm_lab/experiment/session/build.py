@@ -278,12 +278,13 @@ class SessionParts:
     def _attach_extra_data(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
         """Give an agent the data that it needs in addition to its own experience.
 
-        The algorithm receives the recorded episodes of meta.demonstrations. A replay buffer receives the normaliser of the observations
+        The algorithm receives the recorded episodes of meta.demonstrations. A replay buffer receives the normalisers of the data
         that it stores without normalisation. A HindsightReplay receives the reward function of the env's goals.
         """
         spec, memory = self.spec, agent.replay
         if spec.defers_normalization and isinstance(memory, Replay):
-            memory.set_normalizers(normalizers.obs, None if normalizers.reward is None else normalizers.reward.transform)
+            reward = normalizers.reward
+            memory.set_normalizers(normalizers.obs, None if reward is None or reward.stats is None else reward.normalize)
         if spec.meta.demonstrations is not None:
             data = load_demonstrations(spec, info)
             normalizer = None if spec.defers_normalization else normalizers.obs

@@ -51,11 +51,11 @@ class EnvSpec(SpecModel):
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""
     normalize_obs: Flag = False
-    """Whether to normalise observations by their running mean and standard deviation. A replay buffer stores observations that are not
-    normalised, and each batch is normalised with the newest mean and standard deviation."""
+    """Whether to normalise observations by their running mean and standard deviation. A replay buffer stores observations before
+    normalisation and clipping, and each batch is normalised with the newest mean and standard deviation."""
     normalize_reward: Flag = False
-    """Whether to divide rewards by the running standard deviation of the discounted return. A replay buffer stores rewards that are not
-    normalised, and each batch is normalised with the newest standard deviation."""
+    """Whether to divide rewards by the running standard deviation of the discounted return. A replay buffer stores rewards
+    before normalisation and clipping, and each batch is normalised with the newest standard deviation."""
     clip_obs: PositiveReal | None = None
     """Absolute value to which observations are clipped, after normalisation. By default, observations are clipped to ±10 if they are
     normalised, and are not clipped if they are not normalised."""

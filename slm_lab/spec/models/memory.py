@@ -63,8 +63,9 @@ class ReplayKeys(SpecModel):
     """With a RecurrentNet, the number of steps before each sequence in which the net, with its current weights, only updates the stored
     hidden state. The net does not learn from these steps (R2D2, Kapturowski et al., 2019). The default number is half of seq_len."""
     on_device: Flag = False
-    """Whether to keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. on_device=true
-    is an error if the agent uses the CPU."""
+    """Whether to keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. With
+    env.normalize_obs or normalize_reward, the observations or rewards of a batch are normalised on the CPU, so that on_device has no
+    advantage. on_device=true is an error if the agent uses the CPU."""
 
     def sequence_layout(self, seq_len: int) -> SequenceLayout:
         """Return the length and the overlap of the sequences of transitions from which a recurrent net learns."""

@@ -178,7 +178,7 @@ def test_a_replay_buffer_holds_observations_before_normalisation(
     assert 0.5 < float(batch.obs_B[:, 2].std()) < 2.0
     assert set(memory.columns["reward"][rows]) == {1.0}
     assert learner.normalizers.reward is not None
-    assert np.allclose(batch.reward_B, learner.normalizers.reward.transform(np.ones(1)))
+    assert np.allclose(batch.reward_B, learner.normalizers.reward.normalize(np.ones(1)))
     assert float(batch.reward_B[0]) < 0.9
 
 

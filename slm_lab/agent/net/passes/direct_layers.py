@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from slm_lab.agent.ops.linear import MatmulMode
 TORCH_ACTIVATION_SIZE = 16384
 """Minimum number of elements for which torch computes a ReLU or the derivative of an activation. For fewer elements, numpy is faster than
 torch, because numpy has less overhead per call."""
-VECTORIZED_EXPM1 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-"""Whether numpy computes expm1 with vector instructions, as it does with AVX-512. Without, expm1 takes ten times as long as exp."""
+VECTORIZED_EXPM1 = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+"""Whether numpy computes expm1 with vector instructions, as it does on Linux with AVX-512. Without vector instructions, expm1 takes ten
+times as long as exp."""
 
 
 class Activation(NamedTuple):

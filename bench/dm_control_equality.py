@@ -1,7 +1,7 @@
 """Compare EnvPool's DeepMind Control envs with dm_control: `python -m bench.dm_control_equality PYTHON`.
 
-PYTHON is the interpreter of a virtual environment with dm_control (pip install dm_control, which needs mujoco 3). slm_lab steps each env of
-EnvPool with smooth random actions. dm_control then repeats the steps in two ways: each step from the state in EnvPool's observation, and
+PYTHON is the interpreter of a virtual environment with dm_control and mujoco 3 (pip install dm_control "mujoco<4"). slm_lab steps each env
+of EnvPool with smooth random actions. dm_control then repeats the steps in two ways: each step from the state in EnvPool's observation, and
 all steps from the first state. The command prints the largest differences of observations and rewards, and the number of steps after which
 the second way differs by 0.001.
 """
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 STEPS, SEED = 1_000, 1
@@ -32,6 +31,8 @@ def smooth_actions(size: int) -> np.ndarray:
 
 def recorded(name: str) -> dict[str, np.ndarray]:
     """Step an env of EnvPool through slm_lab, and return the actions, the rewards, and each part of the observations, [STEPS + 1, …]."""
+    import gymnasium as gym
+
     from slm_lab.env.make import choose_backend, make_env_request
     from slm_lab.spec.models.env import EnvSpec
 

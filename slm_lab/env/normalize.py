@@ -224,7 +224,8 @@ class RewardNormalizer:
         return reward.astype(np.float32)
 
     def scale_and_update(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
-        """Return the rewards [N] after env.reward_scale, and add the discounted returns after the step to the statistics, if there are any.
+        """Scale the rewards [N] by env.reward_scale, add the discounted returns to the statistics (if there are any), and return the scaled
+        rewards.
 
         Args: see `__call__`.
         """

@@ -121,8 +121,8 @@ class Env:
         return obs if self._defers_normalization else normalizer(obs)
 
     def _transform_reward(self, reward_N: np.ndarray, over_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
-        """Return the rewards of a step for training, float32 [N] (see RewardNormalizer), or rewards that are only scaled if normalisation
-        is deferred."""
+        """Return the training rewards of a step, float32 [N] (see RewardNormalizer). If normalisation is deferred, rewards are only
+        scaled."""
         normalizer = self._normalize_reward
         if normalizer is None:
             return reward_N.astype(np.float32)

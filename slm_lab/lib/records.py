@@ -245,7 +245,7 @@ class Episode(NamedTuple):
 class VecStep(NamedTuple):
     """Result of one step of a vector env. The arrays are new in each step, so that callers can keep an array without copying it.
 
-    If the env was built with defer_normalization, observations and rewards are not normalised (see `make_env`).
+    With `make_env(defer_normalization=True)`, observations and rewards are not normalised.
     """
 
     reward_N: np.ndarray

@@ -138,6 +138,14 @@ def test_products_with_a_small_dimension(inputs: int, outputs: int, products: li
         assert len(products) == (3 if rows > few else 0)
 
 
+def test_products_of_few_rows_are_left_to_torch(products: list[tuple[int, ...]]) -> None:
+    """Also if the layer is so large that rows × inputs × outputs suffices."""
+    layer = nn.Linear(1024, 1024)
+    for rows, expected in ((3, 0), (4, 1)):
+        ONEDNN.call_with_mode(layer, torch.randn(rows, 1024))
+        assert len(products) == expected
+
+
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d(160), nn.LayerNorm(160), nn.ELU(inplace=True)], ids=lambda kind: type(kind).__name__)
 def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tuple[int, ...]]) -> None:
     """Nets that torch computes module by module, if MKL is chosen."""

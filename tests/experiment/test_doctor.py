@@ -221,6 +221,15 @@ def test_observations_are_those_of_each_policy(tmp_path: Path) -> None:
     assert of_rule(diagnose(run), "observation_scale") is not None
 
 
+def test_raw_observations_of_a_replay_buffer_are_not_judged(tmp_path: Path) -> None:
+    """With normalize_obs, a checkpoint may hold observations before normalisation."""
+    for normalize, found in ((False, True), (True, False)):
+        sets = {"env.normalize_obs": normalize, "agent.policies": {"good": ["a"], "evil": ["b"]}}
+        run = make_run(tmp_path / str(normalize), sets=sets, others=1)
+        save_policies(run, 1.0, 1000.0)
+        assert (of_rule(diagnose(run), "observation_scale") is not None) == found
+
+
 def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:
     return list(diagnose_run(run, checkpoints=checkpoints).findings)
 

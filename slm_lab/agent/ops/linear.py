@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 _TRANSPOSE_RATIO = 4
 """If a weight has at least this many times as many rows as columns, the gradient of the input is computed in transposed form."""
 _ONEDNN_MIN_DIMENSION = 4
-"""Minimum of rows, inputs and outputs for oneDNN, which takes up to three times as long as MKL for products with a single row."""
+"""oneDNN computes only products with at least this number of rows, of inputs and of outputs. With a single row, oneDNN takes up to three
+times as long as MKL."""
 
 
 @dataclass

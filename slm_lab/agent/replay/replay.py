@@ -129,7 +129,7 @@ def tensors_on_device(items: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 Transform = Callable[[np.ndarray], np.ndarray]
-"""Function that returns a new array of the same shape."""
+"""Function that maps an array to a new array of the same shape."""
 COLUMNS = ("action", "logp", "reward", "terminated")
 """Names of the arrays of a replay buffer in addition to observations. Self-imitation learning adds further arrays."""
 
@@ -153,6 +153,10 @@ class Replay:
 
     prioritized = False
     """Whether `update_priorities` has an effect."""
+    obs_normalizer: Transform | None = None
+    """Function that normalises the observations of a batch [B, *shape], or None if the stored observations are used unchanged."""
+    reward_normalizer: Transform | None = None
+    """Function that normalises the rewards of a batch, or None if the stored rewards are used unchanged."""
 
     def __init__(
         self,
@@ -180,10 +184,6 @@ class Replay:
             "action": allocate_rows((self.capacity, *info.action.shape), info.action.dtype, device),
             **{name: allocate_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
-        self.obs_normalizer: Transform | None = None
-        """Function that normalises the observations of a batch [B, *shape], or None if the stored observations are used unchanged."""
-        self.reward_normalizer: Transform | None = None
-        """Function that transforms the rewards of a batch, or None if the stored rewards are used unchanged."""
         self.seen = 0
         """Number of transitions added so far. The newest transition is in row (seen − 1) mod capacity."""
         self.size = 0
@@ -256,7 +256,7 @@ class Replay:
         recorded.set_normalizers(self.obs_normalizer, self.reward_normalizer)
 
     def set_normalizers(self, obs: Transform | None, reward: Transform | None) -> None:
-        """Set the functions that transform observations and rewards whenever a batch is sampled."""
+        """Set the functions that normalise the observations and rewards of each sampled batch."""
         self.obs_normalizer, self.reward_normalizer = obs, reward
 
     def sample(self) -> Transitions:
@@ -378,7 +378,7 @@ class Replay:
 
 
 def apply_transform(function: Transform | None, values_B: np.ndarray | Tensor) -> Tensor:
-    """Return the values [B, …] that were read from the buffer, transformed, as a tensor on the same device."""
+    """Apply `function`, if it is not None, to values [B, …] from the buffer. Return a tensor on the device of the values."""
     if function is None:
         return as_tensor(values_B)
     if isinstance(values_B, np.ndarray):

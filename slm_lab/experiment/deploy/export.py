@@ -307,7 +307,7 @@ def _compare_with_agent(agent: LoadedAgent, policy: ExportedPolicy, run: Run) ->
 
 
 def _is_same_action(actual_N: np.ndarray, expected_N: np.ndarray, mode_N: np.ndarray) -> bool:
-    """Return whether the file's actions equal the agent's actions up to TOLERANCE if they are floats, or the modes if they are integers.
+    """Return whether the file's actions are right: floats equal the agent's actions up to TOLERANCE, integers equal the modes.
 
     Raises UserError if the file's actions have another type or shape than the agent's.
     """

@@ -58,7 +58,7 @@ WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
 
 @dataclass(frozen=True)
 class Labels:
-    """Values that the titles and legends of a trial's figures contain."""
+    """Values shown in the titles and legends of a trial's figures."""
 
     title: str
     """Beginning of the titles of all figures, with the name of the spec, the env and the trial."""

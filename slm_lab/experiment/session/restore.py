@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def _load_weights(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
-    """Initialise policies with the weights and observation statistics of checkpoints. The names of weights that are not used are printed in
-    notices.
+    """Initialise policies with the weights and observation statistics of checkpoints. Notices name the weights that
+    are not used.
 
     Args:
         learners: the learners whose policies are initialised.

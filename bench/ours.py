@@ -2,7 +2,8 @@
 
 CORES: if given, the case runs on a Ray cluster with one node on this machine, which has this number of cores.
 
-The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
+The last line of the output is {"fps": ..., "frames": ..., "version": ...}. If the env is one of EnvPool, the output also has "env_us", the
+time of a frame in EnvPool (µs).
 """
 
 import csv
@@ -10,11 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import slm_lab
+from bench.envpool_clock import EnvPoolClock
 from slm_lab.experiment.plan import Plan
 
 
@@ -50,11 +52,15 @@ def cluster_of(cores: int) -> Iterator[str | None]:
 def main(case: str, frames: str = "", threads: str = "", cores: str = "") -> None:
     sets = [f"{key}={value}" for key, value in (("env.max_frame", frames), ("meta.threads", threads)) if value]
     spec = slm_lab.load_spec(str(Path(__file__).parent / "specs.json"), case, sets)
+    clock = EnvPoolClock()
+    with suppress(ImportError):
+        clock.start()
     with TemporaryDirectory() as folder, cluster_of(int(cores or 0)) as cluster:
         slm_lab.Trial(spec, plan=Plan(data_dir=Path(folder), cluster=cluster)).run()
         sessions = [frames_and_seconds(table) for table in Path(folder).glob("*/info/*_session_df_train.csv")]
     fps, counted = sum(frames / seconds for frames, seconds in sessions), sum(frames for frames, _ in sessions)
-    sys.stdout.write(json.dumps({"fps": fps, "frames": counted, "version": slm_lab.__version__}) + "\n")
+    env_time = {"env_us": clock.microseconds} if clock.transitions else {}
+    sys.stdout.write(json.dumps({"fps": fps, "frames": counted, "version": slm_lab.__version__, **env_time}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Run one speed case in rl_games, with the hyperparameters of specs.json: `python bench/peer_rl_games.py CASE [THREADS]`.
+"""Run one speed case in rl_games, with the hyperparameters of specs.json: `python -m bench.peer_rl_games CASE [THREADS]`.
 
 rl_games 2 is in no package index: set PYTHONPATH to a checkout of https://github.com/Denys88/rl_games. The script runs with the Python of
-the peer's virtual environment and does not import slm_lab. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
+the peer's virtual environment and does not import slm_lab. The last line of the output is {"fps": ..., "frames": ..., "version": ...,
+"env_us": ...}; env_us is the time of a frame in EnvPool (µs).
 """
 
 import json
@@ -23,17 +24,20 @@ from rl_games.common.algo_observer import DefaultAlgoObserver
 from rl_games.envs.envpool import Envpool
 from rl_games.torch_runner import Runner
 
+from bench.envpool_clock import EnvPoolClock
+
 
 class Stopwatch(DefaultAlgoObserver):
-    """Records frames and time after each rollout and its updates."""
+    """Records transitions and time after each rollout and its updates."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.clock = EnvPoolClock()
         self.marks: list[tuple[int, float]] = []
 
     def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
         super().after_print_stats(frame, epoch_num, total_time)
-        self.marks.append((frame, perf_counter()))
+        self.marks.append((self.clock.transitions, perf_counter()))
 
 
 class OnePart(Envpool):
@@ -133,6 +137,7 @@ def installed_version() -> str:
 def main(case: str, threads: str = "1") -> None:
     spec = json.loads((Path(__file__).parent / "specs.json").read_text())[case]
     watch, version = Stopwatch(), installed_version()
+    watch.clock.start()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         runner = Runner(watch)
@@ -140,7 +145,8 @@ def main(case: str, threads: str = "1") -> None:
         runner.run({"train": True})
     first, last = next(mark for mark in watch.marks if mark[0] >= spec["meta"]["log_frequency"]), watch.marks[-1]
     frames = last[0] - first[0]
-    sys.stdout.write(json.dumps({"fps": frames / (last[1] - first[1]), "frames": frames, "version": version}) + "\n")
+    fps = frames / (last[1] - first[1])
+    sys.stdout.write(json.dumps({"fps": fps, "frames": frames, "version": version, "env_us": watch.clock.microseconds}) + "\n")
 
 
 if __name__ == "__main__":

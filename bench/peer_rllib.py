@@ -1,4 +1,4 @@
-"""Run one speed case in RLlib, with the hyperparameters of specs.json: `python bench/peer_rllib.py CASE`.
+"""Run one speed case in RLlib, with the hyperparameters of specs.json: `python -m bench.peer_rllib CASE`.
 
 The script runs with the Python of the peer's virtual environment and does not import slm_lab. The last line of the output is
 {"fps": ..., "frames": ..., "version": ...}.

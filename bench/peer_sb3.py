@@ -1,4 +1,4 @@
-"""Run one speed case in Stable-Baselines3, its contrib package or SBX: `python bench/peer_sb3.py CASE [THREADS]`.
+"""Run one speed case in Stable-Baselines3, its contrib package or SBX: `python -m bench.peer_sb3 CASE [THREADS]`.
 
 The hyperparameters are those of specs.json. The script runs with the Python of the peer's virtual environment and does not import slm_lab.
 SBX is used if it is installed, otherwise Stable-Baselines3. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.

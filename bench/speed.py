@@ -1,9 +1,10 @@
 """Training frames per second against Stable-Baselines3, SBX, rl_games, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
 The libraries are measured in turn. Each run of a case is a new process, with `Case.threads` torch threads per process (default 1). A case
-with one process and one thread is pinned to one core. The time is measured from the first row (after log_frequency frames) to the last, so
-that it does not include start-up and compilation. Cases with rl_games need a checkout of rl_games in PYTHONPATH (see peer_rl_games.py), and
-also measure EnvPool without an agent. The medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
+with one process is pinned to as many cores as it has threads. The time is measured from the first row (after log_frequency frames) to the
+last, so that it does not include start-up and compilation. Cases with rl_games need a checkout of rl_games in PYTHONPATH (see
+peer_rl_games.py); they also show the time that a frame takes outside of EnvPool. The medians over the rounds, their spread and the ratios
+are printed and saved in bench/results/.
 """
 
 import argparse
@@ -31,7 +32,7 @@ class Peer:
 
     name: str
     folder: str
-    script: str
+    module: str
     packages: tuple[str, ...]
     constrained: bool = True
     """Whether the library is installed with the constraints.txt of slm_lab."""
@@ -39,21 +40,19 @@ class Peer:
 
 GYMNASIUM = "gymnasium[mujoco]==1.4.0"
 ATARI = ("gymnasium[atari]==1.4.0", "opencv-python")
-SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI))
-CONTRIB = Peer(
-    "MaskablePPO", "contrib", "peer_sb3.py", ("sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI)
-)
-QRDQN = Peer("QRDQN of sb3-contrib", CONTRIB.folder, CONTRIB.script, CONTRIB.packages)
-OURS = Peer("slm_lab's DQN", "", "ours.py", ())
-SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
-RLLIB = Peer("RLlib", "rllib", "peer_rllib.py", ("ray[rllib]==2.60.0", "torch==2.13.0"), constrained=False)
+SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI))
+CONTRIB = Peer("MaskablePPO", "contrib", "peer_sb3", ("sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI))
+QRDQN = Peer("QRDQN of sb3-contrib", CONTRIB.folder, CONTRIB.module, CONTRIB.packages)
+OURS = Peer("slm_lab's DQN", "", "ours", ())
+SBX = Peer("SBX", "sbx", "peer_sb3", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
+RLLIB = Peer("RLlib", "rllib", "peer_rllib", ("ray[rllib]==2.60.0", "torch==2.13.0"), constrained=False)
 RL_GAMES = Peer(
     "rl_games",
     "rl_games",
-    "peer_rl_games.py",
+    "peer_rl_games",
     ("torch==2.13.0", "envpool==1.2.5", "gymnasium==1.4.0", "tensorboard", "tensorboardX", "PyYAML", "psutil", "setproctitle"),
 )
-SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
+SF = Peer("Sample Factory", "sf", "peer_sf", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,8 @@ class Case:
     title: str
     """Title of the case in the table for readers."""
     peers: tuple[Peer, ...]
-    one_core: bool = True
+    pinned: bool = True
+    """Whether the process of each library is pinned to as many cores as it has threads."""
     threads: int = 1
     """Number of torch threads in each process."""
     cluster_cores: str = ""
@@ -73,19 +73,14 @@ class Case:
     None: the same case."""
     spec: str | None = None
     """Key in specs.json; None: the name of the case."""
-    env_alone: bool = False
-    """Whether EnvPool is also measured without an agent."""
-
-
-ENV_ALONE = "env alone"
 
 
 def _beside_rl_games(env: str, spec: str) -> dict[str, Case]:
     """Return the cases of an env on one core and on two."""
     title = f"PPO {env}, 64 envs × 256 steps, 128-64-32 ELU, minibatch 2,048, 5 epochs"
     return {
-        spec: Case(title, (RL_GAMES,), env_alone=True),
-        f"{spec}_two_cores": Case(f"{title}, two cores", (RL_GAMES,), one_core=False, threads=2, spec=spec, env_alone=True),
+        spec: Case(title, (RL_GAMES,)),
+        f"{spec}_two_cores": Case(f"{title}, two cores", (RL_GAMES,), threads=2, spec=spec),
     }
 
 
@@ -96,7 +91,7 @@ CASES = {
     "a2c_one_env": Case("A2C CartPole-v1, 1 env × 32 steps", (SB3,)),
     "ppo_halfcheetah": Case("PPO HalfCheetah-v5, 8 envs × 256 steps, minibatch 256, 10 epochs", (SB3, SBX)),
     "ppo_hopper_arc": Case("PPO Hopper-v5 as SLM Lab publishes it: 256 × 256 tanh, 16 envs × 256 steps, minibatch 64, 10 epochs", (SB3,)),
-    "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), one_core=False, threads=2),
+    "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), pinned=False, threads=2),
     "dqn_cartpole": Case("DQN CartPole-v1, 1 env, batch 64, one update per step", (SB3, SBX)),
     "qrdqn_cartpole": Case("QR-DQN CartPole-v1, 200 quantiles, 1 env, batch 64, one update per step", (QRDQN,)),
     "pqn_cartpole": Case("PQN CartPole-v1, 32 envs × 32 steps", (OURS,), peer_case="dqn_cartpole"),
@@ -108,15 +103,13 @@ CASES = {
         peer_case="sac_halfcheetah",
     ),
     "crossq_halfcheetah": Case("CrossQ HalfCheetah-v5, 1 env, batch 256, critics 1024 × 1024, one update per step", (SBX,)),
-    "a3c_cartpole": Case("A3C CartPole-v1, 2 workers × 4 envs × 32 steps, beside A2C", (SB3,), one_core=False, peer_case="a2c_cartpole"),
-    "a3c_one_env": Case("A3C CartPole-v1, 4 workers × 1 env × 32 steps, beside A2C", (SB3,), one_core=False, peer_case="a2c_one_env"),
+    "a3c_cartpole": Case("A3C CartPole-v1, 2 workers × 4 envs × 32 steps, beside A2C", (SB3,), pinned=False, peer_case="a2c_cartpole"),
+    "a3c_one_env": Case("A3C CartPole-v1, 4 workers × 1 env × 32 steps, beside A2C", (SB3,), pinned=False, peer_case="a2c_one_env"),
     "appo_cartpole": Case(
-        "asynchronous PPO CartPole-v1, 2 workers × 8 envs × 128 steps, 4 minibatches of 256, 4 epochs", (SF,), one_core=False
+        "asynchronous PPO CartPole-v1, 2 workers × 8 envs × 128 steps, 4 minibatches of 256, 4 epochs", (SF,), pinned=False
     ),
-    "cluster_ppo": Case("PPO CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 128 steps", (RLLIB,), one_core=False, cluster_cores="4"),
-    "cluster_impala": Case(
-        "IMPALA CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 64 steps", (RLLIB,), one_core=False, cluster_cores="4"
-    ),
+    "cluster_ppo": Case("PPO CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 128 steps", (RLLIB,), pinned=False, cluster_cores="4"),
+    "cluster_impala": Case("IMPALA CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 64 steps", (RLLIB,), pinned=False, cluster_cores="4"),
     **_beside_rl_games("HalfCheetah-v5", "ppo_halfcheetah_envpool"),
     **_beside_rl_games("CheetahRun-v1", "ppo_cheetahrun"),
     **_beside_rl_games("Go1JoystickFlatTerrain-v1", "ppo_go1"),
@@ -141,7 +134,7 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
     # the libraries that torch uses have the same number of threads per process
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(case.threads))
     cores = sorted(os.sched_getaffinity(0))[: case.threads]
-    pinned = ["taskset", "-c", ",".join(map(str, cores))] if case.one_core or case.env_alone else []
+    pinned = ["taskset", "-c", ",".join(map(str, cores))] if case.pinned else []
     done = subprocess.run([*pinned, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
@@ -152,7 +145,8 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 def run_case(name: str, rounds: int) -> dict[str, Any]:
     """Measure slm_lab and the peers of a case in each round.
 
-    Returns the frames per second of every round, and the number of frames and the version of each library.
+    Returns the frames per second of every round, the time of a frame in EnvPool if a library reports it, and the number of frames and the
+    version of each library.
     """
     case, threads = CASES[name], str(CASES[name].threads)
     spec = case.spec or name
@@ -161,16 +155,17 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
         if peer is OURS:
             sides[peer.name] = [sys.executable, "-m", "bench.ours", case.peer_case or spec]
         else:
-            sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or spec, threads]
-    if case.env_alone:
-        sides[ENV_ALONE] = [sys.executable, "-m", "bench.env_alone", spec, threads]
+            sides[peer.name] = [str(peer_python(peer)), "-m", f"bench.{peer.module}", case.peer_case or spec, threads]
     fps: dict[str, list[float]] = {side: [] for side in sides}
-    result: dict[str, Any] = {"case": name, "fps": fps, "frames": {}, "versions": {}}
+    env_us: dict[str, list[float]] = {}
+    result: dict[str, Any] = {"case": name, "fps": fps, "env_us": env_us, "frames": {}, "versions": {}}
     for number in range(rounds):
         # the order is reversed in every second round, so that a machine that becomes faster or slower favours no library
         for side in sorted(sides, reverse=bool(number % 2)):
             measured = measure(sides[side], case)
             fps[side].append(round(measured["fps"], 1))
+            if "env_us" in measured:
+                env_us.setdefault(side, []).append(round(measured["env_us"], 2))
             result["versions"][side], result["frames"][side] = measured["version"], measured["frames"]
             sys.stderr.write(f"{name} round {number + 1}/{rounds} {side}: {measured['fps']:,.0f} frames/s\n")
     return result
@@ -184,24 +179,29 @@ def rows(result: dict[str, Any]) -> list[str]:
         ours, theirs = (f"{median(rates):9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})" for rates in (fps["slm_lab"], fps[peer]))
         ratio = f"{median(fps['slm_lab']) / median(fps[peer]):5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"{result['case']:18} {ours:30} {peer:18} {theirs:30} {ratio}")
-        if ENV_ALONE in fps:
-            lines.append(outside(fps, peer))
+        if peer in result.get("env_us", ()):
+            lines.append(outside(result, peer))
     return lines
 
 
 def peers_of(result: dict[str, Any]) -> list[str]:
     """Return the names of the peers in the result of a case."""
-    return [side for side in result["fps"] if side not in ("slm_lab", ENV_ALONE)]
+    return [side for side in result["fps"] if side != "slm_lab"]
 
 
-def outside(fps: dict[str, list[float]], peer: str) -> str:
-    """Return a line with the times per frame outside the env (µs) of slm_lab and a peer, and the ratio of the times.
+def outside(result: dict[str, Any], peer: str) -> str:
+    """Return a line with the times per frame outside of EnvPool (µs) of slm_lab and a peer, and the ratio of these times with its spread.
 
-    The times are computed from the medians of slm_lab, the peer and the env alone.
+    Each round gives a time: the time of a frame in the training run less the time in EnvPool during the same run.
     """
-    env = median(fps[ENV_ALONE])
-    ours, theirs = (1e6 / median(fps[side]) - 1e6 / env for side in ("slm_lab", peer))
-    return f"    env alone {env:,.0f} frames/s; outside of it {ours:.1f} µs per frame, {peer} {theirs:.1f} µs: {ours / theirs:.2f} ×"
+    fps, env_us = result["fps"], result["env_us"]
+    times = {side: [1e6 / rate - env for rate, env in zip(fps[side], env_us[side], strict=True)] for side in ("slm_lab", peer)}
+    ours, theirs = (median(times[side]) for side in ("slm_lab", peer))
+    ratios = [a / b for a, b in zip(times["slm_lab"], times[peer], strict=True)]
+    return (
+        f"    in EnvPool {median(env_us['slm_lab']):.1f} µs per frame, {peer} {median(env_us[peer]):.1f} µs; outside of it {ours:.1f} µs, "
+        f"{peer} {theirs:.1f} µs: {ours / theirs:.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def shown(rate: float) -> str:

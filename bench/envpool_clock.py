@@ -33,7 +33,7 @@ class EnvPoolClock:
 
             def counted_receive() -> Any:
                 state = receive()
-                self.transitions += np.count_nonzero(state[elapsed_step])
+                self.transitions += int(np.count_nonzero(state[elapsed_step]))
                 return state
 
             pool._send, pool._reset, pool._recv = map(self._timed, (pool._send, pool._reset, counted_receive))

@@ -28,7 +28,7 @@ from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.models.study import PlannedRun, Study, StudyPlan
 
 SCRIPT = ROOT / "bench" / "peer_training.py"
-CLEANRL = Peer("CleanRL", "cleanrl", SCRIPT.name, ("torch==2.13.0", GYMNASIUM, "tyro", "tensorboard"))
+CLEANRL = Peer("CleanRL", "cleanrl", SCRIPT.stem, ("torch==2.13.0", GYMNASIUM, "tyro", "tensorboard"))
 Table = dict[str, list[float | None]]
 
 

@@ -120,6 +120,17 @@ def test_the_next_update_uses_the_rate_of_the_last_epoch() -> None:
     assert agent.algorithm.lr == pytest.approx(0.05 / 1.5)
 
 
+def test_the_rate_is_multiplied_by_the_factor_of_a_schedule() -> None:
+    keys = {**PPO, "training_epoch": 3, "minibatch_size": 7, "adaptive_lr": {"kl_target": 1e-4}}
+    agent = gathered(keys, net={**FAST, "lr_scheduler_spec": {"name": "LinearToZero", "frame": 1000}})
+    first = agent.clock.global_frame
+    agent.update()
+    assert agent.algorithm.lr == pytest.approx(0.05 * (1.0 - first / 1000))
+    drive(agent, ToyEnv(info()), 10)
+    assert agent.clock.global_frame > first
+    assert agent.algorithm.lr == pytest.approx(0.05 / 1.5 * (1.0 - agent.clock.global_frame / 1000))
+
+
 def test_the_last_epoch_counts() -> None:
     """Small changes in the first epochs do not raise the rate: the mean over all epochs would be below half the target."""
     agent = gathered({**PPO, "training_epoch": 4, "minibatch_size": 1000, "adaptive_lr": {}}, net=FAST)
@@ -279,18 +290,17 @@ def test_sessions_share_rate_and_moments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "net", "path"),
+    ("keys", "path"),
     [
-        ({"adaptive_lr": {}}, {"lr_scheduler_spec": {"name": "LinearToZero", "frame": 100}}, "agent.net.lr_scheduler_spec"),
-        ({"adaptive_lr": {"min_lr": 0.1}}, {}, "agent.algorithm.adaptive_lr.min_lr"),
-        ({"normalize_values": True, "symlog": True}, {}, "agent.algorithm.symlog"),
-        ({"normalize_values": True, "normalize_v_targets": True}, {}, "agent.algorithm.normalize_v_targets"),
-        ({"name": "PPOSIL", "normalize_values": True}, {}, "agent.algorithm.normalize_values"),
+        ({"adaptive_lr": {"min_lr": 0.1}}, "agent.algorithm.adaptive_lr.min_lr"),
+        ({"normalize_values": True, "symlog": True}, "agent.algorithm.symlog"),
+        ({"normalize_values": True, "normalize_v_targets": True}, "agent.algorithm.normalize_v_targets"),
+        ({"name": "PPOSIL", "normalize_values": True}, "agent.algorithm.normalize_values"),
     ],
     ids=str,
 )
-def test_keys_that_contradict_each_other(keys: dict[str, Any], net: dict[str, Any], path: str) -> None:
+def test_keys_that_contradict_each_other(keys: dict[str, Any], path: str) -> None:
     report = Report()
-    toy: Spec = spec({**PPO, **keys}, {**MLP, **net})
+    toy: Spec = spec({**PPO, **keys}, MLP)
     check_rules(toy, report)
     assert path in [problem.path for problem in report.problems]

@@ -159,22 +159,17 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
         reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):
-        _check_ppo(algorithm, spec.agent, report)
+        _check_ppo(algorithm, report)
 
 
-def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
+def _check_ppo(algorithm: PPOSpec, report: Report) -> None:
     if algorithm.normalize_values:
         reject_non_defaults(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
         if algorithm.self_imitation:
             why = f"{algorithm.name} compares returns with the critic's outputs; set normalize_v_targets"
             report.add_problem((*ALGORITHM, "normalize_values"), f"must be false: {why}")
-    if (adaptive := algorithm.adaptive_lr) is None or agent.net is None:
-        return
-    if adaptive.min_lr > adaptive.max_lr:
+    if (adaptive := algorithm.adaptive_lr) is not None and adaptive.min_lr > adaptive.max_lr:
         report.add_problem((*ALGORITHM, "adaptive_lr", "min_lr"), f"must be at most max_lr ({adaptive.max_lr:g}), not {adaptive.min_lr:g}")
-    for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
-        if getattr(agent.net, key) is not None:
-            report.add_problem(("agent", "net", key), "cannot be combined with agent.algorithm.adaptive_lr; remove one of them")
 
 
 def _check_meta(spec: Spec, report: Report) -> None:

@@ -2,7 +2,7 @@
 
 rl_games 2 is in no package index: set PYTHONPATH to a checkout of https://github.com/Denys88/rl_games. The script runs with the Python of
 the peer's virtual environment and does not import slm_lab. The last line of the output is {"fps": ..., "frames": ..., "version": ...,
-"env_us": ...}; env_us is the time of a frame in EnvPool (µs).
+"env_us": ...}; "frames" are transitions, and "env_us" is the time of a transition in EnvPool (µs).
 """
 
 import json
@@ -28,16 +28,15 @@ from bench.envpool_clock import EnvPoolClock
 
 
 class Stopwatch(DefaultAlgoObserver):
-    """Records transitions and time after each rollout and its updates."""
+    """Records frames and time after each rollout and its updates."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = EnvPoolClock()
         self.marks: list[tuple[int, float]] = []
 
     def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
         super().after_print_stats(frame, epoch_num, total_time)
-        self.marks.append((self.clock.transitions, perf_counter()))
+        self.marks.append((frame, perf_counter()))
 
 
 class OnePart(Envpool):
@@ -136,17 +135,17 @@ def installed_version() -> str:
 
 def main(case: str, threads: str = "1") -> None:
     spec = json.loads((Path(__file__).parent / "specs.json").read_text())[case]
-    watch, version = Stopwatch(), installed_version()
-    watch.clock.start()
+    watch, clock, version = Stopwatch(), EnvPoolClock(), installed_version()
+    clock.start()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         runner = Runner(watch)
         runner.load({"params": config(spec, int(threads))})
         runner.run({"train": True})
     first, last = next(mark for mark in watch.marks if mark[0] >= spec["meta"]["log_frequency"]), watch.marks[-1]
-    frames = last[0] - first[0]
-    fps = frames / (last[1] - first[1])
-    sys.stdout.write(json.dumps({"fps": fps, "frames": frames, "version": version, "env_us": watch.clock.microseconds}) + "\n")
+    transitions, env_us = clock.between(first[0], last[0])
+    result = {"fps": transitions / (last[1] - first[1]), "frames": transitions, "version": version, "env_us": env_us}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ CASES = {
     "a2c_one_env": Case("A2C CartPole-v1, 1 env × 32 steps", (SB3,)),
     "ppo_halfcheetah": Case("PPO HalfCheetah-v5, 8 envs × 256 steps, minibatch 256, 10 epochs", (SB3, SBX)),
     "ppo_hopper_arc": Case("PPO Hopper-v5 as SLM Lab publishes it: 256 × 256 tanh, 16 envs × 256 steps, minibatch 64, 10 epochs", (SB3,)),
-    "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), pinned=False, threads=2),
+    "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), threads=2),
     "dqn_cartpole": Case("DQN CartPole-v1, 1 env, batch 64, one update per step", (SB3, SBX)),
     "qrdqn_cartpole": Case("QR-DQN CartPole-v1, 200 quantiles, 1 env, batch 64, one update per step", (QRDQN,)),
     "pqn_cartpole": Case("PQN CartPole-v1, 32 envs × 32 steps", (OURS,), peer_case="dqn_cartpole"),
@@ -145,12 +145,14 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 def run_case(name: str, rounds: int) -> dict[str, Any]:
     """Measure slm_lab and the peers of a case in each round.
 
-    Returns the frames per second of every round, the time of a frame in EnvPool if a library reports it, and the number of frames and the
-    version of each library.
+    Returns the frames per second of every round, the times of a transition in EnvPool if the libraries report them, and the number of
+    frames and the version of each library.
     """
     case, threads = CASES[name], str(CASES[name].threads)
     spec = case.spec or name
     sides = {"slm_lab": [sys.executable, "-m", "bench.ours", spec, "", threads if case.threads > 1 else "", case.cluster_cores]}
+    if RL_GAMES in case.peers:
+        sides["slm_lab"].append("env_time")
     for peer in case.peers:
         if peer is OURS:
             sides[peer.name] = [sys.executable, "-m", "bench.ours", case.peer_case or spec]
@@ -179,20 +181,21 @@ def rows(result: dict[str, Any]) -> list[str]:
         ours, theirs = (f"{median(rates):9,.0f} ({min(rates):,.0f} to {max(rates):,.0f})" for rates in (fps["slm_lab"], fps[peer]))
         ratio = f"{median(fps['slm_lab']) / median(fps[peer]):5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"{result['case']:18} {ours:30} {peer:18} {theirs:30} {ratio}")
-        if peer in result.get("env_us", ()):
+        if {"slm_lab", peer} <= set(result.get("env_us", ())):
             lines.append(outside(result, peer))
     return lines
 
 
 def peers_of(result: dict[str, Any]) -> list[str]:
-    """Return the names of the peers in the result of a case."""
-    return [side for side in result["fps"] if side != "slm_lab"]
+    """Return the names of the peers in the result of a case. (In old reports, "env alone" is EnvPool without an agent.)"""
+    return [side for side in result["fps"] if side not in ("slm_lab", "env alone")]
 
 
 def outside(result: dict[str, Any], peer: str) -> str:
-    """Return a line with the times per frame outside of EnvPool (µs) of slm_lab and a peer, and the ratio of these times with its spread.
+    """Return a line with the times per transition in EnvPool and outside of it (µs), of slm_lab and a peer, and the ratio of the times
+    outside of EnvPool with its spread.
 
-    Each round gives a time: the time of a frame in the training run less the time in EnvPool during the same run.
+    Each round gives a time outside of EnvPool: the time of a transition in the training run less the time in EnvPool in the same run.
     """
     fps, env_us = result["fps"], result["env_us"]
     times = {side: [1e6 / rate - env for rate, env in zip(fps[side], env_us[side], strict=True)] for side in ("slm_lab", peer)}

@@ -45,6 +45,8 @@ class EnvRequest:
     """Arguments and attributes of the envs that change when an episode ends, or None if the spec has no env.schedule."""
     critic_keys: tuple[str, ...] = ()
     """Entries of the observation that only the critic receives."""
+    staggers_episodes: bool = False
+    """Whether the first episode of env i is truncated after (i + 1) / num_envs of the time limit."""
 
     @property
     def plain_id(self) -> str:
@@ -147,6 +149,8 @@ class Backend(ABC):
     """Whether `episode_info` can return entries. With `reports_info = False`, meta.track_info in the spec is an error."""
     finds_masks: ClassVar[bool] = True
     """Whether the backend adds the action mask to the observations if EnvRequest.action_mask names an entry of info."""
+    staggers_episodes: ClassVar[bool] = False
+    """Whether the backend applies EnvRequest.staggers_episodes."""
     follows_curriculum: ClassVar[bool] = False
     """Whether the backend applies the current values of EnvRequest.curriculum to an env when it resets the env."""
     single_env: SingleEnvBackend | None = None

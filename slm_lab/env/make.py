@@ -97,9 +97,13 @@ def make_env(
     target = replace(make_env_request(spec, num_envs or spec.num_envs, threads, training), track_info=tuple(track_info))
     chosen = choose_backend(spec, target)
     _check_track_info(spec, chosen, track_info)
+    _check_stagger(spec, chosen, target)
     if minimal_num_envs and chosen in (Sync, Async, PettingZoo, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen in (Sync, Async, PettingZoo) else 2, target.num_envs))
     backend = _build_backend(spec, chosen, target)
+    if target.staggers_episodes and backend.max_steps is None:
+        close_backend(backend)
+        raise _env_spec_error(spec, "stagger_episodes", f"true needs a time limit, which {spec.name} does not have; set max_t")
     if minimal_num_envs:
         _check_scheduled_values(spec, target, backend)
     name = spec.backend if spec.backend != "auto" else chosen.name
@@ -184,6 +188,23 @@ def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequenc
         why = f"only the backend envpool can combine the steps of an episode ('{over[0]}'); use '{over[0].rpartition(':')[0]}'"
     if why is not None:
         raise SpecError(spec.name, [Problem("meta.track_info", why)])
+
+
+def _check_stagger(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> None:
+    """Raise SpecError if env.stagger_episodes is true, but the backend does not support it, or there is only one env."""
+    if not target.staggers_episodes:
+        return
+    kind = backend.backend_class_for(target)
+    if not kind.staggers_episodes:
+        what = (
+            f"envs with several agents in the backend {backend.name}"
+            if backend is EnvPool
+            else f"the backend {backend.name or spec.backend}"
+        )
+        message = f"true is not supported by {what}; allowed with the backend envpool and envs with one agent"
+        raise _env_spec_error(spec, "stagger_episodes", message)
+    if target.num_envs == 1:
+        raise _env_spec_error(spec, "stagger_episodes", "true has no effect on a single env (num_envs is 1); remove it")
 
 
 def _ineffective_key_problem(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
@@ -291,6 +312,7 @@ def make_env_request(spec: EnvSpec, num_envs: int, threads: int = 1, training: b
     curriculum = _make_curriculum(spec, num_envs, registration, atari is not None, training)
     wraps, mask = find_wraps(spec), spec.action_mask
     more: dict[str, Any] = {"action_mask": mask, "curriculum": curriculum, "critic_keys": tuple(spec.critic_keys or ())}
+    more["staggers_episodes"] = spec.stagger_episodes and training
     return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, wraps, **more)
 
 

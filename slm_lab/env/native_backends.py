@@ -93,7 +93,7 @@ class EnvPool(Backend):
     """
 
     name = "envpool"
-    returns_new_arrays = returns_valid_arrays = selects_parts = True
+    returns_new_arrays = returns_valid_arrays = selects_parts = staggers_episodes = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
@@ -142,6 +142,9 @@ class EnvPool(Backend):
         self._limit = target.max_t or _NO_LIMIT if keeps_own_limit else self.max_steps or _NO_LIMIT
         self._pool_limit = spec.config.max_episode_steps if keeps_own_limit else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
+        self._staggers = target.staggers_episodes
+        self._limit_N: np.ndarray | None = None
+        """Time limit of the running episode of each env, or None if all of them have the limit `_limit`."""
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
         # single core a second thread only adds context switches, 3 % of a step.
         self._threads = min(2 * target.threads, target.num_envs) if target.threads > 1 else 1
@@ -164,6 +167,8 @@ class EnvPool(Backend):
         with quiet_gymnasium(), nullcontext() if self._folder is None else chdir(self._folder.name):
             if seeds is not None or self._pool is None:
                 self._create_pool(seeds)
+            if self._staggers and self.max_steps is not None:
+                self._limit_N = np.maximum(self.max_steps * np.arange(1, self._num_envs + 1) // self._num_envs, 1)
             return self._reset_rows(np.arange(self._num_envs, dtype=np.int32))
 
     def _create_pool(self, seeds: Sequence[int] | None) -> None:
@@ -216,7 +221,11 @@ class EnvPool(Backend):
         if self._cut is not None and 1 in done.tobytes():
             truncated = self._cut(state)
             terminated = done & ~truncated
-        out_of_time = elapsed >= self._limit
+        out_of_time = elapsed >= (self._limit if self._limit_N is None else self._limit_N)
+        if self._limit_N is not None:
+            self._limit_N[out_of_time | done] = self._limit
+            if (self._limit_N == self._limit).all():
+                self._limit_N = None
         if 1 not in out_of_time.tobytes():  # takes a third of the time of .any()
             return RawStep(obs, reward, terminated, truncated, None, lives)
         late = out_of_time & ~done
@@ -249,6 +258,8 @@ class EnvPoolAgents(EnvPool):
     spare envs can fill the batches in which only some envs are reset. The saved state of a game consists of the seed of its env, the number
     of resets since the env was seeded, and the moves so far. A saved game is restored by repeating the resets and moves.
     """
+
+    staggers_episodes = False
 
     def __init__(self, target: EnvRequest) -> None:
         super().__init__(target)

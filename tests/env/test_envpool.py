@@ -306,3 +306,70 @@ def test_go1_s_observation_is_that_of_mujoco_playground() -> None:
     assert np.abs(wider[..., 45]).max() > 1.5
     noisy, _ = go1_states(15)
     assert 0.01 < np.abs(np.linalg.norm(noisy[..., 6:9], axis=-1) - 1).max() < 0.05 * 3**0.5
+
+
+# ---- env.stagger_episodes
+
+
+def episode_lengths(env: Any, steps: int) -> tuple[list[list[int]], list[list[bool]]]:
+    """Step an env with action 0; return the lengths of the episodes of each env, and whether they were truncated."""
+    lengths: list[list[int]] = [[] for _ in range(env.info.num_envs)]
+    cut: list[list[bool]] = [[] for _ in range(env.info.num_envs)]
+    env.reset()
+    counts = np.zeros(env.info.num_envs, int)
+    for _ in range(steps):
+        step = env.step(np.stack([env.sample()[0] * 0 for _ in range(env.info.num_envs)]))
+        counts += step.valid_N
+        for row in np.flatnonzero(step.terminated_N | step.truncated_N):
+            lengths[row].append(int(counts[row]))
+            cut[row].append(bool(step.truncated_N[row]))
+            counts[row] = 0
+    return lengths, cut
+
+
+@pytest.mark.parametrize(("name", "limit"), [("CheetahRun-v1", 40), ("Pendulum-v1", 200)])
+def test_first_episodes_are_staggered(name: str, limit: int) -> None:
+    keys = {"max_t": limit} if name == "CheetahRun-v1" else {}
+    env = build(name, num_envs=4, backend="envpool", stagger_episodes=True, **keys)
+    for _ in range(2):  # each reset of all envs begins anew
+        lengths, cut = episode_lengths(env, 2 * limit + limit // 4)
+        first = [limit // 4, limit // 2, 3 * limit // 4, limit]
+        assert [row[0] for row in lengths] == first
+        assert [row[1:] for row in lengths] == [[limit, limit], [limit], [limit], [limit]]
+        assert all(all(row) for row in cut)
+    env.close()
+
+
+def test_an_env_that_ends_before_its_first_limit_gets_the_whole_limit_next() -> None:
+    env = build("envpool:CartPole-v1", num_envs=2, backend="envpool", stagger_episodes=True, max_t=60)
+    obs, lengths, counts = env.reset(), [], np.zeros(2, int)
+    while len(lengths) < 2:
+        balance = (obs[:, 2] + obs[:, 3] > 0).astype(np.int64)
+        step = env.step(balance if lengths else np.zeros(2, np.int64))  # with action 0, the pole falls
+        obs, counts = step.obs_N, counts + step.valid_N
+        if step.terminated_N[0] or step.truncated_N[0]:
+            lengths.append((int(counts[0]), bool(step.truncated_N[0])))
+            counts[0] = 0
+    assert lengths[0][0] < 30
+    assert not lengths[0][1]
+    assert lengths[1] == (60, True)
+    env.close()
+
+
+def test_evaluation_envs_are_not_staggered() -> None:
+    env = make_env(EnvSpec(name="CheetahRun-v1", max_frame=1, num_envs=2, max_t=20, stagger_episodes=True), 0, training=False)
+    assert episode_lengths(env, 20)[0] == [[20], [20]]
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("CartPole-v1", {"num_envs": 2, "backend": "sync"}),
+        ("CheetahRun-v1", {"num_envs": 1}),
+        ("ConnectFour-v1", {"num_envs": 2}),
+        ("lane-keeping-v0", {"num_envs": 2}),
+    ],
+)
+def test_staggering_that_is_not_possible(name: str, keys: dict[str, Any]) -> None:
+    assert [path for path, _ in problems(name, stagger_episodes=True, **keys)] == ["env.stagger_episodes"]

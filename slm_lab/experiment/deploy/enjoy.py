@@ -132,7 +132,7 @@ VIDEO_FRAMES = 1_000
 """Default length of a video in frames. Without --episodes, the video ends with the episode in which the video reaches VIDEO_FRAMES
 frames."""
 _TRAINING_KEYS = (
-    "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
+    "num_envs", "stagger_episodes", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
 )  # fmt: skip
 """Keys of the section env of a spec that enjoy cannot change. All other keys of the section env are used to build the env."""
 

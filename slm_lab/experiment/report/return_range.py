@@ -34,7 +34,7 @@ _DM_CONTROL = (0.0, 1000.0)
 """Lowest and highest possible return of the tasks of DeepMind Control except LQR tasks: 1,000 steps with rewards from 0 to 1."""
 _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
-    "obs_keys", "schedule",
+    "obs_keys", "schedule", "stagger_episodes",
 }  # fmt: skip
 """Keys of the spec section env that do not change the range of returns, since a return is the sum of the rewards that the env itself
 gives."""

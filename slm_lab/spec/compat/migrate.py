@@ -81,6 +81,7 @@ OTHER_NAMES = {
     "clip_range_vf": "agent.algorithm.clip_vloss",
     "kl_threshold": "agent.algorithm.adaptive_lr.kl_target",
     "desired_kl": "agent.algorithm.adaptive_lr.kl_target",
+    "init_at_random_ep_len": "env.stagger_episodes",
     "normalize_value": "agent.algorithm.normalize_values",
     "ent_coef": "agent.algorithm.entropy_coef_spec",
     "entropy_coeff": "agent.algorithm.entropy_coef_spec",

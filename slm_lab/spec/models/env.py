@@ -47,6 +47,12 @@ class EnvSpec(SpecModel):
     """Number of parallel envs."""
     max_t: Positive | None = None
     """Number of steps after which an episode is truncated, by default the env's own limit."""
+    stagger_episodes: Flag = False
+    """Whether the first episode of each env is truncated early in training: the first episode of env i (from 0) after (i + 1) / num_envs of
+    the time limit, so that the envs are in different parts of an episode. If all episodes have the same length, such as in DeepMind
+    Control, the envs otherwise always are in the same part of an episode, and each rollout that is shorter than an episode contains
+    observations of this part only. The returns of the truncated first episodes are reported like other returns. The backend envpool
+    supports this key for envs with one agent and a time limit."""
     max_frame: Positive
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""

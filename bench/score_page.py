@@ -157,7 +157,8 @@ def scored(name: str) -> list[Scored]:
 def contents(section: Section) -> list[Scored]:
     """Return the agents and envs for which a section has results.
 
-    If several studies have the same agent in the same env, the result with most frames is returned.
+    If several studies have the same agent in the same env, the result with most frames is returned, or, with equal numbers of frames, the
+    result of the study that the section names first.
     """
     best: dict[tuple[str, str], Scored] = {}
     for agent in (agent for name in section.studies for agent in scored(name)):

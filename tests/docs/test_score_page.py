@@ -135,8 +135,10 @@ def test_of_an_env_that_two_studies_have_the_run_with_more_frames_counts(folder:
         ("FingerSpin-v1", "dm_control", 5_000_000),
     }
     results(folder, "dm_control_5m", "WalkerStand-v1", curve(400, 950))
+    results(folder, "dm_control_5m", "FingerSpin-v1", curve(400, 500))  # as many frames as in dm_control
     found = {one.row.env: one for one in contents(CONTROL)}
     assert (found["WalkerStand-v1"].name, found["WalkerStand-v1"].frames) == ("dm_control_5m", 5_000_000)
+    assert found["FingerSpin-v1"].name == "dm_control_5m"
     row = cells(section_text(CONTROL), "WalkerStand-v1")
     assert (row["SLM Lab (100 M frames)"], row["rl_games (32 M frames)"]) == ("948.4 ≥", "907 ≥")
 

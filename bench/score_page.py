@@ -76,7 +76,8 @@ SECTIONS = (
         {"dm_control_5m": "SLM Lab (100 M frames)", "dm_control": "rl_games (32 M frames)"},
         "The environments are those of EnvPool. A return is the sum of rewards from 0 to 1 over the 1,000 steps of an episode. The "
         "published scores are from SLM Lab v5.3 after 100 million frames in MuJoCo Playground, and from single runs of rl_games after "
-        "about 32 million frames.",
+        "about 32 million frames. Environments that are not trained with `ppo_dm_control` yet have the results of the older spec "
+        "`ppo_dm_control_kl`.",
         "SLM Lab (100 M frames)",
     ),
     Section(

@@ -197,7 +197,7 @@ def _check_stagger(spec: EnvSpec, backend: type[Backend], target: EnvRequest) ->
     kind = backend.backend_class_for(target)
     if not kind.staggers_episodes:
         what = (
-            f"envs with several agents in the backend {backend.name}"
+            f"the backend {backend.name} for envs with several agents"
             if backend is EnvPool
             else f"the backend {backend.name or spec.backend}"
         )

@@ -144,7 +144,7 @@ class EnvPool(Backend):
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
         self._staggers = target.staggers_episodes
         self._limit_N: np.ndarray | None = None
-        """Time limit of the running episode of each env, or None if all of them have the limit `_limit`."""
+        """Time limit of the current episode of each env, or None if the limit is `_limit` for all envs."""
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
         # single core a second thread only adds context switches, 3 % of a step.
         self._threads = min(2 * target.threads, target.num_envs) if target.threads > 1 else 1

@@ -48,11 +48,11 @@ class EnvSpec(SpecModel):
     max_t: Positive | None = None
     """Number of steps after which an episode is truncated, by default the env's own limit."""
     stagger_episodes: Flag = False
-    """Whether the first episode of each env is truncated early in training: the first episode of env i (from 0) after (i + 1) / num_envs of
-    the time limit, so that the envs are in different parts of an episode. If all episodes have the same length, such as in DeepMind
-    Control, the envs otherwise always are in the same part of an episode, and each rollout that is shorter than an episode contains
-    observations of this part only. The returns of the truncated first episodes are reported like other returns. The backend envpool
-    supports this key for envs with one agent and a time limit."""
+    """Whether the first training episode of each env is truncated early, so that the envs are at different points of an episode. The first
+    episode of env i (counted from 0) is truncated after (i + 1) / num_envs of the time limit. This key is useful if all episodes have the
+    same length, as in DeepMind Control. Otherwise, all envs are always at the same point of an episode, and a rollout that is shorter than
+    an episode contains only one part of the episode. The returns of the truncated episodes are reported like other returns. Only the
+    backend envpool supports this key, for envs with one agent and a time limit."""
     max_frame: Positive
     """Number of frames of training. One vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
     gradient step."""

@@ -18,6 +18,9 @@ EPSILON = 1e-8
 NORMALIZED_CLIP = 10.0
 """Default absolute bound to which normalised observations and rewards are clipped."""
 
+MAX_SQUARES = 1e30
+"""Upper limit of a sum of squares below which all samples are finite and no moment can overflow."""
+
 
 class Moments(NamedTuple):
     """Number of samples, mean of the samples, and sum of the squared deviations of the samples from the mean."""
@@ -53,14 +56,19 @@ class RunningStats:
 
     def update(self, batch: np.ndarray) -> bool:
         """Add a batch of samples [B, *shape], B ≥ 1. Returns False if some samples were ignored because they are not finite."""
-        delta = _moments(batch)
-        if isfinite(np.add.reduce(delta.m2, None)):
-            self._merge(delta)
+        flat = batch.reshape(-1)
+        if flat.dot(flat) < MAX_SQUARES:  # cheaper than np.errstate: all samples are finite, and no moment overflows
+            self._merge(_moments(batch))
             return True
-        finite = batch[np.isfinite(batch).all(axis=tuple(range(1, batch.ndim)))]
-        if len(finite):
-            self.merge(_moments(finite))
-        return False
+        with np.errstate(invalid="ignore", over="ignore"):
+            delta = _moments(batch)
+            if isfinite(np.add.reduce(delta.m2, None)):
+                self._merge(delta)
+                return True
+            finite = batch[np.isfinite(batch).all(axis=tuple(range(1, batch.ndim)))]
+            if len(finite):
+                self.merge(_moments(finite))
+            return False
 
     def merge(self, delta: Moments) -> None:
         """Add the moments of samples to the statistics.
@@ -129,10 +137,9 @@ class RunningStats:
 
 
 def _moments(batch: np.ndarray) -> Moments:
-    with np.errstate(invalid="ignore", over="ignore"):  # the caller removes samples that are not finite
-        mean = np.add.reduce(batch, 0, np.float64) / len(batch)
-        spread = batch - mean
-        return Moments(len(batch), mean, np.add.reduce(spread * spread, 0))
+    mean = np.add.reduce(batch, 0, np.float64) / len(batch)
+    spread = batch - mean
+    return Moments(len(batch), mean, np.add.reduce(spread * spread, 0))
 
 
 class ObsNormalizer:

@@ -97,11 +97,12 @@ def test_a_pickled_net_has_the_same_outputs_and_takes_a_graph(shared: bool) -> N
 
 
 @pytest.mark.parametrize("vectorized", [True, False], ids=["expm1", "exp"])
-@pytest.mark.parametrize("many", [True, False])
-def test_elu(many: bool, vectorized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("numpy_size", "torch_size"), [(0, 16384), (0, 10**6), (10**6, 16384)], ids=["many", "medium", "few"])
+def test_elu(numpy_size: int, torch_size: int, vectorized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Near 0, for numbers that are not finite, and at both ends of float32."""
     monkeypatch.setattr(direct_layers, "VECTORIZED_EXPM1", vectorized)
-    monkeypatch.setattr(direct_layers, "TORCH_ACTIVATION_SIZE", 16384 if many else 10**6)
+    monkeypatch.setattr(direct_layers, "NUMPY_ELU_SIZE", numpy_size)
+    monkeypatch.setattr(direct_layers, "TORCH_ACTIVATION_SIZE", torch_size)
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.normal(size=20000), -np.logspace(-38, 38, 1000), [np.nan, np.inf, -np.inf, 0.0, -0.0]]).astype(np.float32)
     expected = torch.nn.functional.elu(torch.from_numpy(x)).numpy()

@@ -143,6 +143,7 @@ class EnvPool(Backend):
         self._pool_limit = spec.config.max_episode_steps if keeps_own_limit else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
         self._staggers = target.staggers_episodes
+        self._usual_limit_N = np.full(target.num_envs, self._limit, np.int32)
         self._limit_N: np.ndarray | None = None
         """Time limit of the current episode of each env, or None if the limit is `_limit` for all envs."""
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
@@ -221,7 +222,8 @@ class EnvPool(Backend):
         if self._cut is not None and 1 in done.tobytes():
             truncated = self._cut(state)
             terminated = done & ~truncated
-        out_of_time = elapsed >= (self._limit if self._limit_N is None else self._limit_N)
+        # a comparison with an array takes half the time of a comparison with an int
+        out_of_time = elapsed >= (self._usual_limit_N if self._limit_N is None else self._limit_N)
         if self._limit_N is not None:
             self._limit_N[out_of_time | done] = self._limit
             if (self._limit_N == self._limit).all():

@@ -253,21 +253,24 @@ class Env:
         terminated_N = truncated_N = over_N = first_N = self._none_N
         episodes: list[Episode] = []
         if (dummy_N := self._pending_N) is not None:
-            present_N = self._backend.present_N
-            valid_N, first_N = ~dummy_N, dummy_N if present_N is None else dummy_N & present_N
+            valid_N, first_N, self._pending_N = ~dummy_N, dummy_N, None
             reward_N = np.where(valid_N, reward_N, 0)
             self._return_N[dummy_N], self._begin_N[dummy_N] = 0.0, self._steps
-            absent_N = dummy_N & ~first_N
-            self._pending_N = absent_N if absent_N.any() else None
+            if (present_N := self._backend.present_N) is not None:
+                first_N = dummy_N & present_N
+                absent_N = dummy_N & ~first_N
+                self._pending_N = absent_N if absent_N.any() else None
         if ended:
-            terminated_N = raw.terminated_N & valid_N
-            truncated_N = raw.truncated_N & valid_N & ~terminated_N
-            over_N = terminated_N | truncated_N
+            terminated_N = over_N = raw.terminated_N & valid_N
+            if 1 in raw.truncated_N.tobytes():
+                truncated_N = raw.truncated_N & valid_N & ~terminated_N
+                over_N = terminated_N | truncated_N
             episodes = self._ended_episodes(over_N, truncated_N)
-            last_obs, reset_N = self._true_last_obs(raw, obs)
-            waiting_N = over_N & ~reset_N
-            first_N = first_N | reset_N
-            if waiting_N.any():
+            waiting_N = over_N
+            if raw.final:
+                last_obs, reset_N = self._true_last_obs(raw.final, obs)
+                waiting_N, first_N = over_N & ~reset_N, first_N | reset_N
+            if 1 in waiting_N.tobytes():
                 self._pending_N = waiting_N if self._pending_N is None else waiting_N | self._pending_N
             last_obs, obs = self._fill_empty_masks(last_obs, over_N), self._fill_empty_masks(obs, waiting_N)
         self._check_mask(obs)
@@ -335,11 +338,11 @@ class Env:
     def _ended_episodes(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
         """Return a list of the episodes that end in this step, and reset the returns and lengths of their rows. In Atari, an episode is a
         complete game."""
-        rows = np.flatnonzero(over_N)
-        lengths = (self._steps - self._begin_N[rows]).tolist()
+        rows = over_N.nonzero()[0]
+        columns = (rows, self._return_N[rows], self._steps - self._begin_N[rows], truncated_N[rows])
         episodes = [
-            Episode(int(row), float(self._return_N[row]), length, self._episode_info(int(row)), bool(truncated_N[row]))
-            for row, length in zip(rows, lengths, strict=True)
+            Episode(row, total_reward, length, self._episode_info(row), truncated)
+            for row, total_reward, length, truncated in zip(*(column.tolist() for column in columns), strict=True)
         ]
         self._return_N[rows], self._begin_N[rows] = 0.0, self._steps
         return episodes
@@ -353,13 +356,14 @@ class Env:
         if self.curriculum is not None:
             self.curriculum.frame = frame
 
-    def _true_last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the last observation of each row's transition, and whether each row's env was reset within this step, bool [N]."""
-        if not raw.final:
-            return obs, self._none_N
+    def _true_last_obs(self, final: Sequence[tuple[int, Any]], obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the last observation of each row's transition, and whether each row's env was reset within this step, bool [N].
+
+        Args: final: see RawStep.
+        """
         last_obs, reset_N = obs.copy(), np.zeros(len(obs), bool)
-        for row, final in raw.final:
-            last_obs[row] = self._encode(batch_of_one(final))[0]
+        for row, last in final:
+            last_obs[row] = self._encode(batch_of_one(last))[0]
             reset_N[row] = True
         return last_obs, reset_N
 

@@ -143,7 +143,7 @@ class EnvPool(Backend):
         self._pool_limit = spec.config.max_episode_steps if keeps_own_limit else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
         self._staggers = target.staggers_episodes
-        self._usual_limit_N = np.full(target.num_envs, self._limit, np.int32)
+        self._usual_limit_N = np.full(target.num_envs, min(self._limit, _NO_LIMIT), np.int32)
         self._limit_N: np.ndarray | None = None
         """Time limit of the current episode of each env, or None if the limit is `_limit` for all envs."""
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a

@@ -140,6 +140,8 @@ def half(early: float, late: float) -> list[float]:
 POOR = {"current_return": 22.0, "current_return_se": 2.0}
 RATED: dict[str, Values] = {"elo_se": 30.0, "current_return": 0.0}
 SELF_PLAY = {"meta.self_play": {}}
+TOGETHER: dict[str, Values] = {"epi_truncated": 1.0, "epi_len": 1000.0, "epi_len_max": 1000.0}
+POOL = {"meta.run": [{"backend": "envpool"}], "env.num_envs": 64}
 CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values], dict[str, Any]]] = {
     # rule: kind, columns and settings that fire, and those that just do not
     "discount": ("ppo", {}, {f"{ALGORITHM}.gamma": 0.89}, {}, {f"{ALGORITHM}.gamma": 0.91}),
@@ -186,6 +188,13 @@ CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values]
     "baseline": ("ppo", {"current_return": 34.0}, {}, {"current_return": 35.0}, {}),
     "rating": ("ppo", {"elo": [10.0] + [94.0] * 19, **RATED}, SELF_PLAY, {"elo": [10.0] + [96.0] * 19, **RATED}, SELF_PLAY),
     "bottleneck": ("appo", {"rollout_busy": 0.76, "learner_busy": 0.24}, {}, {"rollout_busy": 0.74, "learner_busy": 0.24}, {}),
+    "lockstep": (
+        "ppo",
+        TOGETHER,
+        POOL | {f"{ALGORITHM}.time_horizon": 250},
+        TOGETHER,
+        POOL | {f"{ALGORITHM}.time_horizon": 251},
+    ),
     "episodes": ("ppo", {"epi": list(range(20))}, {}, {"epi": list(range(1, 21))}, {}),
 }
 
@@ -250,6 +259,22 @@ def test_a_rule_fires_beyond_its_threshold_only(rule: str, tmp_path: Path) -> No
     if kind == "appo":
         del body["env"]["num_envs"]  # follows from the number of workers
     load_spec({NAMES[kind]: body}, NAMES[kind], [str(change_option(found)).removeprefix("--set ")])  # raises if the change is invalid
+
+
+@pytest.mark.parametrize(
+    ("columns", "sets"),
+    [
+        ({"epi_len": half(1000.0, 999.0)}, {}),
+        ({"epi_truncated": half(1.0, 0.99)}, {}),
+        ({}, {"env.stagger_episodes": True}),
+        ({}, {"env.num_envs": 1}),
+        ({}, {"meta.run": [{"backend": "sync"}]}),
+    ],
+    ids=["unequal lengths", "terminations", "staggered", "one env", "another backend"],
+)
+def test_episodes_that_do_not_begin_together(columns: dict[str, Values], sets: dict[str, Any], tmp_path: Path) -> None:
+    run = make_run(tmp_path, TOGETHER | columns, sets=POOL | {f"{ALGORITHM}.time_horizon": 64} | sets, others=0)
+    assert of_rule(diagnose(run), "lockstep") is None
 
 
 def test_returns_below_the_atoms(tmp_path: Path) -> None:

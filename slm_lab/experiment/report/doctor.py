@@ -33,7 +33,7 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(rules.replay_ratio, rules.policy_lag, rules.staleness),
     *(learning.clipping, learning.entropy_high, learning.dead_units, learning.large_updates, learning.small_updates),
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
-    *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
+    *(rules.baseline, rules.rating, rules.bottleneck, rules.lockstep, rules.episodes),
 )
 """The rules that are applied to each session. Rules for causes precede rules for symptoms. Findings of equal severity are reported in the
 order of these rules."""

@@ -31,6 +31,8 @@ data."""
 MIN_BUSY = 0.75
 """A process counts as busy if it works for at least this share of the time."""
 MIN_EPISODES, MIN_SEEDS = 20, 3
+MAX_PART = 0.25
+"""A rollout counts as short if it is at most this share of an episode."""
 
 
 # ---- settings that contradict the env
@@ -348,6 +350,36 @@ def bottleneck(session: Session) -> Finding | None:
         "meta.sampler.num_workers",
         2 * workers,
         frames=session.second_half("rollout_busy").frames,
+    )
+
+
+def lockstep(session: Session) -> Finding | None:
+    """Detect rollouts that contain only one part of the episodes, because all episodes begin and end in the same steps.
+
+    The rule applies to envs of EnvPool whose time limit ends every episode. With rollouts of at most a quarter of an episode, each update
+    learns from one part of the episodes, and the next updates learn from other parts. On tasks of the DeepMind Control Suite, PPO then
+    forgot what it had learned before (see docs/algorithms/PPO.md). rsl_rl, the library of Rudin et al., 2021 (arXiv:2109.11978), can begin
+    the training at random steps of the episodes.
+    """
+    case = session.case
+    backend = str(case.run.starts[-1].get("backend") or "")
+    require_applicable(backend == "envpool" and not case.has_opponents, "only EnvPool can stagger episodes, in envs with one agent")
+    memory, envs = case.setting("agent.memory.name"), case.spec_number("env.num_envs", 1.0)
+    require_applicable(memory == "OnPolicyBatchReplay" and envs > 1.0, "updates do not use rollouts of several envs")
+    rollout = case.spec_number("agent.algorithm.time_horizon", case.spec_number("agent.algorithm.training_frequency"))
+    truncated, length, longest = (session.second_half(name) for name in ("epi_truncated", "epi_len", "epi_len_max"))
+    limit = float(longest.curve.value.max())
+    equal = bool((truncated.curve.value == 1.0).all() and (length.curve.value == limit).all())
+    if case.setting("env.stagger_episodes") or not equal or not rollout <= MAX_PART * limit:
+        return None
+    return Finding(
+        "All envs are in the same part of their episodes",
+        "remark",
+        f"all episodes have {number_text(limit)} steps and begin together; rollouts of {number_text(rollout)} steps see one part only",
+        "truncate the first episode of each env after a different number of steps",
+        "env.stagger_episodes",
+        True,
+        frames=length.frames,
     )
 
 

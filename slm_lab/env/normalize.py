@@ -56,8 +56,7 @@ class RunningStats:
 
     def update(self, batch: np.ndarray) -> bool:
         """Add a batch of samples [B, *shape], B ≥ 1. Returns False if some samples were ignored because they are not finite."""
-        flat = batch.reshape(-1)
-        if flat.dot(flat) < MAX_SQUARES:  # cheaper than np.errstate: all samples are finite, and no moment overflows
+        if np.vdot(batch, batch) < MAX_SQUARES:  # cheaper than np.errstate: all samples are finite, and no moment overflows
             self._merge(_moments(batch))
             return True
         with np.errstate(invalid="ignore", over="ignore"):

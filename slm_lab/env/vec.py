@@ -31,6 +31,9 @@ from slm_lab.lib.random_actions import draw_uniform_actions
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 
+_FEW = 2**14
+"""Number of elements up to which a sum over all observations takes less time than np.isfinite for some rows."""
+
 
 class Env:
     """Vector env of `num_envs` envs that are stepped together. `make_env` builds this object.
@@ -266,7 +269,7 @@ class Env:
                 truncated_N = raw.truncated_N & valid_N & ~terminated_N
                 over_N = terminated_N | truncated_N
             episodes = self._ended_episodes(over_N, truncated_N)
-            waiting_N = over_N
+            waiting_N = over_N  # several names for one array: the arrays of a VecStep are never written to
             if raw.final:
                 last_obs, reset_N = self._true_last_obs(raw.final, obs)
                 waiting_N, first_N = over_N & ~reset_N, first_N | reset_N
@@ -320,8 +323,8 @@ class Env:
         other results.
         """
         floats = self._floats(obs)
-        if floats is None or (flat := floats.reshape(-1)).dot(flat) < inf or np.isfinite(floats[rows_N]).all():
-            return obs  # if the sum of squares is finite, all numbers are; the sum takes less time than np.isfinite
+        if floats is None or (floats.size <= _FEW and np.vdot(floats, floats) < inf) or np.isfinite(floats[rows_N]).all():
+            return obs  # if the sum of squares is finite, all numbers are finite
         obs = obs.copy()
         floats = self._floats(obs)
         assert floats is not None

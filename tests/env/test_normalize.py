@@ -206,6 +206,16 @@ def test_samples_that_are_not_finite_change_no_statistics(bad: float) -> None:
         np.testing.assert_array_equal(stats.inv_std, expected.inv_std)
 
 
+def test_large_finite_samples_count_without_a_warning() -> None:
+    """The squares of these samples overflow in float32, but not in float64."""
+    batch = np.array([[1e25, 1.0], [-3e25, 2.0]], np.float32)
+    stats = RunningStats((2,))
+    with np.errstate(all="raise"):
+        assert stats.update(batch)
+    np.testing.assert_allclose(stats.mean, [-1e25, 1.5], rtol=1e-6)
+    np.testing.assert_allclose(1.0 / stats.inv_std, [2e25, 0.5], rtol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_reward_that_is_not_finite_spoils_no_return(bad: float) -> None:
     normalize, clean = (RewardNormalizer(EnvSpec(name="X", max_frame=1, normalize_reward=True), 2, 0.9) for _ in range(2))

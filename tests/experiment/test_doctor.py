@@ -264,13 +264,14 @@ def test_a_rule_fires_beyond_its_threshold_only(rule: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("columns", "sets"),
     [
-        ({"epi_len": half(1000.0, 999.0)}, {}),
-        ({"epi_truncated": half(1.0, 0.99)}, {}),
+        ({"epi_len": half(999.0, 1000.0)}, {}),
+        ({"epi_truncated": half(0.99, 1.0)}, {}),
         ({}, {"env.stagger_episodes": True}),
         ({}, {"env.num_envs": 1}),
         ({}, {"meta.run": [{"backend": "sync"}]}),
+        ({}, {"meta.sampler": {"mode": "sync"}}),
     ],
-    ids=["unequal lengths", "terminations", "staggered", "one env", "another backend"],
+    ids=["unequal lengths", "terminations", "staggered", "one env", "another backend", "rollout workers"],
 )
 def test_episodes_that_do_not_begin_together(columns: dict[str, Values], sets: dict[str, Any], tmp_path: Path) -> None:
     run = make_run(tmp_path, TOGETHER | columns, sets=POOL | {f"{ALGORITHM}.time_horizon": 64} | sets, others=0)

@@ -19,6 +19,8 @@ from slm_lab.experiment.report.run import ALL_WORKERS, Run
 from slm_lab.spec.compat.env_ids import envpool_envs
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.spec import AgentSpec
+from slm_lab.spec.report import SpecError
 
 FEWEST_ROWS = 4
 """Minimum number of values that a rule needs in a column of a table."""
@@ -137,6 +139,14 @@ class DiagnosedRun:
         """Path of the spec section of the optimizer that updates the policy."""
         own = "agent.net.actor_optim_spec"
         return own if any(path.startswith(f"{own}.") for path in self.settings) else "agent.net.optim_spec"
+
+    @property
+    def rollout_length(self) -> int:
+        """Number of vector steps (or episodes) of a rollout. Raises NotApplicable if the spec of the agent cannot be read."""
+        try:
+            return AgentSpec.model_validate(self.run.spec.get("agent")).rollout_len
+        except (ValidationError, SpecError):
+            raise NotApplicable("the length of a rollout is unknown") from None
 
     def schedule_path_and_start(self, name: str) -> tuple[str, float]:
         """Return the path and the value of the spec key start_val of a schedule of the algorithm.

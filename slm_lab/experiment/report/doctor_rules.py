@@ -362,20 +362,22 @@ def lockstep(session: Session) -> Finding | None:
     the training at random steps of the episodes.
     """
     case = session.case
-    backend = str(case.run.starts[-1].get("backend") or "")
+    backend, num_envs = case.run.starts[-1].get("backend"), case.spec_number("env.num_envs", 1.0)
     require_applicable(backend == "envpool" and not case.has_opponents, "only EnvPool can stagger episodes, in envs with one agent")
-    memory, envs = case.setting("agent.memory.name"), case.spec_number("env.num_envs", 1.0)
-    require_applicable(memory == "OnPolicyBatchReplay" and envs > 1.0, "updates do not use rollouts of several envs")
-    rollout = case.spec_number("agent.algorithm.time_horizon", case.spec_number("agent.algorithm.training_frequency"))
-    truncated, length, longest = (session.second_half(name) for name in ("epi_truncated", "epi_len", "epi_len_max"))
+    require_applicable(
+        case.setting("agent.memory.name") == "OnPolicyBatchReplay" and num_envs > 1.0, "there are no rollouts of several envs"
+    )
+    require_applicable(not case.run.spec.get("meta", {}).get("sampler") and not case.run.shares_one_net, "several processes step envs")
+    rollout = case.rollout_length
+    truncated, length, longest = (session.column(name) for name in ("epi_truncated", "epi_len", "epi_len_max"))
     limit = float(longest.curve.value.max())
     equal = bool((truncated.curve.value == 1.0).all() and (length.curve.value == limit).all())
-    if case.setting("env.stagger_episodes") or not equal or not rollout <= MAX_PART * limit:
+    if case.setting("env.stagger_episodes") or not equal or rollout > MAX_PART * limit:
         return None
     return Finding(
         "All envs are in the same part of their episodes",
         "remark",
-        f"all episodes have {number_text(limit)} steps and begin together; rollouts of {number_text(rollout)} steps see one part only",
+        f"all episodes have {number_text(limit)} steps and begin together; rollouts of {rollout} steps contain one part of them",
         "truncate the first episode of each env after a different number of steps",
         "env.stagger_episodes",
         True,

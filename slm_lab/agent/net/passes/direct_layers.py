@@ -19,8 +19,8 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import MatmulMode
 
 TORCH_ACTIVATION_SIZE = 16384
-"""Minimum number of elements for which torch computes a ReLU, an ELU or the derivative of an activation. For fewer elements, numpy is faster
-than torch, because numpy has less overhead per call."""
+"""Minimum number of elements for which torch computes a ReLU, an ELU or the derivative of an activation. For fewer elements, numpy is
+faster than torch, because numpy has less overhead per call."""
 VECTORIZED_EXPM1 = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 """Whether numpy computes expm1 with vector instructions, as it does on Linux with AVX-512. Without vector instructions, expm1 takes ten
 times as long as exp."""

@@ -195,7 +195,7 @@ def outside(result: dict[str, Any], peer: str) -> str:
     """Return a line with the times per transition in EnvPool and outside of it (µs), of slm_lab and a peer, and the ratio of the times
     outside of EnvPool with its spread.
 
-    Each round gives a time outside of EnvPool: the time of a transition in the training run less the time in EnvPool in the same run.
+    The time outside of EnvPool is computed for each round: the time of a transition minus the time that EnvPool takes for it.
     """
     fps, env_us = result["fps"], result["env_us"]
     times = {side: [1e6 / rate - env for rate, env in zip(fps[side], env_us[side], strict=True)] for side in ("slm_lab", peer)}

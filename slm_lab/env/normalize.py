@@ -17,7 +17,6 @@ EPSILON = 1e-8
 """Number added to a variance before its square root is taken."""
 NORMALIZED_CLIP = 10.0
 """Default absolute bound to which normalised observations and rewards are clipped."""
-
 MAX_SQUARES = 1e30
 """Upper limit of a sum of squares below which all samples are finite and no moment can overflow."""
 

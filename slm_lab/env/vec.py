@@ -269,7 +269,7 @@ class Env:
                 truncated_N = raw.truncated_N & valid_N & ~terminated_N
                 over_N = terminated_N | truncated_N
             episodes = self._ended_episodes(over_N, truncated_N)
-            waiting_N = over_N  # several names for one array: the arrays of a VecStep are never written to
+            waiting_N = over_N  # the same array may be used several times, because nothing writes to the arrays of a VecStep
             if raw.final:
                 last_obs, reset_N = self._true_last_obs(raw.final, obs)
                 waiting_N, first_N = over_N & ~reset_N, first_N | reset_N
@@ -323,8 +323,9 @@ class Env:
         other results.
         """
         floats = self._floats(obs)
+        # if the sum of squares is finite, all numbers are finite
         if floats is None or (floats.size <= _FEW and np.vdot(floats, floats) < inf) or np.isfinite(floats[rows_N]).all():
-            return obs  # if the sum of squares is finite, all numbers are finite
+            return obs
         obs = obs.copy()
         floats = self._floats(obs)
         assert floats is not None

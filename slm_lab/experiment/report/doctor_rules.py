@@ -356,10 +356,10 @@ def bottleneck(session: Session) -> Finding | None:
 def lockstep(session: Session) -> Finding | None:
     """Detect rollouts that contain only one part of the episodes, because all episodes begin and end in the same steps.
 
-    The rule applies to envs of EnvPool whose time limit ends every episode. With rollouts of at most a quarter of an episode, each update
-    learns from one part of the episodes, and the next updates learn from other parts. On tasks of the DeepMind Control Suite, PPO then
-    forgot what it had learned before (see docs/algorithms/PPO.md). rsl_rl, the library of Rudin et al., 2021 (arXiv:2109.11978), can begin
-    the training at random steps of the episodes.
+    The fault is reported for envs of EnvPool if the time limit ends every episode and a rollout has at most a quarter of the steps of an
+    episode. Each update then learns from one part of the episodes only, and the next update learns from the next part. On tasks of the
+    DeepMind Control Suite, PPO was unstable (see docs/algorithms/PPO.md). rsl_rl, the library of Rudin et al., 2021
+    (arXiv:2109.11978), can begin the first episodes at random steps.
     """
     case = session.case
     backend, num_envs = case.run.starts[-1].get("backend"), case.spec_number("env.num_envs", 1.0)
@@ -377,7 +377,7 @@ def lockstep(session: Session) -> Finding | None:
     return Finding(
         "All envs are in the same part of their episodes",
         "remark",
-        f"all episodes have {number_text(limit)} steps and begin together; rollouts of {rollout} steps contain one part of them",
+        f"all episodes have {number_text(limit)} steps and begin at the same time; a rollout has {rollout} steps",
         "truncate the first episode of each env after a different number of steps",
         "env.stagger_episodes",
         True,

@@ -26,8 +26,8 @@ VECTORIZED_EXPM1 = sys.platform == "linux" and torch.backends.cpu.get_cpu_capabi
 times as long as exp."""
 NUMPY_ELU_SIZE = 2048
 """Minimum number of elements for which numpy computes an ELU as exp(x) - 1 if expm1 has no vector instructions. (For x <= 0, exp(x) - 1
-differs from expm1(x) by less than 2e-7.) For 2,048 elements, numpy takes 1.1 times as long as torch, but after the step of an env that
-fills the processor's caches, numpy takes 0.7 times as long."""
+differs from expm1(x) by less than 2e-7.) For 2,048 elements, numpy takes 1.1 times as long as torch. But after the step of an env that
+fills the processor's caches, an acting step of a net with three ELU layers takes 0.7 times as long with numpy."""
 
 
 class Activation(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from ctypes.util import find_library
@@ -19,7 +20,7 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.demonstrations import write
 from slm_lab.lib.store import SharedArrays, create_shared_file
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, PQNSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.models.spec import Spec
 from tests.agent.scripted import balance, played, swing_up
@@ -116,6 +117,17 @@ def trained() -> dict[tuple[object, ...], tuple[Path, str]]:
         engine = (meta.distributed, meta.sampler and meta.sampler.async_rl, spec.policies > 1)
         kinds.setdefault((components, optimizer, layers, env, engine), where)
     return kinds
+
+
+@pytest.mark.parametrize("where", SPECS, ids=ids)
+def test_the_spec_that_a_run_saves_loads_again(where: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The saved spec contains the defaults of all keys. Without it, a run could not be continued, played or exported."""
+    spec = load(*where)
+    saved = tmp_path / "saved.json"
+    saved.write_text(json.dumps(dump_spec(spec)), encoding="utf-8")
+    capsys.readouterr()
+    assert load_spec(str(saved), spec.name) == spec
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("where", BENCHMARKS, ids=ids)

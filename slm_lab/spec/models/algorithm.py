@@ -600,7 +600,8 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
     initial_alpha: PositiveReal = 1.0
-    """Initial value of the temperature α if α is tuned automatically."""
+    """Initial value of the temperature α if α is tuned automatically, from exp(log_alpha_min) to exp(log_alpha_max). The default value is
+    moved into this interval."""
     alpha_lr: PositiveReal | None = None
     """Initial learning rate of the temperature, by default the actor's learning rate. The temperature has the same optimizer and learning
     rate schedule as the actor (but Adam if the actor has Muon or Adafactor)."""

@@ -131,7 +131,11 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
         report.add_problem(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
-    if isinstance(algorithm, SoftActorCriticSpec) and "initial_alpha" in algorithm.model_fields_set and algorithm.fixed_alpha is None:
+    if (
+        isinstance(algorithm, SoftActorCriticSpec)
+        and algorithm.fixed_alpha is None
+        and algorithm.initial_alpha != type(algorithm).model_fields["initial_alpha"].default  # a saved spec contains the default
+    ):
         least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # exp must not overflow
         if not least <= algorithm.initial_alpha <= most:
             allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"

@@ -74,7 +74,8 @@ def test_scores_are_those_of_their_results() -> None:
     finals = [session["total_reward_ma"][-1] for run in runs for session in run.values()]
     mean = sum(finals) / len(finals)
     (line,) = (line for line in text.splitlines() if line.startswith("| CartPole-v1 | REINFORCE |"))
-    assert f"**{mean:.4g}**" in line
+    score = float(line.split("**")[1])
+    assert score == pytest.approx(mean, abs=0.051)  # the page rounds to one decimal place
     for path in SHORT_TABLES:
         shown = path.read_text(encoding="utf-8")
         assert with_short_table(path, rows) == shown

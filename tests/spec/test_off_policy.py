@@ -11,6 +11,7 @@ import pytest
 
 from slm_lab.spec.load.files import SPEC_FOLDER
 from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.algorithm import SoftActorCriticSpec
 from slm_lab.spec.report import SpecError
 from tests.contract.combinations import ALGORITHM_NAMES, MEMORIES, NEEDS, NETS, OFFLINE, fitting
 from tests.spec.conftest import PPO, Specs, changed
@@ -104,6 +105,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.algorithm.log_alpha_min": 3}, "agent.algorithm.log_alpha_min"),
         (SAC | {"agent.algorithm.fixed_alpha": 0}, "agent.algorithm.fixed_alpha"),
         (SAC | {"agent.algorithm.initial_alpha": 0.001}, "agent.algorithm.initial_alpha"),
+        (SAC | {"agent.algorithm.log_alpha_max": -1.0, "agent.algorithm.initial_alpha": 0.5}, "agent.algorithm.initial_alpha"),
         (SAC | {"agent.algorithm.target_entropy": "aut"}, "agent.algorithm.target_entropy"),
         (DQN | {"agent.algorithm.training_start_step": -1}, "agent.algorithm.training_start_step"),
         (DQN | {"meta.save_replay": 1}, "meta.save_replay"),
@@ -341,3 +343,13 @@ def test_the_schema_accepts_every_shipped_spec() -> None:
 )
 def test_the_schema_knows_good_from_bad(changes: dict[str, Any], fine: bool) -> None:
     assert accepts(shipped_schema(), {"ppo": changed(PPO, changes)}, shipped_schema()["$defs"]) == fine
+
+
+@pytest.mark.parametrize(("algorithm", "default"), [(SAC, 1.0), (DSAC, 0.01)], ids=["SAC", "DSAC"])
+def test_the_default_of_initial_alpha_may_be_outside_of_the_interval(specs: Specs, algorithm: dict[str, Any], default: float) -> None:
+    """A saved spec contains it. It is refused only as a --set argument, which asks for exactly this value."""
+    outside = algorithm | {"agent.algorithm.log_alpha_max": -6.0, "agent.algorithm.log_alpha_min": -9.0}
+    loaded = specs.load(outside | {"agent.algorithm.initial_alpha": default}).agent.algorithm
+    assert isinstance(loaded, SoftActorCriticSpec)
+    assert loaded.initial_alpha == default
+    assert specs.problems(outside, [f"agent.algorithm.initial_alpha={default}"]) == ["agent.algorithm.initial_alpha"]

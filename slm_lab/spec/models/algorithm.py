@@ -600,8 +600,8 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
     initial_alpha: PositiveReal = 1.0
-    """Initial value of the temperature α if α is tuned automatically, from exp(log_alpha_min) to exp(log_alpha_max). The default value is
-    moved into this interval."""
+    """Initial value of the temperature α if α is tuned automatically. The value must be in the interval from exp(log_alpha_min) to
+    exp(log_alpha_max). If the default value is outside of this interval, the nearest bound is used."""
     alpha_lr: PositiveReal | None = None
     """Initial learning rate of the temperature, by default the actor's learning rate. The temperature has the same optimizer and learning
     rate schedule as the actor (but Adam if the actor has Muon or Adafactor)."""
@@ -658,7 +658,8 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     log_alpha_min: Real = -10.0
     """Minimum log of the temperature α."""
     initial_alpha: PositiveReal = 0.01
-    """Initial value of the temperature α if α is tuned automatically."""
+    """Initial value of the temperature α if α is tuned automatically. The value must be in the interval from exp(log_alpha_min) to
+    exp(log_alpha_max). If the default value is outside of this interval, the nearest bound is used."""
     num_atoms: Positive = 101
     """Number of atoms, at least 2."""
     v_min: Real = -5.0

@@ -125,17 +125,19 @@ def _one_of(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def _gives_initial_alpha(algorithm: SoftActorCriticSpec, report: Report) -> bool:
+    # a saved spec contains the default value, which may be outside of the interval that log_alpha_min and log_alpha_max define
+    is_default = algorithm.initial_alpha == type(algorithm).model_fields["initial_alpha"].default
+    return not is_default or report.is_from_set_argument((*ALGORITHM, "initial_alpha"))
+
+
 def _check_algorithm(spec: Spec, report: Report) -> None:
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
         report.add_problem(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
-    if (
-        isinstance(algorithm, SoftActorCriticSpec)
-        and algorithm.fixed_alpha is None
-        and algorithm.initial_alpha != type(algorithm).model_fields["initial_alpha"].default  # a saved spec contains the default
-    ):
+    if isinstance(algorithm, SoftActorCriticSpec) and algorithm.fixed_alpha is None and _gives_initial_alpha(algorithm, report):
         least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # exp must not overflow
         if not least <= algorithm.initial_alpha <= most:
             allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"
